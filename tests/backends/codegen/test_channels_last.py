@@ -14,7 +14,7 @@ from treadle.backends.codegen.contraction import pixels
 from treadle.backends.codegen.contraction.tile import Tile, choose_tile, tile_function
 from treadle.backends.codegen.contraction.weight_kernel import rows_function
 from treadle.backends.codegen.contraction.weight_panels import panels_kernel
-from treadle.backends.codegen.kernel import builder, ir
+from treadle.backends.codegen.kernel import builder
 from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.target import AVX2, AVX512, NEON
@@ -271,7 +271,7 @@ def test_last_is_the_layout_of_the_graph():
 
 def kernel_of(function):
     """A kernel that calls the function once."""
-    parameters = [ir.Value(p.type, p.name) for p in function.parameters]
+    parameters = [type(p)(p.type, p.name) for p in function.parameters]
     return builder.kernel(
         "once", parameters, lambda e, lo, hi: e.call(function, *parameters), [function]
     )

@@ -24,7 +24,7 @@ TILE = Tile(dt.float32, 6, 4, 2, 8)
 
 def kernel_of(function):
     """A kernel that calls the function once."""
-    parameters = [ir.Value(p.type, p.name) for p in function.parameters]
+    parameters = [type(p)(p.type, p.name) for p in function.parameters]
     return builder.kernel(
         "once", parameters, lambda e, lo, hi: e.call(function, *parameters), [function]
     )

@@ -9,7 +9,7 @@ import pytest
 from tests.backends.codegen.execution import RUNNABLE, Native, assembly, compiled, object_code, same
 from tests.backends.codegen.samples import Sample, all_samples
 
-from treadle.backends.codegen.kernel.builder import Builder, kernel
+from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder, kernel
 from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer
 from treadle.backends.codegen.kernel.llvm import module_text
@@ -103,15 +103,10 @@ def test_masks_known_in_advance(dtype: DType, lanes: int, target: str) -> None:
 
 
 def test_streaming_stores_end_in_a_fence() -> None:
-    x = pointer(dt.float32)
-
     def write(streaming: bool) -> Kernel:
-        zeros = Builder().constant(0.0, dt.float32, 8)
-        return kernel(
-            "stream",
-            (x,),
-            lambda b, lo, hi: b.store(x, 0, zeros, aligned=True, streaming=streaming),
-        )
+        e = KernelBuilder([x := pointer(dt.float32)])
+        x.store(0, e.constant(0.0, dt.float32, 8), aligned=True, streaming=streaming)
+        return e.kernel("stream")
 
     assert "fence" in module_text([write(True)], AVX2)
     assert "fence" not in module_text([write(False)], AVX2)

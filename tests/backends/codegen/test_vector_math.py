@@ -39,8 +39,8 @@ def kernel_of(name: str, dtype: DType, lanes: int = LANES) -> Kernel:
 
     def write(b: Builder, lo: Value, hi: Value) -> None:
         def body(i: Value) -> None:
-            values = [load_value(b, p, i, lanes) for p in inputs]
-            store_value(b, out, i, FUNCTIONS[name](b, *values))
+            values = [load_value(p, i, lanes) for p in inputs]
+            store_value(out, i, FUNCTIONS[name](*values))
 
         b.loop(lo, hi, lanes, body)
 
@@ -236,4 +236,4 @@ def test_every_function_has_bounds() -> None:
 def test_other_types_are_refused() -> None:
     b = Builder()
     with pytest.raises(KernelError, match="int32"):
-        FUNCTIONS["exp"](b, b.constant(1, dt.int32))
+        FUNCTIONS["exp"](b.constant(1, dt.int32))

@@ -131,7 +131,7 @@ def power_of_two(b: Builder, x: Value) -> Value:
     bounded = b.max(-float(form.bias), x)
     shifted = b.add(bounded, form.magic + form.bias)
     rest = b.sub(bounded, b.sub(shifted, form.magic + form.bias))
-    return b.mul(polynomial(b, rest, _POWERS[x.dtype]), two_to_the(b, shifted, form))
+    return b.mul(polynomial(rest, _POWERS[x.dtype]), two_to_the(shifted, form))
 
 
 def powers(

@@ -196,7 +196,7 @@ class Rows:
         """The elements of a cell that a tile's vector is computed of, in the type of the sums."""
         lanes, at = self.spec.lanes, number * self.spec.column
         if spot.index is None:
-            return e.cast(load_value(e, cells, at, lanes, spot.mask), self.spec.wide)
+            return e.cast(load_value(cells, at, lanes, spot.mask), self.spec.wide)
         found = e.gather(e.offset(cells, at), spot.index, spot.mask)
         return e.cast(found, self.spec.wide)
 

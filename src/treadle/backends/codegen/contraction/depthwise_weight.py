@@ -44,7 +44,7 @@ def weight_kernel(spec: Spec) -> Contraction:
             at = e.add(rows.offset(e, "dy", spot.row), e.mul(spot.position, rows["dy_row"]))
             dy = e.offset(e.offset(rows["dy"], at), spot.channel)
             count = len(spot.pattern)
-            given = [load_value(e, dy, step, lanes, spot.mask) for step in steps[:count]]
+            given = [load_value(dy, step, lanes, spot.mask) for step in steps[:count]]
 
             def line(cells: Value, taps: Value) -> tuple[Value, ...]:
                 _add_line(e, rows, spot, (cells, taps), given)

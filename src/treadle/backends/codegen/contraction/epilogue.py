@@ -167,7 +167,7 @@ def apply_steps(e: Builder, epilogue: Epilogue, values: dict[Term, Value]) -> No
             e.constant(t.number, compute_dtype(t.dtype)) if t.kind == "literal" else values[t]
             for t in step.arguments
         ]
-        values[Term("step", i)] = apply(e, step.op, given, step.dtype)
+        values[Term("step", i)] = apply(step.op, given, step.dtype)
 
 
 def load_operand(
@@ -195,7 +195,7 @@ def store_result(
 ) -> None:
     """A result's elements at as many columns as the value has lanes."""
     wide = compute_dtype(place.access.dtype)
-    made = e.cast(value if value.dtype is wide else convert(e, value, wide), place.access.dtype)
+    made = e.cast(value if value.dtype is wide else convert(value, wide), place.access.dtype)
     start = place.start(e, row)
     if place.access.column == "next":
         e.store(place.pointer, e.add(start, column), made, mask)

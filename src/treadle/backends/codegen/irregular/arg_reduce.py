@@ -85,14 +85,14 @@ def _last_kernel(dtype: DType, lanes: int, largest: bool) -> Kernel:
 
         def row(i: Value) -> None:
             line = b.offset(x, b.mul(i, extent))
-            start = b.splat(load_value(b, line, 0), lanes)
+            start = b.splat(load_value(line, 0), lanes)
             zero = b.constant(0, dt.int32, lanes)
 
             def turn(j: Value, *found: Value) -> tuple[Value, ...]:
                 # All chains note where their block begins.
                 here, after = b.splat(b.cast(j, dt.int32), lanes), []
                 for c in range(_CHAINS):
-                    value = load_value(b, line, b.add(j, c * lanes), lanes)
+                    value = load_value(line, b.add(j, c * lanes), lanes)
                     wins = better(b, value, found[2 * c])
                     after += [b.select(wins, value, found[2 * c])]
                     after += [b.select(wins, here, found[2 * c + 1])]
@@ -106,7 +106,7 @@ def _last_kernel(dtype: DType, lanes: int, largest: bool) -> Kernel:
             ]
 
             def rest(j: Value, mask: Value | None, best: Value, at: Value) -> Found:
-                value = load_value(b, line, j, lanes, mask)
+                value = load_value(line, j, lanes, mask)
                 wins = better(b, value, best)
                 if mask is not None:
                     wins = b.bitwise("and", wins, mask)
@@ -147,12 +147,12 @@ def _inner_kernel(dtype: DType, lanes: int, largest: bool) -> Kernel:
             slab = b.offset(x, b.add(b.mul(b.mul(outer, extent), inner), start))
 
             def turn(j: Value, best: Value, at: Value) -> tuple[Value, Value]:
-                value = load_value(b, slab, b.mul(j, inner), lanes, mask)
+                value = load_value(slab, b.mul(j, inner), lanes, mask)
                 wins = _better(largest, b, value, best)
                 here = b.splat(b.cast(j, dt.int32), lanes)
                 return b.select(wins, value, best), b.select(wins, here, at)
 
-            initial = load_value(b, slab, 0, lanes, mask), b.constant(0, dt.int32, lanes)
+            initial = load_value(slab, 0, lanes, mask), b.constant(0, dt.int32, lanes)
             _, at = b.loop(1, extent, 1, turn, initial)
             b.store(target, b.add(b.mul(outer, inner), start), at, mask)
 

@@ -143,7 +143,7 @@ def _convert_kernel(to: DType, origin: DType, lanes: int) -> Kernel:
         end = b.min(b.mul(stop, _BLOCK), count)
 
         def turn(i: Value, mask: Value | None) -> None:
-            store_value(b, target, i, load_value(b, source, i, lanes, mask), mask)
+            store_value(target, i, load_value(source, i, lanes, mask), mask)
 
         overlapping_loop(b, b.mul(first, _BLOCK), end, lanes, turn)
 

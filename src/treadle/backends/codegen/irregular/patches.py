@@ -171,7 +171,7 @@ def _add_kernel(given: DType, kept: DType) -> Kernel:
                 patch = b.offset(source, b.mul(number, cells))
 
                 def add(place: Value, cell: Value) -> None:
-                    b.store(to, place, b.add(b.load(to, place), load_value(b, patch, cell)))
+                    b.store(to, place, b.add(b.load(to, place), load_value(patch, cell)))
 
                 _pairs(b, geometry, kernel, bounds, add)
 

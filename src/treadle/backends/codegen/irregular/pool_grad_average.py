@@ -62,7 +62,7 @@ def _kernel(dtype: DType, taps: Taps) -> Kernel:
             row = b.mul(b.add(b.mul(b.add(b.mul(plane, depths), d), heights), h), widths)
             count = b.mul(b.load(counts, d), b.load(counts, b.add(depths, h)))
             number = b.mul(b.load(along, w, lanes), b.splat(count, lanes))
-            return b.div(load_value(b, dy, b.add(row, w), lanes, mask), number)
+            return b.div(load_value(dy, b.add(row, w), lanes, mask), number)
 
         def one(number: Value, plane: Value, d: Value, h: Value) -> None:
             (d0, d1, _), (h0, h1, _) = geometry.window(b, 0, d), geometry.window(b, 1, h)

@@ -99,10 +99,10 @@ def _windows(
     column = b.mul(first, 2)
     found: list[Value] = []
     for line in cells:
-        pair = [load_value(b, line, b.add(column, v * lanes), lanes) for v in range(2)]
+        pair = [load_value(line, b.add(column, v * lanes), lanes) for v in range(2)]
         found += separated(b, pair)
     best = functools.reduce(functools.partial(_greater, b), found)
-    left, shares = load_value(b, dy, first, lanes), []
+    left, shares = load_value(dy, first, lanes), []
     for x in found:
         # NaN is its own first maximum.
         hit = b.bitwise("or", b.compare("eq", x, best), b.compare("ne", x, x))
@@ -110,7 +110,7 @@ def _windows(
         left = b.select(hit, 0.0, left)
     for r, line in enumerate(rows):
         for v, value in enumerate(mingled(b, shares[2 * r : 2 * r + 2])):
-            store_value(b, line, b.add(column, v * lanes), value)
+            store_value(line, b.add(column, v * lanes), value)
 
 
 def _greater(b: Builder, known: Value, value: Value) -> Value:

@@ -228,7 +228,7 @@ class _Planes:
             _, at = find_maximum(b, self.geometry, source, bounds)
 
             def add() -> None:
-                b.store(to, at, b.add(b.load(to, at), load_value(b, dy, w)))
+                b.store(to, at, b.add(b.load(to, at), load_value(dy, w)))
 
             b.branch(b.compare("le", 0, at), add)
 
@@ -293,8 +293,7 @@ class _Lines:
                 for v in range(step)
             ]
             values = [
-                load_value(b, source, b.add(i, v * lanes), lanes, part)
-                for v, part in enumerate(parts)
+                load_value(source, b.add(i, v * lanes), lanes, part) for v, part in enumerate(parts)
             ]
             for v, part in enumerate(parts):
                 found = b.bitwise("or", found, b.compare("ne", values[v], values[v]))
@@ -314,7 +313,7 @@ class _Lines:
         b, taps, lanes = self.b, self.taps, self.taps.lanes
 
         def take(w: Value, mask: Value | None) -> None:
-            b.store(self.dy, w, load_value(b, dy, w, lanes, mask))
+            b.store(self.dy, w, load_value(dy, w, lanes, mask))
 
         vector_loop(b, 0, windows, lanes, take)
         columns = [taps.line(c) for c in range(taps.columns)]
@@ -367,13 +366,13 @@ def write_row(
     def some(j: Value) -> None:
         for v, value in enumerate(_columns(b, taps, lines, j)):
             place = b.add(j, v * lanes)
-            known = b.add(value, load_value(b, to, place, lanes)) if old else value
-            store_value(b, to, place, known)
+            known = b.add(value, load_value(to, place, lanes)) if old else value
+            store_value(to, place, known)
 
     def part(j: Value, mask: Value | None) -> None:
         value = b.load(spare, b.sub(j, whole), lanes)
-        known = b.add(value, load_value(b, to, j, lanes, mask)) if old else value
-        store_value(b, to, j, known, mask)
+        known = b.add(value, load_value(to, j, lanes, mask)) if old else value
+        store_value(to, j, known, mask)
 
     def rest() -> None:
         for v, value in enumerate(_columns(b, taps, lines, whole)):

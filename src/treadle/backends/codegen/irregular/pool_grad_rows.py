@@ -144,7 +144,7 @@ def _columns(
     def some(w: Value, mask: Value | None) -> None:
         def at(d: Value, h: Value) -> tuple[Value, Value]:
             row = b.mul(b.add(b.mul(d, height), h), width)
-            value = load_value(b, source, b.add(row, w), lanes, mask)
+            value = load_value(source, b.add(row, w), lanes, mask)
             return value, b.splat(b.cast(row, dt.int32), lanes)
 
         def layer(d: Value, begin: Value, found: tuple[Value, ...]) -> tuple[Value, ...]:
@@ -202,7 +202,7 @@ def _add_row(b: Builder, to: Value, dy: Value, places: Value, widths: Value) -> 
 
         def add() -> None:
             place = b.cast(found, dt.int64)
-            b.store(to, place, b.add(b.load(to, place), load_value(b, dy, w)))
+            b.store(to, place, b.add(b.load(to, place), load_value(dy, w)))
 
         b.branch(b.compare("ne", found, _NOWHERE), add)
 

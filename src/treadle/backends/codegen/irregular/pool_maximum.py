@@ -21,14 +21,14 @@ def find_maximum(
     begin = b.add(b.mul(b.add(b.mul(firsts[0], height), firsts[1]), width), firsts[2])
 
     def cell(place: Value, best: Value, at: Value) -> tuple[Value, Value]:
-        value = load_value(b, source, place)
+        value = load_value(source, place)
         wins = b.compare("lt", best, value)
         if value.dtype.is_float:
             nan = b.bitwise("and", b.compare("ne", value, value), b.compare("eq", best, best))
             wins = b.bitwise("or", wins, nan)
         return b.select(wins, value, best), b.select(wins, place, at)
 
-    best, at = geometry.over(b, bounds, cell, (load_value(b, source, begin), begin))
+    best, at = geometry.over(b, bounds, cell, (load_value(source, begin), begin))
     return best, b.select(_has_cells(b, bounds), at, -1)
 
 

@@ -121,7 +121,7 @@ def _kernel(kind: Kind, dtype: DType, cells: int, step: int, dilation: int, lane
                     across = b.load(counts[0], w, lanes, mask)
                     counted = b.mul(across, b.splat(b.cast(outside, wide), lanes))
                     value = b.div(value, b.max(counted, 1.0))
-                store_value(b, target, b.add(to, w), value, mask)
+                store_value(target, b.add(to, w), value, mask)
 
             overlapping_loop(b, 0, widths, lanes, some)
 
@@ -157,7 +157,7 @@ def _combine_rows(
         def layer(d: Value, total: Value) -> tuple[Value, ...]:
             def one(h: Value, inner: Value) -> Value:
                 place = b.add(b.mul(b.add(b.mul(d, height), h), width), w)
-                return _merge(b, kind, inner, load_value(b, source, place, blank.lanes, mask))
+                return _merge(b, kind, inner, load_value(source, place, blank.lanes, mask))
 
             return b.loop(h0, h1, step_h, one, (total,))
 

@@ -159,11 +159,11 @@ def _plane_kernel(dtype: DType, lanes: int) -> Kernel:
             source = b.offset(x, b.mul(i, cells))
 
             def some(j: Value, mask: Value | None, one: Value, two: Value) -> tuple[Value, Value]:
-                return two, b.add(one, load_value(b, source, j, lanes, mask))
+                return two, b.add(one, load_value(source, j, lanes, mask))
 
             zero = b.constant(0.0, wide, lanes)
             total = b.reduce("add", b.add(*vector_loop(b, 0, cells, lanes, some, (zero, zero))))
-            store_value(b, target, i, b.div(total, b.cast(cells, wide)))
+            store_value(target, i, b.div(total, b.cast(cells, wide)))
 
         b.loop(first, stop, 1, plane)
 
@@ -200,7 +200,7 @@ def _pool_kernel(kind: Kind, dtype: DType) -> Kernel:
                 bounds = (*outside, geometry.window(b, 2, w))
                 place = b.add(b.mul(row, widths), w)
                 if kind == "average":
-                    store_value(b, target, place, _average(b, geometry, source, bounds))
+                    store_value(target, place, _average(b, geometry, source, bounds))
                 else:
                     _store_maximum(b, geometry, source, bounds, (target, place), others)
 
@@ -224,17 +224,17 @@ def _store_maximum(
     best, at = find_maximum(b, geometry, source, bounds)
     known = b.compare("le", 0, at)
     if values:
-        found, empty = load_value(b, values[0], b.max(at, 0)), pool_rows.number(b, 0, best)
+        found, empty = load_value(values[0], b.max(at, 0)), pool_rows.number(b, 0, best)
     else:
         found, empty = best, pool_rows.number(b, pool_rows.lowest(target.dtype), best)
-    store_value(b, target, place, b.select(known, found, empty))
+    store_value(target, place, b.select(known, found, empty))
 
 
 def _average(b: Builder, geometry: Geometry, source: Value, bounds: Bounds) -> Value:
     wide = compute_type(source.dtype)
 
     def cell(place: Value, total: Value) -> tuple[Value, ...]:
-        return (b.add(total, load_value(b, source, place)),)
+        return (b.add(total, load_value(source, place)),)
 
     (total,) = geometry.over(b, bounds, cell, (b.constant(0.0, wide),))
     return b.div(total, _divisor(b, bounds, wide))
@@ -320,7 +320,7 @@ def _spread_kernel(maxima: bool, dtype: DType) -> Kernel:
             b.zero(to, cells)
 
             def one(number: Value, bounds: Bounds) -> None:
-                value = load_value(b, origin, number)
+                value = load_value(origin, number)
                 if maxima:
                     _, at = find_maximum(b, geometry, b.offset(xs[0], begin), bounds)
                     b.branch(b.compare("le", 0, at), partial(_add, b, to, at, value))

@@ -150,7 +150,7 @@ def _store(b: Builder, target: Value, start: Value, limit: Value, vectors: list[
         at = start
         for vector in vectors:
             mask = b.first_lanes(b.sub(limit, at), vector.lanes) if masked else None
-            store_value(b, target, at, vector, mask)
+            store_value(target, at, vector, mask)
             at = b.add(at, vector.lanes)
 
     fits = b.compare("le", b.add(start, total), limit)
@@ -212,10 +212,10 @@ def _even_and_odd(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
 
 def _turned(b: Builder, u: Value, v: Value) -> list[Value]:
     """sqrt(-2 log u) times cos and sin of 2 pi v, in turns: two vectors."""
-    radius = b.sqrt(b.mul(vector_math.log(b, u), -2.0))
+    radius = b.sqrt(b.mul(vector_math.log(u), -2.0))
     angle = b.mul(v, 2 * math.pi)
-    x = b.mul(radius, vector_math.cos(b, angle))
-    y = b.mul(radius, vector_math.sin(b, angle))
+    x = b.mul(radius, vector_math.cos(angle))
+    y = b.mul(radius, vector_math.sin(angle))
     order = [place for lane in range(u.lanes) for place in (lane, lane + u.lanes)]
     return [b.shuffle(x, y, order[: u.lanes]), b.shuffle(x, y, order[u.lanes :])]
 

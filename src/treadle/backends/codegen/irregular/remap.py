@@ -85,7 +85,7 @@ def _corners(
 ) -> list[_Corner]:
     """The cells that the sample at place `number` is made of, row by row."""
     height, width = extents
-    x, y = (load_value(b, places, b.add(b.mul(number, 2), i)) for i in (0, 1))
+    x, y = (load_value(places, b.add(b.mul(number, 2), i)) for i in (0, 1))
     across = list(_neighbors(b, rule, x, rule.derivative[0], width))
     found = []
     for row in _neighbors(b, rule, y, rule.derivative[1], height):
@@ -156,12 +156,12 @@ def _sample_kernel(rule: _Rule, scalar: float, dtype: DType) -> Kernel:
                 def channel(c: Value) -> None:
                     total = b.constant(0.0, compute_type(dtype))
                     for corner in corners:
-                        found = load_value(b, source, b.add(b.mul(c, plane), corner.cell))
+                        found = load_value(source, b.add(b.mul(c, plane), corner.cell))
                         if rule.border == "constant":
                             found = b.select(corner.inside, found, fill)
                         total = b.add(total, b.mul(found, corner.weight))
                     place = b.add(b.add(begin, b.mul(c, grid)), j)
-                    store_value(b, target, place, total)
+                    store_value(target, place, total)
 
                 b.loop(0, channels, 1, channel)
 
@@ -188,7 +188,7 @@ def _spread_kernel(rule: _Rule, dtype: DType) -> Kernel:
             b.zero(to, plane)
 
             def one(j: Value) -> None:
-                value = load_value(b, source, j)
+                value = load_value(source, j)
                 for corner in _corners(b, rule, places, b.add(begin, j), (height, width)):
                     part = b.mul(value, corner.weight)
                     add = partial(_add, b, to, corner.cell, part)

@@ -213,12 +213,12 @@ def _line_kernel(kept: DType, given: DType) -> Kernel:
 
             def cell(i: Value) -> None:
                 def term(e: Value, total: Value) -> Value:
-                    value = load_value(b, source, b.load(columns, e))
+                    value = load_value(source, b.load(columns, e))
                     return b.add(total, b.mul(value, b.load(weights, e)))
 
                 begin, end = b.load(starts, i), b.load(starts, b.add(i, 1))
                 (total,) = b.loop(begin, end, 1, term, (zero,))
-                store_value(b, to, i, total)
+                store_value(to, i, total)
 
             b.loop(0, rows, 1, cell)
 
@@ -248,11 +248,11 @@ def _plane_kernel(kept: DType, given: DType, lanes: int) -> Kernel:
             def some(j: Value, mask: Value | None) -> None:
                 def term(e: Value, total: Value) -> Value:
                     place = b.add(b.mul(b.load(columns, e), inner), j)
-                    value = load_value(b, source, place, lanes, mask)
+                    value = load_value(source, place, lanes, mask)
                     return b.add(total, b.mul(value, b.splat(b.load(weights, e), lanes)))
 
                 (total,) = b.loop(begin, end, 1, term, (zero,))
-                store_value(b, to, j, total, mask)
+                store_value(to, j, total, mask)
 
             overlapping_loop(b, start, b.min(b.add(start, _PANEL), inner), lanes, some)
 

@@ -103,9 +103,9 @@ def _kernel(
 
             def turn(j: Value, state: Value) -> Value:
                 place = b.add(start, b.mul(j, step))
-                at = [load_value(b, x, place, lanes, mask) for x in xs]
+                at = [load_value(x, place, lanes, mask) for x in xs]
                 after = _STEPS[name](b, state, at)
-                store_value(b, target, place, state if exclusive else after, mask)
+                store_value(target, place, state if exclusive else after, mask)
                 return after
 
             unit = b.constant(1 if name == CumProd.name else 0, wide, lanes)

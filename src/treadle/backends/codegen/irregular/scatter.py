@@ -126,7 +126,7 @@ def _scatter_kernel(
                 source = b.offset(v, b.mul(b.add(b.mul(outer, count), j), width))
 
                 def turn(i: Value, mask: Value | None) -> None:
-                    value = load_value(b, source, i, lanes, mask)
+                    value = load_value(source, i, lanes, mask)
                     if add:
                         value = b.add(b.load(to, i, lanes, mask), value)
                     b.store(to, i, value, mask)
@@ -199,7 +199,7 @@ def _along_last_kernel(
 
             def one(origin: Value) -> None:
                 found = resolve(b, b.load(index, origin), extent)
-                value = load_value(b, v, origin)
+                value = load_value(v, origin)
                 if add:
                     value = b.add(b.load(to, found), value)
                 b.store(to, found, value)
@@ -225,7 +225,7 @@ def _along_kernel(given: DType, kept: DType, index_type: DType, add: bool, rank:
         def one(to: Value, origin: Value, column: Value) -> None:
             found = resolve(b, b.load(index, origin), extent)
             position = b.add(b.mul(found, stride), column)
-            value = load_value(b, v, origin)
+            value = load_value(v, origin)
             if add:
                 value = b.add(b.load(to, position), value)
             b.store(to, position, value)

@@ -137,7 +137,7 @@ def fill(
     places = b.iota(dt.uint64, lanes) if lanes > 1 else b.constant(0, dt.uint64)
 
     def turn(j: Value, mask: Value | None) -> None:
-        value = load_value(b, source, j if step is None else b.mul(j, step), lanes, mask)
+        value = load_value(source, j if step is None else b.mul(j, step), lanes, mask)
         key = key_of(b, value, line.kind, descending)
         number = b.add(b.splat(b.cast(j, dt.uint64), lanes), places)
         if line.numbers is None:

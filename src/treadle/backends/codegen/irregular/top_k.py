@@ -119,7 +119,7 @@ def _few_kernel(dtype: DType, lanes: int, room: int, descending: bool) -> Kernel
         def key_at(source: Value, j: Value, lanes: int, mask: Value | None = None) -> Value:
             # Only neighbors are loaded together.
             place = j if lanes > 1 else b.mul(j, inner)
-            value = load_value(b, source, place, lanes, mask)
+            value = load_value(source, place, lanes, mask)
             return key_of(b, value, dt.uint32, descending)
 
         def row(number: Value) -> None:

@@ -94,7 +94,7 @@ class Channels:
         """Their elements at a place, in the compute type."""
         start = b.add(self.first, place)
         return [
-            load_value(b, pointer, b.add(start, v * self.lanes), self.lanes, self.mask)
+            load_value(pointer, b.add(start, v * self.lanes), self.lanes, self.mask)
             for v in range(self.count)
         ]
 
@@ -104,7 +104,7 @@ class Channels:
         """Write them at a place, rounded."""
         start = b.add(self.first, place)
         for v, value in enumerate(values):
-            store_value(b, pointer, b.add(start, v * self.lanes), value, self.mask)
+            store_value(pointer, b.add(start, v * self.lanes), value, self.mask)
 
     def constant(self, b: Builder, number: float, dtype: DType) -> tuple[Value, ...]:
         """The same number in all of them."""

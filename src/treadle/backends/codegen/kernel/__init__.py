@@ -1,4 +1,4 @@
 """The kernel language: its definition, and what prints or runs it.
 
-Read `ir.py` first.
+Read `language.py` first, then `builder.py`.
 """

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from treadle.backends.codegen.kernel.c_dialect import C11, Dialect
 from treadle.backends.codegen.kernel.c_instructions import HANDLERS
 from treadle.backends.codegen.kernel.c_printer import Handler, Unit
-from treadle.backends.codegen.kernel.ir import INDEX, Kernel, KernelError
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import INDEX, KernelError
 from treadle.backends.codegen.kernel.text import symbol_of
 from treadle.backends.codegen.target import Target
 

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from treadle.backends.codegen.kernel.c_printer import Handler, Printer
 from treadle.backends.codegen.kernel.c_values import arithmetic, cast, compare, fma, widen
-from treadle.backends.codegen.kernel.ir import (
-    ARITHMETIC,
-    BITWISE,
-    COMPARE,
-    UNARY,
-    Instruction,
-    KernelError,
-    Value,
-)
+from treadle.backends.codegen.kernel.ir import ARITHMETIC, BITWISE, COMPARE, UNARY, Instruction
+from treadle.backends.codegen.kernel.language import KernelError, Operand
 from treadle.base import dtype as dt
 
 
-def result_of(instruction: Instruction) -> Value:
+def result_of(instruction: Instruction) -> Operand:
     """The result of an instruction that must have one."""
     if instruction.result is None:
         raise KernelError(f"{instruction.code} needs a result")
@@ -185,7 +178,7 @@ def _lookup(p: Printer, instruction: Instruction) -> None:
     p.lanewise(result_of(instruction), lane, x)
 
 
-def _neighbors(p: Printer, x: Value, y: Value, count: int, lane: str) -> list[tuple[str, str]]:
+def _neighbors(p: Printer, x: Operand, y: Operand, count: int, lane: str) -> list[tuple[str, str]]:
     """What goes into one lane of a dot, pair by pair."""
     if x.lanes == count:
         lane = "0"
@@ -207,7 +200,7 @@ def _load(p: Printer, instruction: Instruction) -> None:
     p.line(p.dialect.load(p.whole(result), result.type, place))
 
 
-def _each_lane(p: Printer, value: Value, *others: Value) -> list[tuple[str, str]]:
+def _each_lane(p: Printer, value: Operand, *others: Operand) -> list[tuple[str, str]]:
     """The head of a statement for the lanes of a value, and the lane it is about."""
     if value.lanes == 1:
         return [("", "0")]

@@ -19,12 +19,10 @@ from treadle.backends.codegen.kernel.ir import (
     Function,
     Instruction,
     Kernel,
-    KernelError,
     Loop,
     Statement,
-    Type,
-    Value,
 )
+from treadle.backends.codegen.kernel.language import KernelError, Operand, Type
 
 Handler = Callable[["Printer", Instruction], None]
 _NOT_IN_NAMES = re.compile(r"\W", re.ASCII)
@@ -78,7 +76,7 @@ class Printer:
         self.fused = names.unit.fused
         self._functions = names
         self._position = position
-        self._names: dict[Value, str] = {}
+        self._names: dict[Operand, str] = {}
         self._lines: list[str] = []
         self._indent = "  "
         self._count = 0
@@ -105,12 +103,12 @@ class Printer:
         self._count += 1
         return f"v{self._count}"
 
-    def declare(self, value: Value) -> str:
+    def declare(self, value: Operand) -> str:
         """A declaration that names the value."""
         name = self._names[value] = self.fresh()
         return f"{self.type(value.type)} {name}"
 
-    def lane(self, value: Value, lane: str = "i") -> str:
+    def lane(self, value: Operand, lane: str = "i") -> str:
         """One lane of the value, as an expression; a scalar as it is."""
         if value.literal is not None:
             return literal(value.literal, value.dtype)
@@ -119,7 +117,7 @@ class Printer:
             raise KernelError(f"a value of type {value.type} is used where it is not defined")
         return name if value.lanes == 1 else self.dialect.lane(name, lane, value.type)
 
-    def whole(self, value: Value) -> str:
+    def whole(self, value: Operand) -> str:
         """The value as an expression; a literal vector becomes a variable."""
         if value.lanes == 1:
             return self.lane(value)
@@ -147,7 +145,9 @@ class Printer:
         unroll = f"{self.dialect.unroll}\n{self._indent}" if self.dialect.unroll else ""
         return f"{unroll}for (int i = 0; i < {lanes}; i++) "
 
-    def lanewise(self, result: Value, expression: Callable[[str], str], *operands: Value) -> None:
+    def lanewise(
+        self, result: Operand, expression: Callable[[str], str], *operands: Operand
+    ) -> None:
         """Define the result lane by lane; `operands` are the values that the expression reads."""
         if result.lanes == 1:
             self.line(f"{self.declare(result)} = {expression('0')};")
@@ -192,13 +192,13 @@ class Printer:
             passed = self.dialect.carried[1], *map(self.whole, statement.arguments)
             self.line(f"{name}({', '.join(filter(None, passed))});")
 
-    def _enter(self, header: str) -> set[Value]:
+    def _enter(self, header: str) -> set[Operand]:
         """Open a block; what was known before it."""
         self.line(header)
         self._indent += "  "
         return set(self._names)
 
-    def _leave(self, known: set[Value]) -> None:
+    def _leave(self, known: set[Operand]) -> None:
         self._indent = self._indent[:-2]
         self._names = {v: n for v, n in self._names.items() if v in known}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from treadle.backends.codegen.kernel.ir import KernelError, Number
+from treadle.backends.codegen.kernel.language import KernelError, Number
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from treadle.backends.codegen.kernel.interpret_matrices import Matrices
 from treadle.backends.codegen.kernel.interpret_values import rules
 from treadle.backends.codegen.kernel.ir import (
-    INDEX,
     MATRICES,
     Block,
     Branch,
@@ -23,12 +22,10 @@ from treadle.backends.codegen.kernel.ir import (
     Function,
     Instruction,
     Kernel,
-    KernelError,
     Loop,
     Statement,
-    Type,
-    Value,
 )
+from treadle.backends.codegen.kernel.language import INDEX, KernelError, Operand, Type
 from treadle.backends.codegen.kernel.text import digest
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -80,7 +77,7 @@ def run(
         machine.function(kernel.entry, [*given, lo, hi])
 
 
-def _argument(kernel: Kernel, parameter: Value, given: Array | int) -> Datum:
+def _argument(kernel: Kernel, parameter: Operand, given: Array | int) -> Datum:
     """What the kernel sees of an argument."""
     if not parameter.type.pointer:
         if parameter.type != INDEX or isinstance(given, np.ndarray):
@@ -114,7 +111,7 @@ class _Machine:
 
     def __init__(self, kernel: Kernel, fused: bool) -> None:
         self._kernel = kernel
-        self._values: dict[Value, Datum] = {}
+        self._values: dict[Operand, Datum] = {}
         self._rules = rules(fused)
         self._memory: dict[str, Callable[[Instruction, list[Datum]], Datum | None]] = {
             "load": self._load,
@@ -143,7 +140,7 @@ class _Machine:
         self._block(function.body)
         self._values = outer
 
-    def _get(self, value: Value) -> Datum:
+    def _get(self, value: Operand) -> Datum:
         found = self._values.get(value)
         if found is None:
             if value.literal is None:
@@ -152,7 +149,7 @@ class _Machine:
             self._values[value] = found
         return found
 
-    def _index(self, value: Value) -> int:
+    def _index(self, value: Operand) -> int:
         got = self._get(value)
         if not isinstance(got, int):
             raise self._error(f"{value.type} where an index belongs")
@@ -368,7 +365,7 @@ class _Machine:
         self._writable(self._window(args[0], 0, dtype, count))[:] = 0
 
 
-def _literal(value: Value) -> Array:
+def _literal(value: Operand) -> Array:
     dtype = value.dtype
     if dtype.is_integer:
         bits = int(value.literal or 0) & ((1 << dtype.bits) - 1)

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.codegen.kernel.interpret_values import flushed, fma
-from treadle.backends.codegen.kernel.ir import Instruction, KernelError
+from treadle.backends.codegen.kernel.ir import Instruction
+from treadle.backends.codegen.kernel.language import KernelError
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 

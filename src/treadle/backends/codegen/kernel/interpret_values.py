@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.backends.codegen.kernel.ir import Instruction, KernelError, Type
+from treadle.backends.codegen.kernel.ir import Instruction
+from treadle.backends.codegen.kernel.language import KernelError, Type
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 

@@ -33,50 +33,18 @@ Rules of the language:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from treadle.base import dtype as dt
-from treadle.base.dtype import DType
-
-Number = bool | int | float
-Reduction = Literal["add", "mul", "min", "max", "and", "or"]
-
-
-@dataclass(frozen=True, slots=True)
-class Type:
-    """A scalar (`lanes` 1), a vector, or a pointer to elements of `dtype`."""
-
-    dtype: DType
-    lanes: int = 1
-    pointer: bool = False
-
-    def __str__(self) -> str:
-        if self.pointer:
-            return f"*{self.dtype.name}"
-        return f"{self.dtype.name}x{self.lanes}" if self.lanes > 1 else self.dtype.name
-
-
-INDEX = Type(dt.int64)
-"""Type of extents, strides, indices and loop counters."""
-
-
-@dataclass(slots=True, eq=False)
-class Value:
-    """A result, a parameter, or (`literal` not None) a constant, splat over the lanes."""
-
-    type: Type
-    name: str = ""
-    literal: Number | None = None
-
-    @property
-    def dtype(self) -> DType:
-        """Element type."""
-        return self.type.dtype
-
-    @property
-    def lanes(self) -> int:
-        """Number of lanes; 1 for scalars."""
-        return self.type.lanes
+from treadle.backends.codegen.kernel.language import INDEX as INDEX
+from treadle.backends.codegen.kernel.language import KernelError as KernelError
+from treadle.backends.codegen.kernel.language import Number as Number
+from treadle.backends.codegen.kernel.language import Operand as Operand
+from treadle.backends.codegen.kernel.language import Pointer as Pointer
+from treadle.backends.codegen.kernel.language import Reduction as Reduction
+from treadle.backends.codegen.kernel.language import Type as Type
+from treadle.backends.codegen.kernel.language import Value as Value
+from treadle.backends.codegen.kernel.language import pointer as pointer
+from treadle.backends.codegen.kernel.language import size as size
 
 
 @dataclass(slots=True, eq=False)
@@ -84,8 +52,8 @@ class Instruction:
     """`result = code(arguments)`; `detail` holds what is no value, such as a shuffle's order."""
 
     code: str
-    arguments: tuple[Value, ...]
-    result: Value | None
+    arguments: tuple[Operand, ...]
+    result: Operand | None
     detail: tuple[Any, ...] = ()
 
 
@@ -108,11 +76,11 @@ class Loop:
     start: Value
     stop: Value
     step: Value
-    initial: tuple[Value, ...]
-    carried: tuple[Value, ...]
+    initial: tuple[Operand, ...]
+    carried: tuple[Operand, ...]
     body: Block
-    yielded: tuple[Value, ...]
-    results: tuple[Value, ...]
+    yielded: tuple[Operand, ...]
+    results: tuple[Operand, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -121,10 +89,10 @@ class Branch:
 
     condition: Value
     then: Block
-    then_values: tuple[Value, ...]
+    then_values: tuple[Operand, ...]
     otherwise: Block
-    otherwise_values: tuple[Value, ...]
-    results: tuple[Value, ...]
+    otherwise_values: tuple[Operand, ...]
+    results: tuple[Operand, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +100,7 @@ class Call:
     """A call of another function of the kernel, which returns nothing."""
 
     function: Function
-    arguments: tuple[Value, ...]
+    arguments: tuple[Operand, ...]
 
 
 Statement = Instruction | Loop | Branch | Call
@@ -143,7 +111,7 @@ class Function:
     """A body over parameters; a kernel's entry or one of the functions it calls."""
 
     name: str
-    parameters: tuple[Value, ...]
+    parameters: tuple[Operand, ...]
     body: Block
 
 
@@ -161,13 +129,9 @@ class Kernel:
     features: tuple[str, ...] = ()
 
     @property
-    def parameters(self) -> tuple[Value, ...]:
+    def parameters(self) -> tuple[Operand, ...]:
         """What a launch passes."""
         return self.entry.parameters[:-2]
-
-
-class KernelError(TypeError):
-    """A generator wrote a kernel that the language does not allow: a defect of Treadle."""
 
 
 ARITHMETIC = frozenset(("add", "sub", "mul", "div", "rem", "min", "max", "copysign"))
@@ -180,13 +144,3 @@ MATRICES = frozenset(
 EFFECTS = frozenset(("store", "scatter", "prefetch", "copy", "zero")) | MATRICES
 IMPURE = EFFECTS | {"load", "gather", "stack"}
 """Codes whose instructions are never shared: they read or write memory."""
-
-
-def pointer(dtype: DType, name: str = "") -> Value:
-    """A parameter that points to elements."""
-    return Value(Type(dtype, pointer=True), name)
-
-
-def size(name: str = "") -> Value:
-    """A parameter that is an extent, a stride or any other 64-bit integer."""
-    return Value(INDEX, name)

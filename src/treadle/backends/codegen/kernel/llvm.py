@@ -11,18 +11,16 @@ from collections.abc import Iterable, Sequence
 
 from treadle.backends.codegen.kernel import llvm_matrices, llvm_memory, llvm_values
 from treadle.backends.codegen.kernel.ir import (
-    INDEX,
     Block,
     Branch,
     Call,
     Function,
     Instruction,
     Kernel,
-    KernelError,
     Loop,
     Statement,
-    Value,
 )
+from treadle.backends.codegen.kernel.language import INDEX, KernelError, Operand
 from treadle.backends.codegen.kernel.llvm_dot import dot
 from treadle.backends.codegen.kernel.llvm_lookup import lookup
 from treadle.backends.codegen.kernel.llvm_writer import Writer, llvm_type
@@ -201,7 +199,7 @@ def _branch(w: Writer, branch: Branch) -> None:
 
 
 def _side(
-    w: Writer, label: str, block: Block, values: Iterable[Value], end: str
+    w: Writer, label: str, block: Block, values: Iterable[Operand], end: str
 ) -> tuple[list[str], str]:
     """One side of a branch: what it gives, and the block it ends in."""
     w.begin(label)
@@ -214,7 +212,7 @@ def _side(
 
 
 def _results(
-    w: Writer, results: Sequence[Value], ways: Sequence[tuple[list[str], str | None]]
+    w: Writer, results: Sequence[Operand], ways: Sequence[tuple[list[str], str | None]]
 ) -> None:
     """Phis at the start of a block, over the ways that lead there."""
     taken = [(operands, label) for operands, label in ways if label is not None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from treadle.backends.codegen.kernel.ir import Instruction, KernelError
+from treadle.backends.codegen.kernel.ir import Instruction
+from treadle.backends.codegen.kernel.language import KernelError
 from treadle.backends.codegen.kernel.llvm_writer import Writer, element, spread, vector
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType

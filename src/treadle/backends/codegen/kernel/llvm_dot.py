@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from treadle.backends.codegen.kernel.ir import Instruction, KernelError
+from treadle.backends.codegen.kernel.ir import Instruction
+from treadle.backends.codegen.kernel.language import KernelError
 from treadle.backends.codegen.kernel.llvm_casts import widen
 from treadle.backends.codegen.kernel.llvm_values import multiply_add, pick
 from treadle.backends.codegen.kernel.llvm_writer import Writer, spread

@@ -7,7 +7,8 @@ the bytes from 48 on are rows.
 
 from __future__ import annotations
 
-from treadle.backends.codegen.kernel.ir import Instruction, KernelError
+from treadle.backends.codegen.kernel.ir import Instruction
+from treadle.backends.codegen.kernel.language import KernelError
 from treadle.backends.codegen.kernel.llvm_values import Handler
 from treadle.backends.codegen.kernel.llvm_writer import Writer, memory_element
 

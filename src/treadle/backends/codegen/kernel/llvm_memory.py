@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from treadle.backends.codegen.kernel.ir import Instruction, KernelError, Value
+from treadle.backends.codegen.kernel.ir import Instruction
+from treadle.backends.codegen.kernel.language import KernelError, Operand
 from treadle.backends.codegen.kernel.llvm_values import Handler, result_type
 from treadle.backends.codegen.kernel.llvm_writer import (
     Writer,
@@ -18,7 +19,7 @@ from treadle.base.dtype import DType
 _STREAMED = ", !nontemporal !0"
 
 
-def _address(w: Writer, pointer: Value, index: Value) -> str:
+def _address(w: Writer, pointer: Operand, index: Operand) -> str:
     """The address of an element."""
     if not pointer.type.pointer or index.dtype is not dt.int64:
         raise KernelError(f"{w.kernel}: {pointer.type}[{index.type}] is no place in memory")
@@ -65,12 +66,14 @@ def _load(w: Writer, instruction: Instruction) -> str:
     return _from_memory(w, pointer.dtype, lanes, loaded)
 
 
-def _check_mask(w: Writer, mask: Value, lanes: int) -> None:
+def _check_mask(w: Writer, mask: Operand, lanes: int) -> None:
     if mask.dtype is not dt.bool_ or mask.lanes != lanes:
         raise KernelError(f"{w.kernel}: a mask of type {mask.type} for {lanes} lanes")
 
 
-def _masked_load(w: Writer, dtype: DType, lanes: int, address: str, mask: Value, align: int) -> str:
+def _masked_load(
+    w: Writer, dtype: DType, lanes: int, address: str, mask: Operand, align: int
+) -> str:
     _check_mask(w, mask, lanes)
     of = memory_element(dtype)
     vec, bits = f"<{lanes} x {of}>", _as_vector(w, "i1", lanes, w.operand(mask))
@@ -107,7 +110,7 @@ def _store(w: Writer, instruction: Instruction) -> str:
 
 
 def _masked_store(
-    w: Writer, dtype: DType, lanes: int, text: str, address: str, mask: Value, align: int
+    w: Writer, dtype: DType, lanes: int, text: str, address: str, mask: Operand, align: int
 ) -> None:
     _check_mask(w, mask, lanes)
     of = memory_element(dtype)
@@ -121,7 +124,7 @@ def _masked_store(
     )
 
 
-def _addresses(w: Writer, pointer: Value, indices: Value) -> str:
+def _addresses(w: Writer, pointer: Operand, indices: Operand) -> str:
     """One address per lane; always a vector."""
     if not pointer.type.pointer or indices.dtype not in (dt.int32, dt.int64):
         raise KernelError(f"{w.kernel}: {pointer.type}[{indices.type}] is no place in memory")
@@ -132,7 +135,7 @@ def _addresses(w: Writer, pointer: Value, indices: Value) -> str:
     return w.op(f"getelementptr {of}, ptr {base}, <{lanes} x {kind}> {text}")
 
 
-def _lane_mask(w: Writer, mask: list[Value], lanes: int) -> str:
+def _lane_mask(w: Writer, mask: list[Operand], lanes: int) -> str:
     if not mask:
         return "splat (i1 true)"
     _check_mask(w, mask[0], lanes)
@@ -203,7 +206,7 @@ def _prefetch(w: Writer, instruction: Instruction) -> str:
     return ""
 
 
-def _bytes(w: Writer, count: Value, dtype: DType) -> str:
+def _bytes(w: Writer, count: Operand, dtype: DType) -> str:
     if count.literal is not None:
         return str(int(count.literal) * dtype.itemsize)
     text = w.operand(count)

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from treadle.backends.codegen.kernel.ir import (
-    ARITHMETIC,
-    BITWISE,
-    COMPARE,
-    UNARY,
-    Instruction,
-    KernelError,
-    Type,
-)
+from treadle.backends.codegen.kernel.ir import ARITHMETIC, BITWISE, COMPARE, UNARY, Instruction
+from treadle.backends.codegen.kernel.language import KernelError, Type
 from treadle.backends.codegen.kernel.llvm_casts import bitcast, cast, is_short_float, narrow, widen
 from treadle.backends.codegen.kernel.llvm_writer import (
     Writer,

@@ -9,7 +9,8 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from treadle.backends.codegen.kernel.ir import Function, KernelError, Number, Type, Value
+from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.language import KernelError, Number, Operand, Type
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -124,9 +125,9 @@ class Writer:
         self.label = "entry"
         self.streams = False
         self._declarations = declarations
-        self._operands: dict[Value, str] = {}
-        self._literals: dict[Value, str] = {}
-        self._defined: list[Value] = []
+        self._operands: dict[Operand, str] = {}
+        self._literals: dict[Operand, str] = {}
+        self._defined: list[Operand] = []
         self._count = 0
 
     # -- names -----------------------------------------------------------------------------
@@ -136,14 +137,14 @@ class Writer:
         self._count += 1
         return f"%v{self._count}"
 
-    def define(self, value: Value, operand: str) -> None:
+    def define(self, value: Operand, operand: str) -> None:
         """From now on the value goes by this operand."""
         if value in self._operands:
             raise KernelError(f"{self.kernel}: a value of type {value.type} is defined twice")
         self._operands[value] = operand
         self._defined.append(value)
 
-    def operand(self, value: Value) -> str:
+    def operand(self, value: Operand) -> str:
         """The value as an operand, without its type."""
         if value.literal is not None:
             found = self._literals.get(value)
@@ -157,7 +158,7 @@ class Writer:
                 f"{self.kernel}: a value of type {value.type} is used where it is not defined"
             ) from None
 
-    def typed(self, value: Value) -> str:
+    def typed(self, value: Operand) -> str:
         """The value as an operand, after its type."""
         return f"{llvm_type(value.type)} {self.operand(value)}"
 

@@ -19,11 +19,10 @@ from treadle.backends.codegen.kernel.ir import (
     Function,
     Instruction,
     Kernel,
-    KernelError,
     Loop,
     Statement,
-    Value,
 )
+from treadle.backends.codegen.kernel.language import KernelError, Operand
 
 _INDENT = "  "
 _NOT_IN_SYMBOLS = re.compile(r"\W", re.ASCII)
@@ -66,8 +65,8 @@ class _Printer:
     def __init__(self, kernel: str, functions: dict[Function, str]) -> None:
         self._kernel = kernel
         self._functions = functions
-        self._names: dict[Value, str] = {}
-        self._defined: list[Value] = []
+        self._names: dict[Operand, str] = {}
+        self._defined: list[Operand] = []
         self._count = 0
         self._lines: list[str] = []
 
@@ -80,7 +79,7 @@ class _Printer:
         self._block(function.body, _INDENT)
         return [f"{kind} {name}({inner}) {{", *self._lines, "}"]
 
-    def _define(self, value: Value) -> str:
+    def _define(self, value: Operand) -> str:
         if value in self._names:
             raise KernelError(f"{self._kernel}: a value of type {value.type} is defined twice")
         name = self._names[value] = f"%{self._count}"
@@ -88,7 +87,7 @@ class _Printer:
         self._defined.append(value)
         return name
 
-    def _use(self, value: Value) -> str:
+    def _use(self, value: Operand) -> str:
         if value.literal is not None:
             return f"{value.type}({value.literal!r})"
         try:
@@ -98,10 +97,10 @@ class _Printer:
                 f"{self._kernel}: a value of type {value.type} is used where it is not defined"
             ) from None
 
-    def _uses(self, values: Iterable[Value]) -> str:
+    def _uses(self, values: Iterable[Operand]) -> str:
         return ", ".join(map(self._use, values))
 
-    def _inner(self, block: Block, values: Iterable[Value], indent: str, before: int) -> None:
+    def _inner(self, block: Block, values: Iterable[Operand], indent: str, before: int) -> None:
         """A block with what it yields; what was defined since `before` is gone afterwards."""
         self._block(block, indent + _INDENT)
         yielded = self._uses(values)
@@ -163,6 +162,6 @@ class _Printer:
             self._inner(branch.otherwise, branch.otherwise_values, indent, before)
         self._close(branch.results, indent)
 
-    def _close(self, results: Iterable[Value], indent: str) -> None:
+    def _close(self, results: Iterable[Operand], indent: str) -> None:
         made = ", ".join(f"{self._define(v)}: {v.type}" for v in results)
         self._lines.append(f"{indent}}}" + (f" -> {made}" if made else ""))

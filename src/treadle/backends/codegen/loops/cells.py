@@ -127,7 +127,7 @@ class CellWriter(IndexWriter):
             inverse = _find(self._inverses, cell.args[-1]) if isinstance(cell.op, Div) else None
             if inverse is not None:
                 return inverse.times(self.b, self.value(cell.args[0]))
-            return apply(self.b, cell.op, [self.value(a) for a in cell.args], cell.dtype)
+            return apply(cell.op, [self.value(a) for a in cell.args], cell.dtype)
         if isinstance(cell, Load):
             return self._load(cell)
         if isinstance(cell, Literal):
@@ -149,16 +149,16 @@ class CellWriter(IndexWriter):
             index = place.base
             if cell.guards:
                 index = b.min(b.max(index, 0), self.parameters.size(count - 1))
-            return load_value(b, memory, index)
+            return load_value(memory, index)
         mask = self.mask
         if cell.guards:
             guarded = b.splat(self._all(cell.guards), self.lanes)
             mask = guarded if mask is None else b.bitwise("and", mask, guarded)
         if place.step == 1:
-            return load_value(b, memory, place.base, self.lanes, mask)
+            return load_value(memory, place.base, self.lanes, mask)
         if place.step == -1 and mask is None:
             start = b.sub(place.base, self.lanes - 1)
-            found = load_value(b, memory, start, self.lanes)
+            found = load_value(memory, start, self.lanes)
             return b.shuffle(found, found, range(self.lanes - 1, -1, -1))
         return b.cast(b.gather(memory, self.vector(place), mask), compute_dtype(dtype))
 
@@ -170,11 +170,11 @@ class CellWriter(IndexWriter):
         if offset != 0:
             place = Place(b.add(place.base, offset), place.step)
         if place.step == 0:
-            store_value(b, memory, place.base, value)
+            store_value(memory, place.base, value)
             return
         value = b.splat(value, self.lanes)
         if place.step == 1:
-            store_value(b, memory, place.base, value, self.mask)
+            store_value(memory, place.base, value, self.mask)
         else:
             b.scatter(memory, self.vector(place), b.cast(value, memory.dtype), self.mask)
 
@@ -196,7 +196,7 @@ class CellWriter(IndexWriter):
             numbers = b.mul(numbers, _number(cell.step, wide))
         if cell.start != 0:
             numbers = b.add(numbers, _number(cell.start, wide))
-        return numbers if wide is cell.dtype else convert(b, numbers, cell.dtype)
+        return numbers if wide is cell.dtype else convert(numbers, cell.dtype)
 
     def _numbers(self, place: Place, dtype: DType) -> Value:
         b = self.b

@@ -23,7 +23,8 @@ from treadle.graph.positions import Atom, Position
 class Parameters:
     """What a kernel is called with, found while it is written: pointers and integers."""
 
-    def __init__(self) -> None:
+    def __init__(self, b: Builder) -> None:
+        self.b = b
         self._sizes: dict[Dim, Value] = {}
         self._pointers: dict[tuple[Ref, DType], Value] = {}
 
@@ -31,11 +32,15 @@ class Parameters:
         """An integer as a parameter; -1, 0 and 1 stay literals, which code is simplified by."""
         if not isinstance(number, Expr) and -1 <= number <= 1:
             return number
-        return self._sizes.setdefault(number, size())
+        if number not in self._sizes:
+            self._sizes[number] = self.b.adopt(size())
+        return self._sizes[number]
 
     def pointer(self, ref: Ref, dtype: DType) -> Value:
         """Memory of the op as a parameter."""
-        return self._pointers.setdefault((ref, dtype), pointer(dtype))
+        if (ref, dtype) not in self._pointers:
+            self._pointers[ref, dtype] = self.b.adopt(pointer(dtype))
+        return self._pointers[ref, dtype]
 
     @property
     def values(self) -> tuple[Value, ...]:

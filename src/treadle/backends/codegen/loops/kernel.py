@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treadle.backends.codegen.irregular.rows import walk
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function, Kernel, Value, size
+from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.ir import Kernel, Value, size
 from treadle.backends.codegen.loops.cells import CellWriter
 from treadle.backends.codegen.loops.division import Division
 from treadle.backends.codegen.loops.index_map import Parameters
@@ -32,8 +32,8 @@ class LoopKernel:
         self.nest = nest
         self.plan = plan
         self.division = division
-        self.b = Builder()
-        self.parameters = Parameters()
+        self.b = KernelBuilder()
+        self.parameters = Parameters(self.b)
         self.writer = CellWriter(
             self.b, self.parameters, nest, memory.source, plan.lane_axis, plan.lanes
         )
@@ -57,19 +57,18 @@ class LoopKernel:
         )
 
     def _kernel(self) -> Kernel:
-        b, units, grain = self.b, size("units"), size("grain")
-        lo, hi = size("lo"), size("hi")
+        b = self.b
+        units, grain = b.adopt(size("units")), b.adopt(size("grain"))
         self.buffers.reserve()
         self.squares.reserve()
         self.columns.reserve()
         self.writer.hoist()
         if self.nest.collected:
-            b.loop(lo, hi, 1, lambda item: self._collecting(item, units, grain))
+            b.loop(b.lo, b.hi, 1, lambda item: self._collecting(item, units, grain))
         else:
-            self._units(b.mul(lo, grain), b.min(b.mul(hi, grain), units))
-        parameters = (*self.parameters.values, units, grain, lo, hi)
-        name = self._name()
-        return Kernel(name, Function(name, parameters, b.block))
+            self._units(b.mul(b.lo, grain), b.min(b.mul(b.hi, grain), units))
+        b.parameters = [*self.parameters.values, units, grain]
+        return b.kernel(self._name())
 
     def _name(self) -> str:
         """What profiles call the kernel: the ops it computes."""

@@ -110,7 +110,7 @@ class Squares:
             if square.ragged:
                 inside = b.compare("lt", b.add(square.j, k), square.stop)
                 mask = b.first_lanes(b.select(inside, b.sub(square.last, square.i), 0), lanes)
-            rows.append(load_value(b, memory, at, lanes, mask))
+            rows.append(load_value(memory, at, lanes, mask))
             at = b.add(at, stride)
         return rows
 

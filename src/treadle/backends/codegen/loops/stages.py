@@ -86,7 +86,7 @@ class StageWriter:
             for total, value in zip(stage.totals, found, strict=True):
                 count = self.parameters.size(total.count)
                 whole = finish(self.b, total.op, value, count)
-                self.writer.define(total, rounded(self.b, whole, total.dtype))
+                self.writer.define(total, rounded(whole, total.dtype))
             self.writer.stage = stage.number + 1
             if stage.totals:
                 self.writer.hoist()

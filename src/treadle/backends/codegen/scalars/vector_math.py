@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.language import Value
 from treadle.backends.codegen.scalars.vector_math_exp import cosh, erf, exp, expm1, sinh, tanh
 from treadle.backends.codegen.scalars.vector_math_log import acosh, asinh, atanh, log, log1p, power
 from treadle.backends.codegen.scalars.vector_math_trig import acos, asin, atan, atan2, cos, sin, tan
@@ -61,7 +61,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "erf": erf,
     "pow": power,
 }
-"""By the names of `ops.scalar.INTRINSICS`; the first argument is the builder."""
+"""By the names of `ops.scalar.INTRINSICS`."""
 
 BOUNDS: dict[str, dict[DType, float]] = {
     name: {dt.float32: single, dt.float64: double}

@@ -6,8 +6,7 @@ passes every clamp, because the constant comes first.
 
 from __future__ import annotations
 
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.language import Value, copysign, fma, maximum, minimum, select
 from treadle.backends.codegen.scalars import vector_math_table as table
 from treadle.backends.codegen.scalars.vector_math_format import (
     FLOAT32,
@@ -31,118 +30,113 @@ _ERF_ONE = {dt.float32: 3.95, dt.float64: 6.0}
 """erf(x) is 1 from here on."""
 
 
-def _lanes(b: Builder, number: float, x: Value) -> Value:
-    """A constant of the type of x."""
-    return b.constant(number, x.dtype, x.lanes)
+def _clamp(x: Value, low: float, high: float) -> Value:
+    return maximum(low, minimum(high, x))
 
 
-def _clamp(b: Builder, x: Value, low: float, high: float) -> Value:
-    return b.max(low, b.min(high, x))
-
-
-def _multiples(b: Builder, x: Value, form: Format, bias: int) -> tuple[Value, Value]:
+def _multiples(x: Value, form: Format, bias: int) -> tuple[Value, Value]:
     """(n, n + bias in the low bits of a float) for the integer n nearest to x / log(2)."""
-    shifted = b.fma(x, _LOG2_E, form.magic + bias)
-    return b.sub(shifted, form.magic + bias), shifted
+    shifted = fma(x, _LOG2_E, form.magic + bias)
+    return shifted - (form.magic + bias), shifted
 
 
-def exp_parts(b: Builder, x: Value) -> tuple[Value, Value, Value]:
+def exp_parts(x: Value) -> tuple[Value, Value, Value]:
     """(p, s, t) with exp(x) = p * s * t.
 
     Two factors, because 2**n itself is no number where the result is subnormal or nearly infinite.
     """
     form = format_of(x)
-    x = _clamp(b, x, *_RANGE[form.dtype])
-    n, shifted = _multiples(b, x, form, 2 * form.bias)
-    r = b.fma(n, -form.ln2[1], b.fma(n, -form.ln2[0], x))
-    p = polynomial(b, r, (1.0, 1.0, *table.EXP[form.dtype]))
+    x = _clamp(x, *_RANGE[form.dtype])
+    n, shifted = _multiples(x, form, 2 * form.bias)
+    r = fma(n, -form.ln2[1], fma(n, -form.ln2[0], x))
+    p = polynomial(r, (1.0, 1.0, *table.EXP[form.dtype]))
     # n = i + j with i = n // 2, both with a bias.
-    both = bits_of(b, shifted)
-    half = b.bitwise("shr", both, 1)
-    return p, two_to_the(b, half, form), two_to_the(b, b.sub(both, half), form)
+    both = bits_of(shifted)
+    half = both >> 1
+    return p, two_to_the(half, form), two_to_the(both - half, form)
 
 
-def exp(b: Builder, x: Value) -> Value:
+def exp(x: Value) -> Value:
     """e to the power x."""
-    p, s, t = exp_parts(b, x)
-    return b.mul(b.mul(p, s), t)
+    p, s, t = exp_parts(x)
+    return p * s * t
 
 
-def half_exp(b: Builder, x: Value) -> Value:
+def half_exp(x: Value) -> Value:
     """exp(x) / 2, which is finite a little longer than exp(x)."""
-    p, s, t = exp_parts(b, x)
-    return b.mul(b.mul(p, s), b.mul(t, 0.5))
+    p, s, t = exp_parts(x)
+    return p * s * (t * 0.5)
 
 
-def _expm1_parts(b: Builder, x: Value, form: Format, bias: int) -> tuple[Value, Value]:
+def _expm1_parts(x: Value, form: Format, bias: int) -> tuple[Value, Value]:
     """(q, s) with exp(x) = s * (1 + q) and s = 2**(n + bias - form.bias)."""
-    n, shifted = _multiples(b, x, form, bias)
+    n, shifted = _multiples(x, form, bias)
     # The first step is exact; its result is the largest term of q, the others are added first.
-    leading = b.fma(n, -form.ln2[0], x)
-    r = b.fma(n, -form.ln2[1], leading)
-    rest = b.mul(b.mul(r, r), polynomial(b, r, table.EXP[r.dtype]))
-    return b.add(leading, b.fma(n, -form.ln2[1], rest)), two_to_the(b, shifted, form)
+    leading = fma(n, -form.ln2[0], x)
+    r = fma(n, -form.ln2[1], leading)
+    rest = r * r * polynomial(r, table.EXP[r.dtype])
+    return leading + fma(n, -form.ln2[1], rest), two_to_the(shifted, form)
 
 
-def expm1(b: Builder, x: Value) -> Value:
+def expm1(x: Value) -> Value:
     """exp(x) - 1."""
     form = format_of(x)
     # Half the scale, so that it does not overflow before the result does.
-    inside = _clamp(b, x, *_EXPM1_RANGE[form.dtype])
-    q, scale = _expm1_parts(b, inside, form, form.bias - 1)
-    half = b.fma(scale, q, b.sub(scale, 0.5))
-    return b.select(b.compare("lt", b.abs(x), form.tiny), x, b.add(half, half))
+    inside = _clamp(x, *_EXPM1_RANGE[form.dtype])
+    q, scale = _expm1_parts(inside, form, form.bias - 1)
+    half = fma(scale, q, scale - 0.5)
+    return select(abs(x) < form.tiny, x, half + half)
 
 
-def tanh(b: Builder, x: Value) -> Value:
+def tanh(x: Value) -> Value:
     """Hyperbolic tangent: |e / (e + 2)| for e = expm1(2 x) or e = expm1(-2 x).
 
     Below 1/2 the argument is negative, because e + 2 is rounded less below 2 than above.
     """
     form = format_of(x)
-    size = b.abs(x)
-    near = b.compare("lt", size, 0.5)
-    argument = b.min(_TANH_ONE[form.dtype], b.mul(size, b.select(near, _lanes(b, -2.0, x), 2.0)))
-    q, scale = _expm1_parts(b, argument, form, form.bias)
-    e = b.fma(scale, q, b.sub(scale, 1.0))
-    return b.copysign(b.div(e, b.add(e, 2.0)), x)
+    size = abs(x)
+    near = size < 0.5
+    argument = minimum(_TANH_ONE[form.dtype], size * select(near, x.constant(-2.0), 2.0))
+    q, scale = _expm1_parts(argument, form, form.bias)
+    e = fma(scale, q, scale - 1.0)
+    return copysign(e / (e + 2.0), x)
 
 
-def sinh(b: Builder, x: Value) -> Value:
+def sinh(x: Value) -> Value:
     """Hyperbolic sine: a polynomial below 1, exponentials above."""
-    size = b.abs(x)
-    square = b.mul(size, size)
-    near = b.fma(b.mul(size, square), polynomial(b, square, table.SINH[x.dtype]), size)
-    half = half_exp(b, size)
-    far = b.sub(half, b.div(_lanes(b, 0.25, x), half))
-    return b.copysign(b.select(b.compare("lt", size, 1.0), near, far), x)
+    size = abs(x)
+    square = size * size
+    near = fma(size * square, polynomial(square, table.SINH[x.dtype]), size)
+    half = half_exp(size)
+    far = half - 0.25 / half
+    return copysign(select(size < 1.0, near, far), x)
 
 
-def cosh(b: Builder, x: Value) -> Value:
+def cosh(x: Value) -> Value:
     """Hyperbolic cosine."""
-    half = half_exp(b, b.abs(x))
-    return b.add(half, b.div(_lanes(b, 0.25, x), half))
+    half = half_exp(abs(x))
+    return half + 0.25 / half
 
 
-def erf(b: Builder, x: Value) -> Value:
+def erf(x: Value) -> Value:
     """2/sqrt(pi) times the integral of exp(-t**2) from 0 to x."""
     form = format_of(x)
-    size = b.min(_ERF_ONE[form.dtype], b.abs(x))
-    square = b.mul(size, size)
-    near = b.fma(size, polynomial(b, square, table.ERF_NEAR[form.dtype]), size)
-    far = _erf_far_single(b, size, form) if form is FLOAT32 else _erf_far_double(b, size, square)
-    return b.copysign(b.select(b.compare("lt", size, 1.0), near, far), x)
+    size = minimum(_ERF_ONE[form.dtype], abs(x))
+    square = size * size
+    near = fma(size, polynomial(square, table.ERF_NEAR[form.dtype]), size)
+    far = _erf_far_single(size, form) if form is FLOAT32 else _erf_far_double(size, square)
+    return copysign(select(size < 1.0, near, far), x)
 
 
-def _erf_far_single(b: Builder, x: Value, form: Format) -> Value:
+def _erf_far_single(x: Value, form: Format) -> Value:
     """1 - exp(log(erfc(x))), where the logarithm is a polynomial; no result is near a limit."""
-    logarithm = polynomial(b, x, table.LOG_ERFC)
-    n, shifted = _multiples(b, logarithm, form, form.bias)
-    p = polynomial(b, b.fma(n, -LN2, logarithm), (1.0, 1.0, *table.EXP[form.dtype]))
-    return b.sub(1.0, b.mul(p, two_to_the(b, shifted, form)))
+    logarithm = polynomial(x, table.LOG_ERFC)
+    n, shifted = _multiples(logarithm, form, form.bias)
+    p = polynomial(fma(n, -LN2, logarithm), (1.0, 1.0, *table.EXP[form.dtype]))
+    return 1.0 - p * two_to_the(shifted, form)
 
 
-def _erf_far_double(b: Builder, x: Value, square: Value) -> Value:
+def _erf_far_double(x: Value, square: Value) -> Value:
     """1 - exp(-x**2) times a polynomial."""
-    place = b.div(b.sub(x, 2.0), b.add(x, 2.0))
-    return b.fma(b.neg(exp(b, b.neg(square))), polynomial(b, place, table.ERF_FAR), 1.0)
+    place = (x - 2.0) / (x + 2.0)
+    return fma(-exp(-square), polynomial(place, table.ERF_FAR), 1.0)

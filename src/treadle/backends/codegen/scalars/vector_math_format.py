@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import KernelError, Value
+from treadle.backends.codegen.kernel.language import KernelError, Value, fma
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
@@ -75,39 +74,39 @@ def format_of(x: Value) -> Format:
     return found
 
 
-def polynomial(b: Builder, x: Value, coefficients: tuple[float, ...]) -> Value:
+def polynomial(x: Value, coefficients: tuple[float, ...]) -> Value:
     """Coefficients, the constant term first, by Horner's rule."""
-    result = b.constant(coefficients[-1], x.dtype, x.lanes)
+    result = x.constant(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
-        result = b.fma(result, x, coefficient)
+        result = fma(result, x, coefficient)
     return result
 
 
-def bits_of(b: Builder, x: Value) -> Value:
+def bits_of(x: Value) -> Value:
     """The bits as an unsigned integer."""
-    return b.bitcast(x, format_of(x).integer)
+    return x.bitcast(format_of(x).integer)
 
 
-def two_to_the(b: Builder, biased: Value, form: Format) -> Value:
+def two_to_the(biased: Value, form: Format) -> Value:
     """2**n from n + bias in the low bits of a float or an unsigned integer."""
-    bits = b.bitcast(biased, form.integer)
-    return b.bitcast(b.bitwise("shl", bits, form.precision), form.dtype)
+    bits = biased.bitcast(form.integer)
+    return (bits << form.precision).bitcast(form.dtype)
 
 
-def two_sum(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
+def two_sum(x: Value | float, y: Value) -> tuple[Value, Value]:
     """x + y rounded, and exactly what that lost (Knuth)."""
-    total = b.add(x, y)
-    part = b.sub(total, x)
-    return total, b.add(b.sub(x, b.sub(total, part)), b.sub(y, part))
+    total = x + y
+    part = total - x
+    return total, x - (total - part) + (y - part)
 
 
-def fast_two_sum(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
+def fast_two_sum(x: Value | float, y: Value) -> tuple[Value, Value]:
     """The same where x is not smaller in size than y (Dekker)."""
-    total = b.add(x, y)
-    return total, b.sub(y, b.sub(total, x))
+    total = x + y
+    return total, y - (total - x)
 
 
-def two_product(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
+def two_product(x: Value, y: Value | float) -> tuple[Value, Value]:
     """x * y rounded, and exactly what that lost."""
-    product = b.mul(x, y)
-    return product, b.fma(x, y, b.neg(product))
+    product = x * y
+    return product, fma(x, y, -product)

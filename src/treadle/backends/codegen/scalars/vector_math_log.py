@@ -6,8 +6,16 @@ s = (m - 1) / (m + 1) (float64, as in FreeBSD's msun).
 
 from __future__ import annotations
 
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.language import (
+    Value,
+    copysign,
+    floor,
+    fma,
+    maximum,
+    minimum,
+    select,
+    sqrt,
+)
 from treadle.backends.codegen.scalars import vector_math_table as table
 from treadle.backends.codegen.scalars.vector_math_exp import exp, exp_parts
 from treadle.backends.codegen.scalars.vector_math_format import (
@@ -31,184 +39,184 @@ _ROOT_HALF = {dt.float32: 0x3F3504F3, dt.float64: 0x3FE6A09E667F3BCD}
 """Bits of sqrt(1/2)."""
 
 
-def _exponent(b: Builder, x: Value, form: Format) -> tuple[Value, Value]:
+def _exponent(x: Value, form: Format) -> tuple[Value, Value]:
     """k + bias as an unsigned integer, and m, for a normal x = 2**k m."""
-    bits = bits_of(b, x)
+    bits = bits_of(x)
     one = form.bias << form.precision
-    biased = b.bitwise("shr", b.add(bits, one - _ROOT_HALF[form.dtype]), form.precision)
-    m = b.add(b.sub(bits, b.bitwise("shl", biased, form.precision)), one)
-    return biased, b.bitcast(m, form.dtype)
+    biased = (bits + (one - _ROOT_HALF[form.dtype])) >> form.precision
+    m = bits - (biased << form.precision) + one
+    return biased, m.bitcast(form.dtype)
 
 
-def _number(b: Builder, biased: Value, form: Format, less: Value | float = 0.0) -> Value:
+def _number(biased: Value, form: Format, less: Value | float = 0.0) -> Value:
     """k, less `less`, as a float: a small integer is put into the low bits of a large float."""
     base = 2.0**form.precision
-    bits = b.bitwise("or", biased, (form.bias + form.precision) << form.precision)
-    offset = base + form.bias + less if isinstance(less, float) else b.add(less, base + form.bias)
-    return b.sub(b.bitcast(bits, form.dtype), offset)
+    bits = biased | ((form.bias + form.precision) << form.precision)
+    offset = base + form.bias + less if isinstance(less, float) else less + (base + form.bias)
+    return bits.bitcast(form.dtype) - offset
 
 
-def _normal(b: Builder, x: Value, form: Format) -> tuple[Value, Value]:
+def _normal(x: Value, form: Format) -> tuple[Value, Value]:
     """x scaled out of the subnormal range where it is there, and by which power of 2."""
-    small = b.compare("lt", x, form.smallest_normal)
+    small = x < form.smallest_normal
     shift = float(form.precision + 2)
-    power = b.select(small, b.constant(shift, form.dtype, x.lanes), 0.0)
-    return b.select(small, b.mul(x, 2.0**shift), x), power
+    power = select(small, x.constant(shift), 0.0)
+    return select(small, x * 2.0**shift, x), power
 
 
-def _log_of(b: Builder, k: Value, f: Value, form: Format) -> Value:
+def _log_of(k: Value, f: Value, form: Format) -> Value:
     """k log(2) + log(1 + f)."""
     high, low = form.ln2
-    square = b.mul(f, f)
+    square = f * f
     if form is FLOAT32:
-        rest = b.fma(polynomial(b, f, table.LOG), f, -0.5)
-        return b.fma(k, high, b.fma(rest, square, b.fma(k, low, f)))
-    s = b.div(f, b.add(f, 2.0))
-    z = b.mul(s, s)
-    half = b.mul(square, 0.5)
-    tail = b.mul(z, polynomial(b, z, table.ATANH))
-    rest = b.fma(s, b.add(half, tail), b.mul(k, low))
-    return b.fma(k, high, b.sub(f, b.sub(half, rest)))
+        rest = fma(polynomial(f, table.LOG), f, -0.5)
+        return fma(k, high, fma(rest, square, fma(k, low, f)))
+    s = f / (f + 2.0)
+    z = s * s
+    half = square * 0.5
+    tail = z * polynomial(z, table.ATANH)
+    rest = fma(s, half + tail, k * low)
+    return fma(k, high, f - (half - rest))
 
 
-def _ends(b: Builder, x: Value, result: Value, zero: float) -> Value:
+def _ends(x: Value, result: Value, zero: float) -> Value:
     """What log gives beyond the numbers above `zero`, its pole."""
-    result = b.select(b.compare("lt", x, _INFINITY), result, x)
-    pole = b.select(b.compare("eq", x, zero), b.constant(-_INFINITY, x.dtype, x.lanes), _NAN)
-    return b.select(b.compare("le", x, zero), pole, result)
+    result = select(x < _INFINITY, result, x)
+    pole = select(x == zero, x.constant(-_INFINITY), _NAN)
+    return select(x <= zero, pole, result)
 
 
-def log(b: Builder, x: Value) -> Value:
+def log(x: Value) -> Value:
     """Natural logarithm."""
     form = format_of(x)
-    normal, shift = _normal(b, x, form)
-    biased, m = _exponent(b, normal, form)
-    result = _log_of(b, _number(b, biased, form, shift), b.sub(m, 1.0), form)
-    return _ends(b, x, result, 0.0)
+    normal, shift = _normal(x, form)
+    biased, m = _exponent(normal, form)
+    result = _log_of(_number(biased, form, shift), m - 1.0, form)
+    return _ends(x, result, 0.0)
 
 
-def log1p(b: Builder, x: Value) -> Value:
+def log1p(x: Value) -> Value:
     """log(1 + x); what 1 + x loses is put back into the reduced argument."""
     form = format_of(x)
-    total, lost = two_sum(b, b.constant(1.0, x.dtype, x.lanes), x)
-    biased, m = _exponent(b, total, form)
+    total, lost = two_sum(1.0, x)
+    biased, m = _exponent(total, form)
     # 2**-k; beyond the clamp the lost part is far below the result.
-    inverse = b.sub(2 * form.bias, b.min(biased, 2 * form.bias - 1))
-    f = b.fma(lost, two_to_the(b, inverse, form), b.sub(m, 1.0))
-    result = _ends(b, x, _log_of(b, _number(b, biased, form), f, form), -1.0)
-    return b.select(b.compare("lt", b.abs(x), form.tiny), x, result)
+    inverse = 2 * form.bias - minimum(biased, 2 * form.bias - 1)
+    f = fma(lost, two_to_the(inverse, form), m - 1.0)
+    result = _ends(x, _log_of(_number(biased, form), f, form), -1.0)
+    return select(abs(x) < form.tiny, x, result)
 
 
-def asinh(b: Builder, x: Value) -> Value:
+def asinh(x: Value) -> Value:
     """log(t + sqrt(t**2 + 1)) for t = |x|, as log1p; log(2 t) where t**2 might overflow."""
     form = format_of(x)
-    size = b.abs(x)
-    square = b.mul(size, size)
-    root = b.sqrt(b.add(square, 1.0))
-    near = b.add(size, b.div(square, b.add(root, 1.0)))
-    return b.copysign(_log1p_or_double(b, size, near, form), x)
+    size = abs(x)
+    square = size * size
+    root = sqrt(square + 1.0)
+    near = size + square / (root + 1.0)
+    return copysign(_log1p_or_double(size, near, form), x)
 
 
-def acosh(b: Builder, x: Value) -> Value:
+def acosh(x: Value) -> Value:
     """log(x + sqrt(x**2 - 1)) as log1p; log(2 x) where x**2 might overflow."""
     form = format_of(x)
-    above = b.sub(x, 1.0)
-    near = b.add(above, b.sqrt(b.mul(above, b.add(x, 1.0))))
-    result = _log1p_or_double(b, x, near, form)
-    return b.select(b.compare("lt", x, 1.0), _NAN, result)
+    above = x - 1.0
+    near = above + sqrt(above * (x + 1.0))
+    result = _log1p_or_double(x, near, form)
+    return select(x < 1.0, _NAN, result)
 
 
-def _log1p_or_double(b: Builder, x: Value, near: Value, form: Format) -> Value:
+def _log1p_or_double(x: Value, near: Value, form: Format) -> Value:
     """log1p(near), or log(2 x) for x so large that it makes no difference."""
-    large = b.compare("lt", 2.0 ** (form.precision + 3), x)
-    result = log1p(b, b.select(large, x, near))
-    return b.select(large, b.add(result, LN2), result)
+    large = 2.0 ** (form.precision + 3) < x
+    result = log1p(select(large, x, near))
+    return select(large, result + LN2, result)
 
 
-def atanh(b: Builder, x: Value) -> Value:
+def atanh(x: Value) -> Value:
     """log((1 + t) / (1 - t)) / 2 for t = |x|, as log1p."""
-    size = b.abs(x)
-    double = b.add(size, size)
-    argument = b.fma(double, b.div(size, b.sub(1.0, size)), double)
-    result = b.copysign(b.mul(log1p(b, argument), 0.5), x)
-    return b.select(b.compare("lt", 1.0, size), _NAN, result)
+    size = abs(x)
+    double = size + size
+    argument = fma(double, size / (1.0 - size), double)
+    result = copysign(log1p(argument) * 0.5, x)
+    return select(size > 1.0, _NAN, result)
 
 
 # -- powers ------------------------------------------------------------------------------------
 
 
-def power(b: Builder, x: Value, y: Value) -> Value:
+def power(x: Value, y: Value) -> Value:
     """x to the power y with C's special cases; float32 is computed in float64."""
-    size = b.abs(x)
+    size = abs(x)
     if x.dtype is dt.float32:
-        wide = b.mul(b.cast(y, dt.float64), log(b, b.cast(size, dt.float64)))
-        result = b.cast(exp(b, wide), dt.float32)
+        wide = y.cast(dt.float64) * log(size.cast(dt.float64))
+        result = exp(wide).cast(dt.float32)
     else:
-        result = _power_of_size(b, size, y)
-    return _power_cases(b, x, y, b.select(b.compare("eq", size, 1.0), 1.0, result))
+        result = _power_of_size(size, y)
+    return _power_cases(x, y, select(size == 1.0, 1.0, result))
 
 
-def _power_cases(b: Builder, x: Value, y: Value, result: Value) -> Value:
+def _power_cases(x: Value, y: Value, result: Value) -> Value:
     """Signs and NaN: `result` is |x| to the power y."""
-    half = b.mul(y, 0.5)
-    whole = b.compare("eq", b.unary("floor", y), y)
-    odd = b.bitwise("and", whole, b.compare("ne", b.unary("floor", half), half))
-    result = b.select(odd, b.copysign(result, x), result)
-    undefined = b.bitwise("and", b.compare("lt", x, 0.0), b.invert(whole))
-    finite = b.compare("lt", b.abs(x), _INFINITY)
-    result = b.select(b.bitwise("and", undefined, finite), _NAN, result)
-    missing = b.bitwise("or", b.compare("ne", x, x), b.compare("ne", y, y))
-    result = b.select(missing, _NAN, result)
-    one = b.bitwise("or", b.compare("eq", x, 1.0), b.compare("eq", y, 0.0))
-    return b.select(one, 1.0, result)
+    half = y * 0.5
+    whole = floor(y) == y
+    odd = whole & (floor(half) != half)
+    result = select(odd, copysign(result, x), result)
+    undefined = (x < 0.0) & ~whole
+    finite = abs(x) < _INFINITY
+    result = select(undefined & finite, _NAN, result)
+    missing = (x != x) | (y != y)
+    result = select(missing, _NAN, result)
+    one = (x == 1.0) | (y == 0.0)
+    return select(one, 1.0, result)
 
 
-def _power_of_size(b: Builder, x: Value, y: Value) -> Value:
+def _power_of_size(x: Value, y: Value) -> Value:
     """exp(y log(x)) for float64 x >= 0, with a logarithm of more than 64 bits."""
     form = format_of(x)
-    high, low = _long_log(b, x, form)
-    product, lost = two_product(b, y, high)
-    rest = b.fma(y, low, lost)
-    p, s, t = exp_parts(b, product)
-    fine = b.mul(b.mul(b.fma(p, rest, p), s), t)
+    high, low = _long_log(x, form)
+    product, lost = two_product(y, high)
+    rest = fma(y, low, lost)
+    p, s, t = exp_parts(product)
+    fine = fma(p, rest, p) * s * t
     # Where the product is beyond every result, what was lost is NaN or makes no difference.
-    result = b.select(b.compare("lt", b.abs(product), 760.0), fine, exp(b, product))
-    rises = b.bitwise("xor", b.compare("lt", x, 1.0), b.compare("lt", 0.0, y))
-    limit = b.select(rises, b.constant(_INFINITY, x.dtype, x.lanes), 0.0)
-    ends = b.bitwise("or", b.compare("eq", x, 0.0), b.compare("eq", x, _INFINITY))
-    ends = b.bitwise("or", ends, b.compare("eq", b.abs(y), _INFINITY))
-    return b.select(ends, limit, result)
+    result = select(abs(product) < 760.0, fine, exp(product))
+    rises = (x < 1.0) ^ (y > 0.0)
+    limit = select(rises, x.constant(_INFINITY), 0.0)
+    ends = (x == 0.0) | (x == _INFINITY)
+    ends = ends | (abs(y) == _INFINITY)
+    return select(ends, limit, result)
 
 
-def _long_log(b: Builder, x: Value, form: Format) -> tuple[Value, Value]:
+def _long_log(x: Value, form: Format) -> tuple[Value, Value]:
     """log(x) of a positive finite float64 as a sum of two: 2 atanh(s) + k log(2)."""
-    normal, shift = _normal(b, x, form)
-    biased, m = _exponent(b, normal, form)
-    k = _number(b, biased, form, shift)
+    normal, shift = _normal(x, form)
+    biased, m = _exponent(normal, form)
+    k = _number(biased, form, shift)
     # s = (m - 1) / (m + 1) to 106 bits.
-    over = b.sub(m, 1.0)
-    under, under_low = fast_two_sum(b, b.max(1.0, m), b.min(1.0, m))
-    s = b.div(over, under)
-    s_low = b.div(b.fma(b.neg(s), under_low, b.fma(b.neg(s), under, over)), under)
+    over = m - 1.0
+    under, under_low = fast_two_sum(maximum(1.0, m), minimum(1.0, m))
+    s = over / under
+    s_low = fma(-s, under_low, fma(-s, under, over)) / under
     # u = s**2, and 2/3 + u (2/5 + u tail) to some 70 bits.
-    u, u_low = two_product(b, s, s)
-    u_low = b.fma(b.add(s, s), s_low, u_low)
-    inner = b.mul(u, polynomial(b, u, table.ATANH_TAIL))
-    fifth, fifth_low = fast_two_sum(b, b.constant(0.4, x.dtype, x.lanes), inner)
-    fifth_low = b.add(fifth_low, -2.2204460492503132e-17)
-    part, part_low = two_product(b, u, fifth)
-    part_low = b.add(part_low, b.fma(u, fifth_low, b.mul(u_low, fifth)))
-    third, third_low = fast_two_sum(b, b.constant(2 / 3, x.dtype, x.lanes), part)
-    third_low = b.add(b.add(third_low, 3.700743415417188e-17), part_low)
+    u, u_low = two_product(s, s)
+    u_low = fma(s + s, s_low, u_low)
+    inner = u * polynomial(u, table.ATANH_TAIL)
+    fifth, fifth_low = fast_two_sum(0.4, inner)
+    fifth_low = fifth_low + -2.2204460492503132e-17
+    part, part_low = two_product(u, fifth)
+    part_low = part_low + fma(u, fifth_low, u_low * fifth)
+    third, third_low = fast_two_sum(2 / 3, part)
+    third_low = third_low + 3.700743415417188e-17 + part_low
     # cube = s u (2/3 + ...).
-    v, v_low = two_product(b, s, u)
-    v_low = b.add(v_low, b.fma(s, u_low, b.mul(s_low, u)))
-    cube, cube_low = two_product(b, v, third)
-    cube_low = b.add(cube_low, b.fma(v, third_low, b.mul(v_low, third)))
+    v, v_low = two_product(s, u)
+    v_low = v_low + fma(s, u_low, s_low * u)
+    cube, cube_low = two_product(v, third)
+    cube_low = cube_low + fma(v, third_low, v_low * third)
     # k log(2) + 2 s + cube, the largest first.
-    scaled, scaled_low = two_product(b, k, b.constant(form.ln2[0], x.dtype, x.lanes))
-    scaled_low = b.fma(k, form.ln2[1], scaled_low)
-    total, lost = two_sum(b, scaled, b.add(s, s))
-    total, lost_too = two_sum(b, total, cube)
-    low = b.add(b.add(lost, lost_too), b.add(b.add(scaled_low, b.add(s_low, s_low)), cube_low))
-    return fast_two_sum(b, total, low)
+    scaled, scaled_low = two_product(k, form.ln2[0])
+    scaled_low = fma(k, form.ln2[1], scaled_low)
+    total, lost = two_sum(scaled, s + s)
+    total, lost_too = two_sum(total, cube)
+    low = lost + lost_too + (scaled_low + (s_low + s_low) + cube_low)
+    return fast_two_sum(total, low)
