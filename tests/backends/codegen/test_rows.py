@@ -7,16 +7,14 @@ import pytest
 from tests.backends.codegen.irregular import interpreted, one_by_one
 
 from treadle.backends.codegen.irregular.rows import (
+    RowBuilder,
     divide,
     over_rows,
     place,
     resolve,
-    row_kernel,
     vector_loop,
-    walk,
 )
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.base import dtype as dt
 
 
@@ -29,7 +27,7 @@ def test_items_cover_all_rows_once(rows: int, cost: float) -> None:
 
 
 def test_small_launches_are_serial() -> None:
-    kernel = row_kernel("nothing", (), lambda b, first, stop: None)
+    kernel = RowBuilder().kernel("nothing")
     assert over_rows(kernel, (), 10, 100.0).serial
     shared = over_rows(kernel, (), 1000, 1000.0)
     assert not shared.serial
@@ -42,45 +40,32 @@ def _run(kernel: Kernel, arguments: list[object], rows: int, grain: int) -> None
 
 
 def test_walk_counts_coordinates_on() -> None:
-    out, sizes = pointer(dt.int64, "out"), [size(n) for n in ("two", "three", "five")]
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def one(row: Value, *at: Value) -> None:
-            weights = [b.index(10000), b.index(100), b.index(1)]
-            b.store(out, row, place(b, at, weights))
-
-        walk(b, first, stop, sizes, one)
-
+    e = RowBuilder()
+    out, sizes = e.pointer(dt.int64, "out"), e.sizes("two", "three", "five")
+    with e.rows(*sizes) as (row, *at):
+        out[row] = place(at, [e.index(10000), e.index(100), e.index(1)])
     found = np.zeros(30, np.int64)
-    _run(row_kernel("walk", (out, *sizes), body), [found, 2, 3, 5], 30, 7)
+    _run(e.kernel("walk"), [found, 2, 3, 5], 30, 7)
     wanted = np.stack(np.unravel_index(np.arange(30), (2, 3, 5))).T @ [10000, 100, 1]
     np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 11])
 def test_vector_loop_masks_what_is_left(count: int) -> None:
-    out, sizes = pointer(dt.int32, "out"), [size("count")]
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def some(i: Value, mask: Value | None) -> None:
-            b.store(out, i, b.constant(7, dt.int32, 4), mask)
-
-        vector_loop(b, 0, sizes[0], 4, some)
-
+    e = RowBuilder()
+    out, extent = e.pointer(dt.int32, "out"), e.size("count")
+    for i, mask in vector_loop(e, 0, extent, 4):
+        out.store(i, e.constant(7, dt.int32, 4), mask)
     found = np.zeros(12, np.int32)
-    _run(row_kernel("fill", (out, *sizes), body), [found, count], 1, 1)
+    _run(e.kernel("fill"), [found, count], 1, 1)
     assert found.tolist() == [7] * count + [0] * (12 - count)
 
 
 def test_resolve() -> None:
-    index, out = pointer(dt.int32, "index"), pointer(dt.int64, "out")
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def one(i: Value) -> None:
-            b.store(out, i, resolve(b, b.load(index, i), b.index(5)))
-
-        b.loop(first, stop, 1, one)
-
+    e = RowBuilder()
+    index, out = e.pointer(dt.int32, "index"), e.pointer(dt.int64, "out")
+    with e.loop(e.first, e.stop) as i:
+        out.store(i, resolve(index[i], e.index(5)))
     given, found = np.array([0, 4, -1, -5, 5, -6, 2**31 - 1, -(2**31)], np.int32), np.zeros(8, int)
-    _run(row_kernel("resolve", (index, out), body), [given, found], 8, 3)
+    _run(e.kernel("resolve"), [given, found], 8, 3)
     assert found.tolist() == [0, 4, 4, 0, 4, 0, 4, 0]

@@ -198,7 +198,7 @@ class Rows(ABC, Generic[S]):
         chunk, entry = b.rem(item, self.chunks), b.div(item, self.chunks)
         head, row = b.rem(entry, self.shared), b.div(entry, self.shared)
         most = MOST_POSITIONS if self.s.ring else self.capacity
-        start, end = (bounded(b, b.load(p, row), most) for p in self.places[:2])
+        start, end = (bounded(b.load(p, row), most) for p in self.places[:2])
         count = b.max(b.min(b.sub(end, start), self.time), 0)
         first = b.mul(chunk, ROWS)
         every = b.min(b.sub(b.mul(self.time, self.group), first), ROWS)
@@ -280,7 +280,7 @@ class _Cached(Rows[_Scratch]):
 
     def work(self, b: Builder, scratch: _Scratch, at: Item) -> None:
         s = self.s
-        sequence = bounded(b, b.load(self.places[2], at.row), b.sub(self.sequences, 1))
+        sequence = bounded(b.load(self.places[2], at.row), b.sub(self.sequences, 1))
         line = b.mul(b.add(b.mul(sequence, self.shared), at.head), self.capacity)
         keys = _Keys(
             b.offset(self.k, b.mul(line, s.d)),

@@ -97,8 +97,8 @@ class _Words:
     def _item(self, b: Builder, item: Value) -> None:
         panel, entry = b.rem(item, self.panels), b.div(item, self.panels)
         head, row = b.rem(entry, self.shared), b.div(entry, self.shared)
-        end = bounded(b, b.load(self.ends, row), self.capacity)
-        sequence = bounded(b, b.load(self.rows, row), b.sub(self.sequences, 1))
+        end = bounded(b.load(self.ends, row), self.capacity)
+        sequence = bounded(b.load(self.rows, row), b.sub(self.sequences, 1))
         first = b.mul(panel, STEP)
         line = b.mul(b.add(b.mul(sequence, self.shared), head), self.capacity)
         start = b.add(line, first)

@@ -219,7 +219,7 @@ class _Routed(_Product):
 
         def item(i: Value) -> None:
             row, panel = e.rem(i, self.m), e.div(i, self.m)
-            expert = resolve(e, e.load(self.numbers, row), self.experts)
+            expert = resolve(e.load(self.numbers, row), self.experts)
             place = e.add(e.mul(expert, self.panels), panel)
             weights = e.offset(self.weights, e.mul(place, e.mul(self.blocks, self.layout.block)))
             source = e.mul(e.div(row, self.sharing), e.mul(terms, self.records.units))

@@ -112,7 +112,7 @@ def routes_kernel(dtype: DType) -> Kernel:
 
     def write(e: Builder, lo: Value, hi: Value) -> None:
         def each(visit: Callable[[Value, Value], None]) -> None:
-            e.loop(0, count, 1, lambda i: visit(i, resolve(e, e.load(numbers, i), experts)))
+            e.loop(0, count, 1, lambda i: visit(i, resolve(e.load(numbers, i), experts)))
 
         def add(at: Value, number: Value | int) -> None:
             e.store(ends, at, e.add(e.load(ends, at), number))

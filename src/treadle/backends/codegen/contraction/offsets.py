@@ -14,9 +14,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from treadle.backends.codegen.irregular.rows import over_rows, row_kernel, unravel
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows, unravel
+from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.estimates import estimate
@@ -180,32 +179,22 @@ def columns_of(table: Sums) -> Offsets:
 @lru_cache(maxsize=16)
 def table_kernel(factors: int) -> Kernel:
     """A kernel whose rows are lines of a table: all of its axes but the last one."""
-    target, columns = pointer(dt.int32, "target"), pointer(dt.int32, "columns")
-    counts, steps = ([size(f"{n}{i}") for i in range(_AXES)] for n in ("count", "step"))
-    length, by = size("length"), [size(f"factor{i}") for i in range(factors)]
-
-    def write(b: Builder, first: Value, stop: Value) -> None:
-        def line(row: Value) -> None:
-            start, places = b.index(0), unravel(b, row, counts[:-1])
-            for place, step in zip(places, steps, strict=False):
-                start = b.add(start, b.mul(place, step))
-            made = b.offset(target, b.mul(row, b.mul(counts[-1], length)))
-
-            def along(i: Value) -> None:
-                at = b.add(start, b.mul(i, steps[-1]))
-                place = b.mul(i, length)
-
-                def one(j: Value) -> None:
-                    total = at
-                    for c, factor in enumerate(by):
-                        column = b.load(columns, b.add(j, b.mul(length, c)))
-                        total = b.add(total, b.mul(b.cast(column, dt.int64), factor))
-                    b.store(made, b.add(place, j), b.cast(total, dt.int32))
-
-                b.loop(0, length, 1, one)
-
-            b.loop(0, counts[-1], 1, along)
-
-        b.loop(first, stop, 1, line)
-
-    return row_kernel(f"offsets_{factors}", (target, columns, *counts, *steps, length, *by), write)
+    e = RowBuilder()
+    target, columns = e.pointer(dt.int32, "target"), e.pointer(dt.int32, "columns")
+    counts, steps = (e.sizes(*(f"{n}{i}" for i in range(_AXES))) for n in ("count", "step"))
+    length, by = e.size("length"), e.sizes(*(f"factor{i}" for i in range(factors)))
+    with e.loop(e.first, e.stop) as row:
+        start, places = e.index(0), unravel(row, counts[:-1])
+        for place, step in zip(places, steps, strict=False):
+            start = start + place * step
+        made = target + row * (counts[-1] * length)
+        with e.loop(counts[-1]) as i:
+            at = start + i * steps[-1]
+            line = i * length
+            with e.loop(length) as j:
+                total = at
+                for c, factor in enumerate(by):
+                    column = columns[j + length * c]
+                    total = total + column.cast(dt.int64) * factor
+                made.store(line + j, total.cast(dt.int32))
+    return e.kernel(f"offsets_{factors}")

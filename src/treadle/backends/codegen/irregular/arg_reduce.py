@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial, reduce
 
-from treadle.backends.codegen.irregular.rows import over_rows, row_kernel, vector_loop, walk
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.irregular.rows import (
+    RowBuilder,
+    over_rows,
+    vector_loop,
+)
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import Value, select, shuffle
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.codegen.target import Target
@@ -23,9 +27,7 @@ from treadle.base.shape import product
 from treadle.base.types import TensorType
 from treadle.ops.reduce import ArgExtremum, Argmax, Argmin
 
-Better = Callable[[Builder, Value, Value], Value]
-
-
+Better = Callable[[Value, Value], Value]
 _CHAINS = 4
 """Vectors compared side by side along a line: one alone would wait for its comparisons."""
 
@@ -52,111 +54,90 @@ def lower_arg_extremum(
     return Lowered((over_rows(kernel, arguments, outer * panels, 3 + estimate(extent), nbytes),))
 
 
-def _better(largest: bool, b: Builder, x: Value, best: Value) -> Value:
+def _comes_first(largest: bool, x: Value, best: Value) -> Value:
     """Whether x comes before `best`, whatever their positions."""
-    wins = b.compare("le", x, best) if largest else b.compare("le", best, x)
+    wins = x <= best if largest else best <= x
     if not x.dtype.is_float:
-        return b.invert(wins)
+        return ~wins
     # "Not at most" is true of NaN, which only another NaN keeps from winning.
-    return b.bitwise("and", b.invert(wins), b.compare("eq", best, best))
+    return ~wins & (best == best)
 
 
 Found = tuple[Value, Value]
 """The best values seen, by lane, and their positions."""
 
 
-def _merge(b: Builder, better: Better, one: Found, two: Found) -> Found:
+def _merge(better: Better, one: Found, two: Found) -> Found:
     """The better of two by lane, of equals the earlier one."""
-    wins, loses = better(b, two[0], one[0]), better(b, one[0], two[0])
-    level = b.invert(b.bitwise("or", wins, loses))
-    earlier = b.bitwise("and", level, b.compare("lt", two[1], one[1]))
-    wins = b.bitwise("or", wins, earlier)
-    return b.select(wins, two[0], one[0]), b.select(wins, two[1], one[1])
+    wins, loses = better(two[0], one[0]), better(one[0], two[0])
+    level = ~(wins | loses)
+    earlier = level & (two[1] < one[1])
+    wins = wins | earlier
+    return select(wins, two[0], one[0]), select(wins, two[1], one[1])
 
 
 @cache
 def _last_kernel(dtype: DType, lanes: int, largest: bool) -> Kernel:
-    target, x, extent = pointer(dt.int32, "target"), pointer(dtype, "x"), size("extent")
-    better = partial(_better, largest)
-    block = _CHAINS * lanes
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        places = b.iota(dt.int32, lanes) if lanes > 1 else b.constant(0, dt.int32)
-
-        def row(i: Value) -> None:
-            line = b.offset(x, b.mul(i, extent))
-            start = b.splat(load_value(line, 0), lanes)
-            zero = b.constant(0, dt.int32, lanes)
-
-            def turn(j: Value, *found: Value) -> tuple[Value, ...]:
-                # All chains note where their block begins.
-                here, after = b.splat(b.cast(j, dt.int32), lanes), []
-                for c in range(_CHAINS):
-                    value = load_value(line, b.add(j, c * lanes), lanes)
-                    wins = better(b, value, found[2 * c])
-                    after += [b.select(wins, value, found[2 * c])]
-                    after += [b.select(wins, here, found[2 * c + 1])]
-                return tuple(after)
-
-            full = b.bitwise("and", extent, -block)
-            chains = b.loop(0, full, block, turn, (start, zero) * _CHAINS)
-            whole = [
-                (chains[2 * c], b.add(chains[2 * c + 1], b.add(places, c * lanes)))
-                for c in range(_CHAINS)
-            ]
-
-            def rest(j: Value, mask: Value | None, best: Value, at: Value) -> Found:
-                value = load_value(line, j, lanes, mask)
-                wins = better(b, value, best)
-                if mask is not None:
-                    wins = b.bitwise("and", wins, mask)
-                here = b.add(b.splat(b.cast(j, dt.int32), lanes), places)
-                return b.select(wins, value, best), b.select(wins, here, at)
-
-            best, at = vector_loop(b, full, extent, lanes, rest, (start, zero))
-            found = reduce(partial(_merge, b, better), [*whole, (best, at)])
-            b.store(target, i, _first_of_lanes(b, better, found))
-
-        b.loop(first, stop, 1, row)
-
-    name = f"arg{'max' if largest else 'min'}_last_{dtype.name}"
-    return row_kernel(name, (target, x, extent), body)
+    """Each row of the launch is a line."""
+    e = RowBuilder()
+    target, x, extent = e.pointer(dt.int32, "target"), e.pointer(dtype, "x"), e.size("extent")
+    better = partial(_comes_first, largest)
+    places = e.iota(dt.int32, lanes) if lanes > 1 else e.constant(0, dt.int32)
+    with e.loop(e.first, e.stop) as i:
+        line = x + i * extent
+        start, zero = load_value(line, 0).splat(lanes), e.constant(0, dt.int32, lanes)
+        block = _CHAINS * lanes
+        full = extent & -block
+        chains = [[start, zero] for _ in range(_CHAINS)]
+        with e.loop(0, full, block, carrying=(*chains,)) as j:
+            # All chains note where their block begins.
+            here = j.cast(dt.int32).splat(lanes)
+            for c, chain in enumerate(chains):
+                best, at = chain
+                value = load_value(line, j + c * lanes, lanes)
+                wins = better(value, best)
+                chain[:] = select(wins, value, best), select(wins, here, at)
+        whole = [(best, at + (places + c * lanes)) for c, (best, at) in enumerate(chains)]
+        rest = [start, zero]
+        for j, mask in vector_loop(e, full, extent, lanes, carrying=rest):
+            value = load_value(line, j, lanes, mask)
+            wins = better(value, rest[0])
+            if mask is not None:
+                wins = wins & mask
+            here = j.cast(dt.int32).splat(lanes) + places
+            rest[:] = select(wins, value, rest[0]), select(wins, here, rest[1])
+        found = reduce(partial(_merge, better), [*whole, (rest[0], rest[1])])
+        target[i] = _first_of_lanes(better, found)
+    return e.kernel(f"arg{'max' if largest else 'min'}_last_{dtype.name}")
 
 
-def _first_of_lanes(b: Builder, better: Better, found: Found) -> Value:
+def _first_of_lanes(better: Better, found: Found) -> Value:
     """The position of the best lane; of equals the least one."""
     while found[0].lanes > 1:
         half = found[0].lanes // 2
         low, high = (
-            tuple(b.shuffle(v, v, range(start, start + half)) for v in found) for start in (0, half)
+            tuple(shuffle(v, v, range(start, start + half)) for v in found) for start in (0, half)
         )
-        found = _merge(b, better, (low[0], low[1]), (high[0], high[1]))
+        found = _merge(better, (low[0], low[1]), (high[0], high[1]))
     return found[1]
 
 
 @cache
 def _inner_kernel(dtype: DType, lanes: int, largest: bool) -> Kernel:
     """Each row of the launch is `lanes` columns side by side."""
-    target, x = pointer(dt.int32, "target"), pointer(dtype, "x")
-    extent, inner, panels = sizes = [size(n) for n in ("extent", "inner", "panels")]
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def columns(_: Value, outer: Value, panel: Value) -> None:
-            start = b.mul(panel, lanes)
-            mask = b.first_lanes(b.sub(inner, start), lanes)
-            slab = b.offset(x, b.add(b.mul(b.mul(outer, extent), inner), start))
-
-            def turn(j: Value, best: Value, at: Value) -> tuple[Value, Value]:
-                value = load_value(slab, b.mul(j, inner), lanes, mask)
-                wins = _better(largest, b, value, best)
-                here = b.splat(b.cast(j, dt.int32), lanes)
-                return b.select(wins, value, best), b.select(wins, here, at)
-
-            initial = load_value(slab, 0, lanes, mask), b.constant(0, dt.int32, lanes)
-            _, at = b.loop(1, extent, 1, turn, initial)
-            b.store(target, b.add(b.mul(outer, inner), start), at, mask)
-
-        walk(b, first, stop, (panels, panels), columns)
-
-    name = f"arg{'max' if largest else 'min'}_inner_{dtype.name}"
-    return row_kernel(name, (target, x, *sizes), body)
+    e = RowBuilder()
+    target, x = e.pointer(dt.int32, "target"), e.pointer(dtype, "x")
+    extent, inner, panels = e.sizes("extent", "inner", "panels")
+    with e.rows(panels, panels) as (_, outer, panel):
+        start = panel * lanes
+        mask = e.first_lanes(inner - start, lanes)
+        slab = x + (outer * extent * inner + start)
+        found = [load_value(slab, 0, lanes, mask), e.constant(0, dt.int32, lanes)]
+        with e.loop(1, extent, carrying=found) as j:
+            best, at = found
+            value = load_value(slab, j * inner, lanes, mask)
+            wins = _comes_first(largest, value, best)
+            here = j.cast(dt.int32).splat(lanes)
+            found[:] = select(wins, value, best), select(wins, here, at)
+        target.store(outer * inner + start, found[1], mask)
+    return e.kernel(f"arg{'max' if largest else 'min'}_inner_{dtype.name}")

@@ -10,14 +10,13 @@ from dataclasses import replace
 from functools import cache
 
 from treadle.backends.codegen.irregular.rows import (
+    RowBuilder,
     bits_of,
     over_rows,
     overlapping_loop,
-    row_kernel,
-    walk,
 )
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import minimum
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
@@ -53,15 +52,14 @@ def copy(target: Ref, source: Ref, nbytes: Dim) -> Launch:
 
 @cache
 def _copy_kernel() -> Kernel:
-    target, source = pointer(dt.uint8, "target"), pointer(dt.uint8, "source")
-    nbytes = size("nbytes")
+    e = RowBuilder()
+    target, source = e.pointer(dt.uint8, "target"), e.pointer(dt.uint8, "source")
+    nbytes = e.size("nbytes")
+    start = e.first * _BLOCK
+    end = minimum(e.stop * _BLOCK, nbytes)
+    (target + start).copy_from(source + start, end - start)
 
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        start = b.mul(first, _BLOCK)
-        end = b.min(b.mul(stop, _BLOCK), nbytes)
-        b.copy(b.offset(target, start), b.offset(source, start), b.sub(end, start))
-
-    return row_kernel("copy", (target, source, nbytes), body)
+    return e.kernel("copy")
 
 
 def copy_rows(
@@ -79,20 +77,19 @@ def copy_rows(
 
 @cache
 def _copy_rows_kernel() -> Kernel:
-    target, source = pointer(dt.uint8, "target"), pointer(dt.uint8, "source")
-    names = ("nbytes", "target_step", "source_step", "blocks")
-    nbytes, target_step, source_step, blocks = sizes = [size(n) for n in names]
+    e = RowBuilder()
+    target, source = e.pointer(dt.uint8, "target"), e.pointer(dt.uint8, "source")
+    nbytes, target_step, source_step, blocks = e.sizes(
+        "nbytes", "target_step", "source_step", "blocks"
+    )
 
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def move(_: Value, row: Value, block: Value) -> None:
-            start = b.mul(block, _BLOCK)
-            count = b.min(b.sub(nbytes, start), _BLOCK)
-            to = b.offset(target, b.add(b.mul(row, target_step), start))
-            b.copy(to, b.offset(source, b.add(b.mul(row, source_step), start)), count)
+    with e.rows(blocks, blocks) as (_, row, block):
+        start = block * _BLOCK
+        count = minimum(nbytes - start, _BLOCK)
+        to = target + (row * target_step + start)
+        to.copy_from(source + (row * source_step + start), count)
 
-        walk(b, first, stop, (blocks, blocks), move)
-
-    return row_kernel("copy_rows", (target, source, *sizes), body)
+    return e.kernel("copy_rows")
 
 
 def copy_elements(
@@ -109,18 +106,14 @@ def copy_elements(
 
 @cache
 def _copy_elements_kernel(bits: DType) -> Kernel:
-    target, source = pointer(bits, "target"), pointer(bits, "source")
-    count, target_step, source_step = sizes = [
-        size(n) for n in ("count", "target_step", "source_step")
-    ]
+    e = RowBuilder()
+    target, source = e.pointer(bits, "target"), e.pointer(bits, "source")
+    count, target_step, source_step = e.sizes("count", "target_step", "source_step")
 
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def move(i: Value) -> None:
-            b.store(target, b.mul(i, target_step), b.load(source, b.mul(i, source_step)))
+    with e.loop(e.first * _BLOCK, minimum(e.stop * _BLOCK, count)) as i:
+        target.store(i * target_step, source[i * source_step])
 
-        b.loop(b.mul(first, _BLOCK), b.min(b.mul(stop, _BLOCK), count), 1, move)
-
-    return row_kernel(f"copy_elements_{bits.name}", (target, source, *sizes), body)
+    return e.kernel(f"copy_elements_{bits.name}")
 
 
 def convert(
@@ -137,14 +130,11 @@ def convert(
 
 @cache
 def _convert_kernel(to: DType, origin: DType, lanes: int) -> Kernel:
-    target, source, count = pointer(to, "target"), pointer(origin, "source"), size("count")
+    e = RowBuilder()
+    target, source, count = e.pointer(to, "target"), e.pointer(origin, "source"), e.size("count")
+    end = minimum(e.stop * _BLOCK, count)
 
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        end = b.min(b.mul(stop, _BLOCK), count)
+    for i, mask in overlapping_loop(e, e.first * _BLOCK, end, lanes):
+        store_value(target, i, load_value(source, i, lanes, mask), mask)
 
-        def turn(i: Value, mask: Value | None) -> None:
-            store_value(target, i, load_value(source, i, lanes, mask), mask)
-
-        overlapping_loop(b, b.mul(first, _BLOCK), end, lanes, turn)
-
-    return row_kernel(f"convert_{origin.name}_{to.name}", (target, source, count), body)
+    return e.kernel(f"convert_{origin.name}_{to.name}")

@@ -12,16 +12,16 @@ from functools import cache
 from treadle.backends.codegen.irregular.positions import Region, region_of
 from treadle.backends.codegen.irregular.rows import (
     Arguments,
+    RowBuilder,
     bits_of,
     over_rows,
     overlapping_loop,
     place,
     resolve,
-    row_kernel,
-    walk,
 )
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import Pointer, Value, minimum
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -83,46 +83,39 @@ def _lanes(dtype: DType, target: Target) -> int:
 
 @cache
 def _pick_rows(bits: DType, index_type: DType) -> Kernel:
-    target, x, index = pointer(bits, "target"), pointer(bits, "x"), pointer(index_type, "index")
-    extent, count, width = sizes = [size(n) for n in ("extent", "count", "width")]
+    e = RowBuilder()
+    target, x = e.pointer(bits, "target"), e.pointer(bits, "x")
+    index = e.pointer(index_type, "index")
+    extent, count, width = e.sizes("extent", "count", "width")
 
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def move(row: Value, outer: Value, j: Value) -> None:
-            found = resolve(b, b.load(index, j), extent)
-            source = b.mul(b.add(b.mul(outer, extent), found), width)
-            b.copy(b.offset(target, b.mul(row, width)), b.offset(x, source), width)
-
-        walk(b, first, stop, (count, count), move)
-
-    return row_kernel(f"pick_rows_{bits.name}_{index_type.name}", (target, x, index, *sizes), body)
+    with e.rows(count, count) as (row, outer, j):
+        found = resolve(index[j], extent)
+        source = (outer * extent + found) * width
+        (target + row * width).copy_from(x + source, width)
+    return e.kernel(f"pick_rows_{bits.name}_{index_type.name}")
 
 
 @cache
 def _pick_elements(bits: DType, index_type: DType, lanes: int) -> Kernel:
-    target, x, index = pointer(bits, "target"), pointer(bits, "x"), pointer(index_type, "index")
-    extent, count, panels = sizes = [size(n) for n in ("extent", "count", "panels")]
+    e = RowBuilder()
+    target, x = e.pointer(bits, "target"), e.pointer(bits, "x")
+    index = e.pointer(index_type, "index")
+    extent, count, panels = e.sizes("extent", "count", "panels")
 
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def line(_: Value, outer: Value, panel: Value) -> None:
-            source, row = b.offset(x, b.mul(outer, extent)), b.offset(target, b.mul(outer, count))
-            start = b.mul(panel, _PANEL)
-            end = b.min(b.add(start, _PANEL), count)
+    with e.rows(panels, panels) as (_, outer, panel):
+        source, row = x + outer * extent, target + outer * count
+        start = panel * _PANEL
+        end = minimum(start + _PANEL, count)
 
-            def turn(j: Value, mask: Value | None) -> None:
-                found = resolve(b, b.load(index, j, lanes, mask), b.splat(extent, lanes))
-                b.store(row, j, read(b, source, found, mask), mask)
-
-            overlapping_loop(b, start, end, lanes, turn)
-
-        walk(b, first, stop, (panels, panels), line)
-
-    name = f"pick_elements_{bits.name}_{index_type.name}"
-    return row_kernel(name, (target, x, index, *sizes), body)
+        for j, mask in overlapping_loop(e, start, end, lanes):
+            found = resolve(index.load(j, lanes, mask), extent.splat(lanes))
+            row.store(j, read(source, found, mask), mask)
+    return e.kernel(f"pick_elements_{bits.name}_{index_type.name}")
 
 
-def read(b: Builder, source: Value, places: Value, mask: Value | None) -> Value:
+def read(source: Pointer, places: Value, mask: Value | None) -> Value:
     """Elements at places, one per lane."""
-    return b.load(source, places) if places.lanes == 1 else b.gather(source, places, mask)
+    return source[places] if places.lanes == 1 else source.gather(places, mask)
 
 
 # -- along one axis ----------------------------------------------------------------------------
@@ -190,60 +183,48 @@ def lower_take_along_axis(
     return Lowered((over_rows(kernel, arguments, rows, cost),))
 
 
-def line_sizes(rank: int) -> tuple[list[Value], list[Value], list[Value]]:
+def line_sizes(e: Builder, rank: int) -> tuple[list[Value], list[Value], list[Value]]:
     """Parameters for `Lines.sizes`."""
-    grid, strides, steps = ([size(f"{n}{i}") for i in range(rank)] for n in ("n", "stride", "step"))
+    numbers = range(rank)
+    grid, strides, steps = (e.sizes(*(f"{n}{i}" for i in numbers)) for n in ("n", "stride", "step"))
     return grid, strides, steps
 
 
 @cache
 def _along_last(bits: DType, index_type: DType, rank: int, lanes: int) -> Kernel:
-    target, x, index = pointer(bits, "target"), pointer(bits, "x"), pointer(index_type, "index")
-    extent, count, panels = sizes = [size(n) for n in ("extent", "count", "panels")]
-    grid, strides, steps = line_sizes(rank)
+    e = RowBuilder()
+    target, x = e.pointer(bits, "target"), e.pointer(bits, "x")
+    index = e.pointer(index_type, "index")
+    extent, count, panels = e.sizes("extent", "count", "panels")
+    grid, strides, steps = line_sizes(e, rank)
+    with e.rows(*grid, panels) as (_, *at):
+        source = x + place(at[:-1], strides)
+        own = place(at[:-1], steps)
+        numbers, row = index + own, target + own
+        start = at[-1] * _PANEL
 
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def line(_: Value, *at: Value) -> None:
-            source = b.offset(x, place(b, at[:-1], strides))
-            own = place(b, at[:-1], steps)
-            numbers, row = b.offset(index, own), b.offset(target, own)
-            start = b.mul(at[-1], _PANEL)
-
-            def turn(j: Value, mask: Value | None) -> None:
-                found = resolve(b, b.load(numbers, j, lanes, mask), b.splat(extent, lanes))
-                b.store(row, j, read(b, source, found, mask), mask)
-
-            overlapping_loop(b, start, b.min(b.add(start, _PANEL), count), lanes, turn)
-
-        walk(b, first, stop, (*grid, panels), line)
-
-    name = f"take_along_last_{bits.name}_{index_type.name}_{rank}"
-    return row_kernel(name, (target, x, index, *sizes, *grid, *strides, *steps), body)
+        for j, mask in overlapping_loop(e, start, minimum(start + _PANEL, count), lanes):
+            found = resolve(numbers.load(j, lanes, mask), extent.splat(lanes))
+            row.store(j, read(source, found, mask), mask)
+    return e.kernel(f"take_along_last_{bits.name}_{index_type.name}_{rank}")
 
 
 @cache
 def _along_inner(bits: DType, index_type: DType, rank: int, lanes: int) -> Kernel:
-    target, x, index = pointer(bits, "target"), pointer(bits, "x"), pointer(index_type, "index")
-    names = ("extent", "stride", "count", "step", "across")
-    extent, stride, count, step, across = sizes = [size(n) for n in names]
-    grid, strides, steps = line_sizes(rank)
+    e = RowBuilder()
+    target, x = e.pointer(bits, "target"), e.pointer(bits, "x")
+    index = e.pointer(index_type, "index")
+    extent, stride, count, step = e.sizes("extent", "stride", "count", "step")
+    across, (grid, strides, steps) = e.size("across"), line_sizes(e, rank)
+    with e.rows(*grid, count) as (_, *at):
+        source = x + place(at[:-1], strides)
+        own = place(at[:-1], steps) + at[-1] * step
+        numbers, row = index + own, target + own
+        columns = e.iota(dt.int64, lanes) if lanes > 1 else e.index(0)
 
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def line(_: Value, *at: Value) -> None:
-            source = b.offset(x, place(b, at[:-1], strides))
-            own = b.add(place(b, at[:-1], steps), b.mul(at[-1], step))
-            numbers, row = b.offset(index, own), b.offset(target, own)
-            columns = b.iota(dt.int64, lanes) if lanes > 1 else b.index(0)
-
-            def turn(j: Value, mask: Value | None) -> None:
-                found = resolve(b, b.load(numbers, j, lanes, mask), b.splat(extent, lanes))
-                column = b.add(columns, b.splat(j, lanes))
-                places = b.add(b.mul(found, b.splat(stride, lanes)), column)
-                b.store(row, j, read(b, source, places, mask), mask)
-
-            overlapping_loop(b, 0, across, lanes, turn)
-
-        walk(b, first, stop, (*grid, count), line)
-
-    name = f"take_along_{bits.name}_{index_type.name}_{rank}"
-    return row_kernel(name, (target, x, index, *sizes, *grid, *strides, *steps), body)
+        for j, mask in overlapping_loop(e, 0, across, lanes):
+            found = resolve(numbers.load(j, lanes, mask), extent.splat(lanes))
+            column = columns + j.splat(lanes)
+            places = found * stride.splat(lanes) + column
+            row.store(j, read(source, places, mask), mask)
+    return e.kernel(f"take_along_{bits.name}_{index_type.name}_{rank}")

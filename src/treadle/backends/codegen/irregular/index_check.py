@@ -6,13 +6,12 @@ and any one will do.
 
 from __future__ import annotations
 
-from functools import cache, partial
-from typing import Literal
+from functools import cache
 
-from treadle.backends.codegen.irregular.rows import over_rows, row_kernel, vector_loop
-from treadle.backends.codegen.kernel import builder
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows, vector_loop
+from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import maximum, minimum, select
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -43,49 +42,33 @@ def lower_check(
 
 @cache
 def _clear() -> Kernel:
-    target = pointer(dt.int64, "target")
-
-    def body(b: Builder, lo: Value, hi: Value) -> None:
-        for i in range(2):
-            b.store(target, i, b.constant(0, dt.int64))
-
-    return builder.kernel("clear_check", (target,), body)
+    e = KernelBuilder()
+    target = e.pointer(dt.int64, "target")
+    for i in range(2):
+        target[i] = 0
+    return e.kernel("clear_check")
 
 
 @cache
 def _check(index_type: DType, lanes: int) -> Kernel:
-    target, index = pointer(dt.int64, "target"), pointer(index_type, "index")
-    names = "low", "high", "count", "panel", "found"
-    low, high, count, panel, flag = sizes = [size(n) for n in names]
-
-    def look(b: Builder, row: Value) -> None:
-        start = b.mul(row, panel)
-        end = b.min(b.add(start, panel), count)
-        first = b.splat(b.load(index, start), lanes)
-
-        def turn(i: Value, mask: Value | None, least: Value, most: Value) -> tuple[Value, Value]:
-            found = b.load(index, i, lanes, mask)
+    e = RowBuilder()
+    target, index = e.pointer(dt.int64, "target"), e.pointer(index_type, "index")
+    low, high, count, panel, flag = e.sizes("low", "high", "count", "panel", "found")
+    with e.loop(e.first, e.stop) as row:
+        start = row * panel
+        end = minimum(start + panel, count)
+        first = index[start].splat(lanes)
+        limits = [first, first]
+        for i, mask in vector_loop(e, start, end, lanes, carrying=limits):
+            found = index.load(i, lanes, mask)
             if mask is not None:
-                found = b.select(mask, found, first)
-            return b.min(least, found), b.max(most, found)
-
-        lines = vector_loop(b, start, end, lanes, turn, (first, first))
-        least, most = _one(b, "min", lines[0]), _one(b, "max", lines[1])
-        below = b.compare("lt", least, low)
-        outside = b.bitwise("or", below, b.compare("le", high, most))
-
-        def note() -> None:
-            b.store(target, 1, b.select(below, least, most))
-            b.store(target, 0, flag)
-
-        b.branch(outside, note)
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        b.loop(first, stop, 1, partial(look, b))
-
-    return row_kernel(f"check_indices_{index_type.name}", (target, index, *sizes), body)
-
-
-def _one(b: Builder, code: Literal["min", "max"], found: Value) -> Value:
-    """The lanes of a vector as one number."""
-    return b.cast(b.reduce(code, found) if found.lanes > 1 else found, dt.int64)
+                found = select(mask, found, first)
+            limits[:] = minimum(limits[0], found), maximum(limits[1], found)
+        least = limits[0].reduce("min").cast(dt.int64)
+        most = limits[1].reduce("max").cast(dt.int64)
+        below = least < low
+        outside = below | (high <= most)
+        with e.when(outside):
+            target.store(1, select(below, least, most))
+            target[0] = flag
+    return e.kernel(f"check_indices_{index_type.name}")

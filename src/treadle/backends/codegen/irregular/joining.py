@@ -8,14 +8,12 @@ from functools import cache
 from treadle.backends.codegen.irregular.copying import NS_PER_BYTE, copy, copy_elements, copy_rows
 from treadle.backends.codegen.irregular.rows import (
     Arguments,
+    RowBuilder,
     bits_of,
     over_rows,
     place,
-    row_kernel,
-    walk,
 )
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -103,24 +101,17 @@ def _axes(extents: Sequence[Dim], steps: Sequence[Dim]) -> list[tuple[Dim, Dim]]
 
 @cache
 def _box_kernel(bits: DType, rank: int, dense: bool) -> Kernel:
-    target, source = pointer(bits, "target"), pointer(bits, "source")
-    begin, width, step = sizes = [size(n) for n in ("begin", "width", "step")]
-    grid, strides = ([size(f"{n}{i}") for i in range(rank)] for n in ("n", "stride"))
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def line(row: Value, *at: Value) -> None:
-            to = b.offset(target, b.add(place(b, at, strides), begin))
-            origin = b.mul(row, width)
-            if dense:
-                b.copy(to, b.offset(source, origin), width)
-                return
-
-            def one(i: Value) -> None:
-                b.store(to, b.mul(i, step), b.load(source, b.add(origin, i)))
-
-            b.loop(0, width, 1, one)
-
-        walk(b, first, stop, grid, line)
-
-    name = f"write_box_{bits.name}_{rank}" + ("_dense" if dense else "")
-    return row_kernel(name, (target, source, *sizes, *grid, *strides), body)
+    """Each row of the launch is a line of the box."""
+    e = RowBuilder()
+    target, source = e.pointer(bits, "target"), e.pointer(bits, "source")
+    begin, width, step = e.sizes("begin", "width", "step")
+    grid, strides = (e.sizes(*(f"{n}{i}" for i in range(rank))) for n in ("n", "stride"))
+    with e.rows(*grid) as (row, *at):
+        to = target + (place(at, strides) + begin)
+        origin = row * width
+        if dense:
+            to.copy_from(source + origin, width)
+        else:
+            with e.loop(width) as i:
+                to.store(i * step, source[origin + i])
+    return e.kernel(f"write_box_{bits.name}_{rank}" + ("_dense" if dense else ""))

@@ -5,7 +5,8 @@ Both walk the same pairs of cells, of a plane and of a patch; what lies in the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
@@ -13,16 +14,18 @@ import numpy as np
 from treadle.backends.codegen.irregular.copying import convert
 from treadle.backends.codegen.irregular.pool_tables import (
     AXES,
+    Bounds,
     Geometry,
     arguments_of,
     moving,
     table_of,
 )
 from treadle.backends.codegen.irregular.pool_tables import Axis as Windows
-from treadle.backends.codegen.irregular.rows import bits_of, over_rows, row_kernel, walk
+from treadle.backends.codegen.irregular.rows import RowBuilder, bits_of, over_rows
 from treadle.backends.codegen.irregular.scatter import element_types, is_half
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import Value
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.codegen.target import Target
@@ -88,96 +91,64 @@ def lower_sliding_window_transpose(
     return Lowered(launches, (4 * count,) if half else (), (table_of(axes),))
 
 
-Bounds = Sequence[tuple[Value, Value, Value]]
-
-
+@contextmanager
 def _pairs(
-    b: Builder,
-    geometry: Geometry,
-    kernel: Sequence[Value],
-    bounds: Bounds,
-    body: Callable[[Value, Value], None],
-) -> None:
-    """`body(place in the plane, place in the patch)` for the cells of a patch that are inside."""
+    e: Builder, geometry: Geometry, kernel: Sequence[Value], bounds: Bounds
+) -> Iterator[tuple[Value, Value]]:
+    """A block for the cells of a patch that are inside: places in the plane and in the patch."""
     _, height, width = geometry.extents
-
-    def layer(d: Value, kd: Value) -> Value:
-        def line(h: Value, kh: Value) -> Value:
-            row = b.mul(b.add(b.mul(d, height), h), width)
-            own = b.mul(b.add(b.mul(kd, kernel[1]), kh), kernel[2])
-
-            def one(w: Value, kw: Value) -> Value:
-                body(b.add(row, w), b.add(own, kw))
-                return b.add(kw, 1)
-
-            b.loop(bounds[2][0], bounds[2][1], geometry.dilations[2], one, (bounds[2][2],))
-            return b.add(kh, 1)
-
-        b.loop(bounds[1][0], bounds[1][1], geometry.dilations[1], line, (bounds[1][2],))
-        return b.add(kd, 1)
-
-    b.loop(bounds[0][0], bounds[0][1], geometry.dilations[0], layer, (bounds[0][2],))
+    (d0, d1, kd), (h0, h1, kh), (w0, w1, kw) = bounds
+    step_d, step_h, step_w = geometry.dilations
+    layers, lines, cells = [kd], [kh], [kw]
+    with e.loop(d0, d1, step_d, carrying=layers) as d:
+        lines[:] = [kh]
+        with e.loop(h0, h1, step_h, carrying=lines) as h:
+            row = (d * height + h) * width
+            own = (layers[0] * kernel[1] + lines[0]) * kernel[2]
+            cells[:] = [kw]
+            with e.loop(w0, w1, step_w, carrying=cells) as w:
+                yield row + w, own + cells[0]
+                cells[0] = cells[0] + 1
+            lines[0] = lines[0] + 1
+        layers[0] = layers[0] + 1
 
 
 @cache
 def _cut_kernel(bits: DType) -> Kernel:
     """Each row of the launch is a row of patches."""
-    target, x, geometry = pointer(bits, "target"), pointer(bits, "x"), Geometry()
-    kernel = [size(f"kernel_{a}") for a in AXES]
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        cells = b.mul(b.mul(kernel[0], kernel[1]), kernel[2])
-        depths, heights, widths = geometry.counts
-
-        def line(row: Value, plane: Value, d: Value, h: Value) -> None:
-            source = b.offset(x, b.mul(plane, geometry.cells(b)))
-            to = b.offset(target, b.mul(b.mul(row, widths), cells))
-            b.zero(to, b.mul(widths, cells))
-            outside = geometry.window(b, 0, d), geometry.window(b, 1, h)
-
-            def one(w: Value) -> None:
-                patch = b.offset(to, b.mul(w, cells))
-                bounds = (*outside, geometry.window(b, 2, w))
-
-                def move(place: Value, cell: Value) -> None:
-                    b.store(patch, cell, b.load(source, place))
-
-                _pairs(b, geometry, kernel, bounds, move)
-
-            b.loop(0, widths, 1, one)
-
-        walk(b, first, stop, (depths, depths, heights), line)
-
-    return row_kernel(f"patches_{bits.name}", (target, x, *kernel, *geometry.parameters), body)
+    e = RowBuilder()
+    target, x = e.pointer(bits, "target"), e.pointer(bits, "x")
+    kernel, geometry = e.sizes(*(f"kernel_{a}" for a in AXES)), Geometry(e)
+    cells = kernel[0] * kernel[1] * kernel[2]
+    depths, heights, widths = geometry.counts
+    with e.rows(depths, depths, heights) as (row, plane, d, h):
+        source = x + plane * geometry.cells()
+        to = target + row * widths * cells
+        to.zero(widths * cells)
+        outside = geometry.window(0, d), geometry.window(1, h)
+        with e.loop(widths) as w:
+            patch = to + w * cells
+            bounds = (*outside, geometry.window(2, w))
+            with _pairs(e, geometry, kernel, bounds) as (place, cell):
+                patch[cell] = source[place]
+    return e.kernel(f"patches_{bits.name}")
 
 
 @cache
 def _add_kernel(given: DType, kept: DType) -> Kernel:
     """Each row of the launch is a plane."""
-    target, patches, geometry = pointer(kept, "target"), pointer(given, "patches"), Geometry()
-    kernel = [size(f"kernel_{a}") for a in AXES]
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        cells = b.mul(b.mul(kernel[0], kernel[1]), kernel[2])
-        depths, heights, widths = geometry.counts
-        windows = b.mul(b.mul(depths, heights), widths)
-
-        def plane(i: Value) -> None:
-            to = b.offset(target, b.mul(i, geometry.cells(b)))
-            source = b.offset(patches, b.mul(b.mul(i, windows), cells))
-            b.zero(to, geometry.cells(b))
-
-            def one(number: Value, bounds: Bounds) -> None:
-                patch = b.offset(source, b.mul(number, cells))
-
-                def add(place: Value, cell: Value) -> None:
-                    b.store(to, place, b.add(b.load(to, place), load_value(patch, cell)))
-
-                _pairs(b, geometry, kernel, bounds, add)
-
-            geometry.each_window(b, one)
-
-        b.loop(first, stop, 1, plane)
-
-    name = f"add_patches_{given.name}"
-    return row_kernel(name, (target, patches, *kernel, *geometry.parameters), body)
+    e = RowBuilder()
+    target, patches = e.pointer(kept, "target"), e.pointer(given, "patches")
+    kernel, geometry = e.sizes(*(f"kernel_{a}" for a in AXES)), Geometry(e)
+    cells = kernel[0] * kernel[1] * kernel[2]
+    depths, heights, widths = geometry.counts
+    windows = depths * heights * widths
+    with e.loop(e.first, e.stop) as i:
+        to = target + i * geometry.cells()
+        source = patches + i * windows * cells
+        to.zero(geometry.cells())
+        with geometry.each_window() as (number, bounds):
+            patch = source + number * cells
+            with _pairs(e, geometry, kernel, bounds) as (place, cell):
+                to[place] += load_value(patch, cell)
+    return e.kernel(f"add_patches_{given.name}")

@@ -19,9 +19,13 @@ from treadle.backends.codegen.irregular.pool_tables import (
     covered,
     table_of,
 )
-from treadle.backends.codegen.irregular.rows import over_rows, row_kernel, vector_loop, walk
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer
+from treadle.backends.codegen.irregular.rows import (
+    RowBuilder,
+    over_rows,
+    vector_loop,
+)
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import Value
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.program import Lowered, Ref
 from treadle.base.dtype import DType
@@ -47,41 +51,31 @@ def lower_average_rows(taps: Taps, axes: Sequence[Axis], dy: TensorType) -> Lowe
 def _kernel(dtype: DType, taps: Taps) -> Kernel:
     """Each row of the launch is a row of cells; `Geometry` tells which windows are over them."""
     wide, lanes = compute_type(dtype), taps.lanes
-    target, dy, counts = pointer(dtype, "target"), pointer(dtype, "dy"), pointer(wide, "counts")
-    geometry = Geometry()
+    e = RowBuilder()
+    target, dy = e.pointer(dtype, "target"), e.pointer(dtype, "dy")
+    counts, geometry = e.pointer(wide, "counts"), Geometry(e)
     depths, heights, widths = geometry.extents
+    memory = e.stack(wide, (1 + taps.step) * taps.pitch)
+    zero = e.constant(0.0, wide, lanes)
+    with e.loop(0, (1 + taps.step) * taps.pitch, lanes) as i:
+        memory[i] = zero
+    line, spare = memory + taps.lead, memory + taps.pitch
+    along = counts + (depths + heights)
 
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        memory = b.stack(wide, (1 + taps.step) * taps.pitch)
-        zero = b.constant(0.0, wide, lanes)
-        b.loop(0, (1 + taps.step) * taps.pitch, lanes, lambda i: b.store(memory, i, zero))
-        line, spare = b.offset(memory, taps.lead), b.offset(memory, taps.pitch)
-        along = b.offset(counts, b.add(depths, heights))
+    def shares(plane: Value, d: Value, h: Value, w: Value, mask: Value | None) -> Value:
+        row = ((plane * depths + d) * heights + h) * widths
+        count = counts[d] * counts[depths + h]
+        number = along.load(w, lanes) * count.splat(lanes)
+        return load_value(dy, row + w, lanes, mask) / number
 
-        def shares(plane: Value, d: Value, h: Value, w: Value, mask: Value | None) -> Value:
-            row = b.mul(b.add(b.mul(b.add(b.mul(plane, depths), d), heights), h), widths)
-            count = b.mul(b.load(counts, d), b.load(counts, b.add(depths, h)))
-            number = b.mul(b.load(along, w, lanes), b.splat(count, lanes))
-            return b.div(load_value(dy, b.add(row, w), lanes, mask), number)
-
-        def one(number: Value, plane: Value, d: Value, h: Value) -> None:
-            (d0, d1, _), (h0, h1, _) = geometry.window(b, 0, d), geometry.window(b, 1, h)
-
-            def some(w: Value, mask: Value | None) -> None:
-                def layer(i: Value, total: Value) -> tuple[Value, ...]:
-                    def add(j: Value, inner: Value) -> Value:
-                        return b.add(inner, shares(plane, i, j, w, mask))
-
-                    return b.loop(h0, h1, 1, add, (total,))
-
-                b.store(line, w, b.loop(d0, d1, 1, layer, (zero,))[0])
-
-            vector_loop(b, 0, widths, lanes, some)
-            width = geometry.counts[2]
-            row = b.offset(target, b.mul(number, width)), width
-            write_row(b, taps, [line] * taps.columns, spare, row, old=False)
-
-        walk(b, first, stop, (geometry.counts[0], *geometry.counts[:2]), one)
-
-    name = f"pool_grad_average_{dtype.name}_{taps.columns}_{taps.step}_{taps.pitch}"
-    return row_kernel(name, (target, dy, counts, *geometry.parameters), body)
+    with e.rows(geometry.counts[0], *geometry.counts[:2]) as (number, plane, d, h):
+        (d0, d1, _), (h0, h1, _) = geometry.window(0, d), geometry.window(1, h)
+        for w, mask in vector_loop(e, 0, widths, lanes):
+            sums = [zero]
+            with e.loop(d0, d1, carrying=sums) as i, e.loop(h0, h1, carrying=sums) as j:
+                sums[0] = sums[0] + shares(plane, i, j, w, mask)
+            line[w] = sums[0]
+        width = geometry.counts[2]
+        row = target + number * width, width
+        write_row(e, taps, [line] * taps.columns, spare, row, old=False)
+    return e.kernel(f"pool_grad_average_{dtype.name}_{taps.columns}_{taps.step}_{taps.pitch}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Sequence
 
 from treadle.backends.codegen.irregular.copying import convert
@@ -20,13 +21,20 @@ from treadle.backends.codegen.irregular.pool_grad_pairs import mingled, separate
 from treadle.backends.codegen.irregular.pool_maximum import find_maximum
 from treadle.backends.codegen.irregular.pool_tables import Axis, Geometry, arguments_of, table_of
 from treadle.backends.codegen.irregular.rows import (
+    RowBuilder,
     over_rows,
     overlapping_loop,
-    row_kernel,
     vector_loop,
 )
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import (
+    Pointer,
+    Value,
+    maximum,
+    minimum,
+    select,
+)
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -124,235 +132,198 @@ def lower_grad_planes(
 @functools.cache
 def _kernel(dtype: DType, taps: Taps, dense: bool) -> Kernel:
     """Each row of the launch is a plane; `dense` says that rows of taps are neighbors."""
-    made = _Planes(dtype, taps, dense)
+    e = RowBuilder()
+    _Planes(e, dtype, taps, dense).write()
     name = f"pool_grad_planes_{dtype.name}_{taps.rows}_{taps.columns}_{taps.step}_{taps.pitch}"
-    return row_kernel(name, made.parameters, made.write)
+    return e.kernel(name)
 
 
 class _Planes:
     """The body."""
 
-    def __init__(self, dtype: DType, taps: Taps, dense: bool) -> None:
-        self.taps, self.dense, self.wide = taps, dense, compute_type(dtype)
-        self.target, self.x = pointer(self.wide, "target"), pointer(dtype, "x")
-        self.dy, self.geometry = pointer(dtype, "dy"), Geometry()
-        self.step, self.padding = sizes = [size(name) for name in ("step", "padding")]
-        pointers = (self.target, self.x, self.dy)
-        self.parameters = (*pointers, *sizes, *self.geometry.parameters)
+    def __init__(self, e: RowBuilder, dtype: DType, taps: Taps, dense: bool) -> None:
+        self.e, self.taps, self.dense, wide = e, taps, dense, compute_type(dtype)
+        self.target, self.x = e.pointer(wide, "target"), e.pointer(dtype, "x")
+        self.dy, self.step, self.padding = e.pointer(dtype, "dy"), e.size("step"), e.size("padding")
+        self.geometry = Geometry(e)
+        self.lines = _Lines(e, taps, e.stack(wide, taps.lines * taps.pitch))
 
-    def write(self, b: Builder, first: Value, stop: Value) -> None:
-        lines = _Lines(b, self.taps, b.stack(self.wide, self.taps.lines * self.taps.pitch))
-        lines.clear()
-        height, width = self.geometry.extents[1:]
-        heights, widths = self.geometry.counts[1:]
+    def write(self) -> None:
+        """Plane after plane, row of windows after row."""
+        e, (_, height, width) = self.e, self.geometry.extents
+        _, heights, widths = self.geometry.counts
+        self.lines.clear()
+        with e.loop(e.first, e.stop) as i:
+            begin = i * (height * width)
+            to, source = self.target + begin, self.x + begin
+            given = self.dy + i * (heights * widths)
+            cleared = [e.index(0)]
+            with e.loop(heights, carrying=cleared) as h:
+                cleared[0] = self._row((to, source, given), h, cleared[0])
+            self._zero(to, cleared[0], height)
 
-        def plane(i: Value) -> None:
-            begin = b.mul(i, b.mul(height, width))
-            to, source = b.offset(self.target, begin), b.offset(self.x, begin)
-            given = b.offset(self.dy, b.mul(i, b.mul(heights, widths)))
-
-            def row(h: Value, cleared: Value) -> Value:
-                return self._row(b, lines, (to, source, given), h, cleared)
-
-            (done,) = b.loop(0, heights, 1, row, (b.index(0),))
-            self._zero(b, to, done, height)
-
-        b.loop(first, stop, 1, plane)
-
-    def _zero(self, b: Builder, to: Value, low: Value, high: Value) -> None:
+    def _zero(self, to: Pointer, low: Value, high: Value) -> None:
         """Rows [low, high) of zeros."""
         width = self.geometry.extents[2]
-        start = b.offset(to, b.mul(low, width))
-        count = b.mul(b.sub(high, low), width)
-        b.branch(b.compare("lt", low, high), lambda: b.zero(start, count))
+        start = to + low * width
+        count = (high - low) * width
+        with self.e.when(low < high):
+            start.zero(count)
 
-    def _row(
-        self,
-        b: Builder,
-        lines: _Lines,
-        planes: tuple[Value, Value, Value],
-        h: Value,
-        cleared: Value,
-    ) -> Value:
+    def _row(self, planes: tuple[Pointer, Pointer, Pointer], h: Value, cleared: Value) -> Value:
         """A row of windows; rows of the result before `cleared` hold something already."""
-        (to, source, given), taps = planes, self.taps
-        window = self.geometry.window(b, 1, h)
-        width, widths = self.geometry.extents[2], self.geometry.counts[2]
-        start = b.sub(b.mul(h, self.step), self.padding)
+        (to, source, given), e, taps, lines = planes, self.e, self.taps, self.lines
+        window = self.geometry.window(1, h)
+        (_, height, width), widths = self.geometry.extents, self.geometry.counts[2]
+        start = h * self.step - self.padding
 
         def place_of(k: Value) -> tuple[Value, Value]:
             """The row of cells of a row of taps, and whether there is one."""
-            place = b.add(start, b.mul(k, self.geometry.dilations[1]))
-            below = b.compare("lt", place, self.geometry.extents[1])
-            return place, b.bitwise("and", b.compare("le", 0, place), below)
+            place = start + k * self.geometry.dilations[1]
+            below = place < height
+            return place, (place >= 0) & below
 
-        def take(k: Value, nan: Value) -> tuple[Value, ...]:
+        nan = [e.constant(False, dt.bool_, taps.lanes)]
+        with e.loop(taps.rows, carrying=nan) as k:
             place, within = place_of(k)
-            line = b.offset(source, b.mul(place, width))
-            gathered = functools.partial(lines.gather, k, line, width, nan)
-            return b.branch(within, gathered, lambda: lines.blank(k, width, nan), (nan,))
-
-        nothing = b.constant(False, dt.bool_, taps.lanes)
-        (nan,) = b.loop(0, taps.rows, 1, take, (nothing,))
-        dy = b.offset(given, b.mul(h, widths))
+            line = source + place * width
+            with e.when(within, changing=nan):
+                nan[0] = lines.gather(k, line, width, nan[0])
+            with e.otherwise():
+                lines.blank(k, width)
+        dy = given + h * widths
         # Rows without any window, and, of windows with gaps, all of them.
-        behind = b.max(b.min(window[0], self.geometry.extents[1]) if self.dense else window[1], 0)
-        self._zero(b, to, cleared, behind)
-        cleared = b.max(cleared, behind)
-        following = b.max(cleared, window[1])
-
-        def exactly() -> None:
-            self._zero(b, to, cleared, following)
-            self._one_by_one(b, (to, source, dy), h)
-
-        def in_lines() -> None:
+        behind = maximum(minimum(window[0], height) if self.dense else window[1], 0)
+        self._zero(to, cleared, behind)
+        cleared = maximum(cleared, behind)
+        following = maximum(cleared, window[1])
+        with e.when(nan[0].reduce("or")):
+            self._zero(to, cleared, following)
+            self._one_by_one((to, source, dy), h)
+        with e.otherwise():
             lines.divide(dy, widths)
-
-            def give(k: Value) -> None:
+            with e.loop(taps.rows) as k:
                 place, within = place_of(k)
-                line, fresh = b.offset(to, b.mul(place, width)), b.compare("le", cleared, place)
-                b.branch(within, lambda: lines.add(k, line, width, fresh))
-
-            b.loop(0, taps.rows, 1, give)
-
-        b.branch(b.reduce("or", nan), exactly, in_lines)
+                row, fresh = to + place * width, cleared <= place
+                with e.when(within):
+                    lines.add(k, row, width, fresh)
         return following
 
-    def _one_by_one(self, b: Builder, planes: tuple[Value, Value, Value], h: Value) -> None:
+    def _one_by_one(self, planes: tuple[Pointer, Pointer, Pointer], h: Value) -> None:
         """A row of windows, where NaN are the greatest."""
-        to, source, dy = planes
-        outside = self.geometry.window(b, 0, b.index(0)), self.geometry.window(b, 1, h)
-
-        def one(w: Value) -> None:
-            bounds = (*outside, self.geometry.window(b, 2, w))
-            _, at = find_maximum(b, self.geometry, source, bounds)
-
-            def add() -> None:
-                b.store(to, at, b.add(b.load(to, at), load_value(dy, w)))
-
-            b.branch(b.compare("le", 0, at), add)
-
-        b.loop(0, self.geometry.counts[2], 1, one)
+        (to, source, dy), e, geometry = planes, self.e, self.geometry
+        outside = geometry.window(0, e.index(0)), geometry.window(1, h)
+        with e.loop(geometry.counts[2]) as w:
+            bounds = (*outside, geometry.window(2, w))
+            _, at = find_maximum(e, geometry, source, bounds)
+            with e.when(at >= 0):
+                to[at] += load_value(dy, w)
 
 
 class _Lines:
     """Lines on the stack, of equal length: cells, what taps receive, dy, and a row."""
 
-    def __init__(self, b: Builder, taps: Taps, memory: Value) -> None:
-        self.b, self.taps = b, taps
+    def __init__(self, e: Builder, taps: Taps, memory: Pointer) -> None:
+        self.e, self.taps, self.memory = e, taps, memory
         count, columns = taps.rows * taps.step, taps.rows * taps.columns
-        self.memory, self.dtype = memory, memory.dtype
-        self.cells = b.offset(memory, taps.lead)
-        self.shares = b.offset(self.cells, count * taps.pitch)
-        self.dy = b.offset(memory, (count + columns) * taps.pitch)
-        self.row = b.offset(self.dy, taps.pitch)
+        self.cells = memory + taps.lead
+        self.shares = self.cells + count * taps.pitch
+        self.dy = memory + (count + columns) * taps.pitch
+        self.row = self.dy + taps.pitch
 
-    def _cells(self, k: Value | int, residue: int) -> Value:
+    def _cells(self, k: Value | int, residue: int) -> Pointer:
         """The line of cells of a row of taps."""
-        line = self.b.add(self.b.mul(self.b.index(k), self.taps.step), residue)
-        return self.b.offset(self.cells, self.b.mul(line, self.taps.pitch))
+        line = k * self.taps.step + residue
+        return self.cells + line * self.taps.pitch
 
-    def _shares(self, k: Value | int, column: int) -> Value:
+    def _shares(self, k: Value | int, column: int) -> Pointer:
         """What a tap receives."""
-        line = self.b.add(self.b.mul(self.b.index(k), self.taps.columns), column)
-        return self.b.offset(self.shares, self.b.mul(line, self.taps.pitch))
+        line = k * self.taps.columns + column
+        return self.shares + line * self.taps.pitch
 
     def _constant(self, number: float) -> Value:
-        return self.b.constant(number, self.dtype, self.taps.lanes)
+        return self.e.constant(number, self.memory.dtype, self.taps.lanes)
 
     def clear(self) -> None:
         """NaN in the lines of cells, 0 in all others."""
-        b, taps = self.b, self.taps
+        taps = self.taps
         cells, end = taps.rows * taps.step * taps.pitch, taps.lines * taps.pitch
         for first, stop, number in ((0, cells, math.nan), (cells, end, 0.0)):
             value = self._constant(number)
-            b.loop(first, stop, taps.lanes, functools.partial(self._put, self.memory, value))
+            with self.e.loop(first, stop, taps.lanes) as i:
+                self.memory[i] = value
 
-    def _put(self, line: Value, value: Value, i: Value) -> None:
-        self.b.store(line, i, value)
-
-    def blank(self, k: Value, width: Value, nan: Value) -> Value:
+    def blank(self, k: Value, width: Value) -> None:
         """Row k of taps is in the padding."""
-        b, value = self.b, self._constant(math.nan)
-        count = b.div(b.add(width, self.taps.step - 1), self.taps.step)
+        value = self._constant(math.nan)
+        count = (width + (self.taps.step - 1)) // self.taps.step
         for residue in range(self.taps.step):
             line = self._cells(k, residue)
-            b.loop(0, count, self.taps.lanes, functools.partial(self._put, line, value))
-        return nan
+            with self.e.loop(0, count, self.taps.lanes) as i:
+                line[i] = value
 
-    def gather(self, k: Value, source: Value, width: Value, nan: Value) -> Value:
+    def gather(self, k: Value, source: Pointer, width: Value, nan: Value) -> Value:
         """The cells of a row for row k of taps; which lanes met NaN."""
-        b, taps = self.b, self.taps
-        lanes, step = taps.lanes, taps.step
+        e, lanes, step = self.e, self.taps.lanes, self.taps.step
         lines = [self._cells(k, residue) for residue in range(step)]
-
-        def some(i: Value, mask: Value | None, found: Value) -> Value:
-            left = b.sub(width, i)
+        found = [nan]
+        for i, mask in vector_loop(e, 0, width, lanes * step, carrying=found):
+            left = width - i
             parts = [
-                b.first_lanes(b.sub(left, v * lanes), lanes) if mask is not None else None
+                e.first_lanes(left - v * lanes, lanes) if mask is not None else None
                 for v in range(step)
             ]
             values = [
-                load_value(source, b.add(i, v * lanes), lanes, part) for v, part in enumerate(parts)
+                load_value(source, i + v * lanes, lanes, part) for v, part in enumerate(parts)
             ]
             for v, part in enumerate(parts):
-                found = b.bitwise("or", found, b.compare("ne", values[v], values[v]))
+                found[0] = found[0] | (values[v] != values[v])
                 if part is not None:
-                    values[v] = b.select(part, values[v], self._constant(math.nan))
-            at = b.div(i, step)
-            for line, value in zip(
-                lines, values if step == 1 else separated(b, values), strict=True
-            ):
-                b.store(line, at, value)
-            return found
+                    values[v] = select(part, values[v], math.nan)
+            at = i // step
+            for line, value in zip(lines, values if step == 1 else separated(values), strict=True):
+                line[at] = value
+        return found[0]
 
-        return vector_loop(b, 0, width, lanes * step, some, (nan,))[0]
-
-    def divide(self, dy: Value, windows: Value) -> None:
+    def divide(self, dy: Pointer, windows: Value) -> None:
         """What every tap of a row of windows receives of dy."""
-        b, taps, lanes = self.b, self.taps, self.taps.lanes
-
-        def take(w: Value, mask: Value | None) -> None:
-            b.store(self.dy, w, load_value(dy, w, lanes, mask))
-
-        vector_loop(b, 0, windows, lanes, take)
+        e, taps, lanes = self.e, self.taps, self.taps.lanes
+        for w, mask in vector_loop(e, 0, windows, lanes):
+            self.dy[w] = load_value(dy, w, lanes, mask)
         columns = [taps.line(c) for c in range(taps.columns)]
+        order = [(k, c) for k in range(taps.rows) for c in range(taps.columns)]
 
-        def some(w: Value) -> None:
-            def cell(k: int, c: int) -> Value:
-                residue, shift = columns[c]
-                return b.load(self._cells(k, residue), b.add(w, shift), lanes)
+        def cell(k: int, c: int, w: Value) -> Value:
+            residue, shift = columns[c]
+            return self._cells(k, residue).load(w + shift, lanes)
 
-            order = [(k, c) for k in range(taps.rows) for c in range(taps.columns)]
-            best = cell(*order[0])
-            best = b.max(best, self._constant(-math.inf))
+        with e.loop(0, windows, lanes) as w:
+            best = cell(*order[0], w)
+            best = maximum(best, -math.inf)
             for tap in order[1:]:
-                best = b.max(cell(*tap), best)  # The second one where the first is NaN.
-            left, zero = b.load(self.dy, w, lanes), self._constant(0.0)
+                best = maximum(cell(*tap, w), best)  # The second one where the first is NaN.
+            left, zero = self.dy.load(w, lanes), self._constant(0.0)
             for k, c in order:
-                hit = b.compare("eq", cell(k, c), best)
-                b.store(self._shares(k, c), w, b.select(hit, left, zero))
-                left = b.select(hit, zero, left)
+                hit = cell(k, c, w) == best
+                self._shares(k, c).store(w, select(hit, left, zero))
+                left = select(hit, zero, left)
 
-        b.loop(0, windows, lanes, some)
-
-    def add(self, k: Value, to: Value, width: Value, fresh: Value) -> None:
+    def add(self, k: Value, to: Pointer, width: Value, fresh: Value) -> None:
         """What row k of taps received, to a row of the result: stored where it is fresh."""
-        b, taps = self.b, self.taps
+        e, taps = self.e, self.taps
         lines = [self._shares(k, c) for c in range(taps.columns)]
-
-        def write(*, old: bool) -> None:
-            write_row(b, taps, lines, self.row, (to, width), old=old)
-
-        b.branch(fresh, lambda: write(old=False), lambda: write(old=True))
+        with e.when(fresh):
+            write_row(e, taps, lines, self.row, (to, width), old=False)
+        with e.otherwise():
+            write_row(e, taps, lines, self.row, (to, width), old=True)
 
 
 def write_row(
-    b: Builder,
+    e: Builder,
     taps: Taps,
-    lines: Sequence[Value],
-    spare: Value,
-    row: tuple[Value, Value],
+    lines: Sequence[Pointer],
+    spare: Pointer,
+    row: tuple[Pointer, Value],
     *,
     old: bool,
 ) -> None:
@@ -361,40 +332,32 @@ def write_row(
     With `old` it is added to what is there. The spare line takes the row's end.
     """
     (to, width), lanes = row, taps.lanes
-    whole = b.bitwise("and", width, -taps.step * lanes)
+    whole = width & (-taps.step * lanes)
 
-    def some(j: Value) -> None:
-        for v, value in enumerate(_columns(b, taps, lines, j)):
-            place = b.add(j, v * lanes)
-            known = b.add(value, load_value(to, place, lanes)) if old else value
-            store_value(to, place, known)
+    def put(place: Value, value: Value, mask: Value | None = None) -> None:
+        known = value + load_value(to, place, lanes, mask) if old else value
+        store_value(to, place, known, mask)
 
-    def part(j: Value, mask: Value | None) -> None:
-        value = b.load(spare, b.sub(j, whole), lanes)
-        known = b.add(value, load_value(to, j, lanes, mask)) if old else value
-        store_value(to, j, known, mask)
-
-    def rest() -> None:
-        for v, value in enumerate(_columns(b, taps, lines, whole)):
-            b.store(spare, v * lanes, value)
-        if old:
-            vector_loop(b, whole, width, lanes, part)
-        else:
-            overlapping_loop(b, whole, width, lanes, part)
-
-    b.loop(0, whole, taps.step * lanes, some)
-    b.branch(b.compare("lt", whole, width), rest)
+    with e.loop(0, whole, taps.step * lanes) as j:
+        for v, value in enumerate(_columns(taps, lines, j)):
+            put(j + v * lanes, value)
+    with e.when(whole < width):
+        for v, value in enumerate(_columns(taps, lines, whole)):
+            spare[v * lanes] = value
+        rest = vector_loop if old else overlapping_loop
+        for j, mask in rest(e, whole, width, lanes):
+            put(j, spare.load(j - whole, lanes), mask)
 
 
-def _columns(b: Builder, taps: Taps, lines: Sequence[Value], first: Value) -> list[Value]:
+def _columns(taps: Taps, lines: Sequence[Pointer], first: Value) -> list[Value]:
     """The sums of `step` vectors of columns, which begin at a multiple of `step`."""
-    made, i = [], b.div(first, taps.step)
+    made, i = [], first // taps.step
     for residue in range(taps.step):
         parts = [
-            b.load(line, b.sub(i, shift), taps.lanes)
+            line.load(i - shift, taps.lanes)
             for line, (owner, shift) in zip(lines, map(taps.line, range(taps.columns)), strict=True)
             if owner == residue
         ]
-        nothing = b.constant(0.0, lines[0].dtype, taps.lanes)
-        made.append(functools.reduce(b.add, parts or [nothing]))
-    return made if taps.step == 1 else mingled(b, made)
+        nothing = i.home.constant(0.0, lines[0].dtype, taps.lanes)
+        made.append(functools.reduce(operator.add, parts or [nothing]))
+    return made if taps.step == 1 else mingled(made)

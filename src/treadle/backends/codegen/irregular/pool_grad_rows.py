@@ -7,20 +7,27 @@ whose row is the first, of those the leftmost. Columns are shared by windows tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from treadle.backends.codegen.irregular.copying import convert
 from treadle.backends.codegen.irregular.pool_rows import LONGEST, cells_of, lowest
-from treadle.backends.codegen.irregular.pool_tables import Axis, Geometry, arguments_of, table_of
+from treadle.backends.codegen.irregular.pool_tables import (
+    Axis,
+    Bounds,
+    Geometry,
+    arguments_of,
+    table_of,
+)
 from treadle.backends.codegen.irregular.rows import (
+    RowBuilder,
     over_rows,
-    row_kernel,
     vector_loop,
 )
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import Pointer, Value, select
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -33,6 +40,8 @@ from treadle.ops.windows import Window
 
 _NOWHERE = 2**31 - 1
 """The place of no cell: behind all others."""
+Cell = Callable[[Value, Value], tuple[Value, Value]]
+"""A column's value in a row, and the row."""
 
 
 def takes_plane(x: TensorType) -> bool:
@@ -62,148 +71,116 @@ def lower_grad_rows(window: Window, axes: Sequence[Axis], x: TensorType, target:
 class _Line:
     """Columns on the stack: their greatest values, the first rows that have them; the results."""
 
-    values: Value
-    rows: Value
-    places: Value
-    lanes: int
+    values: Pointer
+    rows: Pointer
+    places: Pointer
+    blank: Value  # what columns without cells hold
 
-    def blank(self, b: Builder) -> Value:
-        """What columns without cells hold."""
-        return b.constant(lowest(self.values.dtype), self.values.dtype, self.lanes)
+    @property
+    def lanes(self) -> int:
+        """Columns that are stored at once."""
+        return self.blank.lanes
 
-    def clear(self, b: Builder) -> None:
-        """No column has cells."""
-        value = self.blank(b)
-        nowhere = b.constant(_NOWHERE, dt.int32, self.lanes)
-
-        def blank(i: Value) -> None:
-            b.store(self.values, i, value)
-            b.store(self.rows, i, nowhere)
-
-        b.loop(0, LONGEST, self.lanes, blank)
+    def clear(self, e: Builder) -> None:
+        """Let no column have cells."""
+        nowhere = e.constant(_NOWHERE, dt.int32, self.lanes)
+        with e.loop(0, LONGEST, self.lanes) as i:
+            self.values[i] = self.blank
+            self.rows[i] = nowhere
 
 
 @cache
 def _kernel(dtype: DType, shape: tuple[int, int, int, int]) -> Kernel:
     """Each row of the launch is a plane."""
     wide, lanes = compute_type(dtype), shape[3]
-    target, x, dy = pointer(wide, "target"), pointer(dtype, "x"), pointer(dtype, "dy")
-    geometry, padding = Geometry(), size("padding")
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        kept = [b.stack(kind, LONGEST) for kind in (wide, dt.int32, dt.int32)]
-        line = _Line(kept[0], kept[1], kept[2], lanes)
-        line.clear(b)
-        cells, (depths, heights, widths) = geometry.cells(b), geometry.counts
-        windows = b.mul(b.mul(depths, heights), widths)
-
-        def plane(i: Value) -> None:
-            to, source = b.offset(target, b.mul(i, cells)), b.offset(x, b.mul(i, cells))
-            given = b.offset(dy, b.mul(i, windows))
-            b.zero(to, cells)
-
-            def row(d: Value, h: Value) -> None:
-                over = geometry.window(b, 0, d), geometry.window(b, 1, h)
-                below = [b.compare("lt", low, high) for low, high, _ in over]
-
-                def spread() -> None:
-                    _columns(b, geometry, source, line, padding, over)
-                    _places(b, line, padding, widths, shape)
-                    begin = b.mul(b.add(b.mul(d, heights), h), widths)
-                    row_dy = b.offset(given, begin)
-                    _add_row(b, to, row_dy, line.places, widths)
-
-                b.branch(b.bitwise("and", *below), spread)
-
-            b.loop(0, depths, 1, lambda d: b.loop(0, heights, 1, lambda h: row(d, h)))
-
-        b.loop(first, stop, 1, plane)
-
-    name = f"pool_grad_rows_{dtype.name}_" + "_".join(map(str, shape))
-    return row_kernel(name, (target, x, dy, padding, *geometry.parameters), body)
+    e = RowBuilder()
+    target, x, dy = e.pointer(wide, "target"), e.pointer(dtype, "x"), e.pointer(dtype, "dy")
+    padding, geometry = e.size("padding"), Geometry(e)
+    kept = [e.stack(kind, LONGEST) for kind in (wide, dt.int32, dt.int32)]
+    line = _Line(kept[0], kept[1], kept[2], e.constant(lowest(wide), wide, lanes))
+    line.clear(e)
+    cells, (depths, heights, widths) = geometry.cells(), geometry.counts
+    windows = depths * heights * widths
+    with e.loop(e.first, e.stop) as i:
+        to, source = target + i * cells, x + i * cells
+        given = dy + i * windows
+        to.zero(cells)
+        with e.loop(depths) as d, e.loop(heights) as h:
+            over_d, over_h = geometry.window(0, d), geometry.window(1, h)
+            with e.when((over_d[0] < over_d[1]) & (over_h[0] < over_h[1])):
+                _columns(geometry, source, line, padding, (over_d, over_h))
+                _places(e, line, padding, widths, shape)
+                begin = (d * heights + h) * widths
+                _add_row(e, to, given + begin, line.places, widths)
+    return e.kernel(f"pool_grad_rows_{dtype.name}_" + "_".join(map(str, shape)))
 
 
-def _wins(b: Builder, x: Value, best: Value) -> Value:
+def _wins(x: Value, best: Value) -> Value:
     """x > best, and NaN before numbers."""
-    return b.bitwise("and", b.invert(b.compare("le", x, best)), b.compare("eq", best, best))
+    return ~(x <= best) & (best == best)
 
 
 def _columns(
-    b: Builder,
-    geometry: Geometry,
-    source: Value,
-    line: _Line,
-    padding: Value,
-    over: Sequence[tuple[Value, Value, Value]],
+    geometry: Geometry, source: Pointer, line: _Line, padding: Value, over: Bounds
 ) -> None:
     """The first greatest cell of every column, in rows d0 to d1 of h0 to h1."""
-    _, height, width = geometry.extents
+    e, (_, height, width) = geometry.e, geometry.extents
     (d0, d1, _), (h0, h1, _) = over
     (step_d, step_h, _), lanes = geometry.dilations, line.lanes
+    for w, mask in vector_loop(e, 0, width, lanes):
 
-    def some(w: Value, mask: Value | None) -> None:
-        def at(d: Value, h: Value) -> tuple[Value, Value]:
-            row = b.mul(b.add(b.mul(d, height), h), width)
-            value = load_value(source, b.add(row, w), lanes, mask)
-            return value, b.splat(b.cast(row, dt.int32), lanes)
+        def at(d: Value, h: Value, w: Value = w, mask: Value | None = mask) -> tuple[Value, Value]:
+            row = (d * height + h) * width
+            value = load_value(source, row + w, lanes, mask)
+            return value, row.cast(dt.int32).splat(lanes)
 
-        def layer(d: Value, begin: Value, found: tuple[Value, ...]) -> tuple[Value, ...]:
-            def one(h: Value, best: Value, row: Value) -> tuple[Value, ...]:
+        def layer(d: Value, begin: Value, found: list[Value], at: Cell = at) -> None:
+            with e.loop(begin, h1, step_h, carrying=found) as h:
+                best, row = found
                 value, here = at(d, h)
-                wins = _wins(b, value, best)
-                return b.select(wins, value, best), b.select(wins, here, row)
+                wins = _wins(value, best)
+                found[:] = select(wins, value, best), select(wins, here, row)
 
-            return b.loop(begin, h1, step_h, one, found)
-
-        first = layer(d0, b.add(h0, step_h), at(d0, h0))
-        others = b.add(d0, step_d), d1, step_d
-        best, row = b.loop(*others, lambda d, *found: layer(d, h0, found), first)
+        begin, found = h0 + step_h, [*at(d0, h0)]
+        layer(d0, begin, found)
+        with e.loop(d0 + step_d, d1, step_d, carrying=found) as d:
+            layer(d, h0, found)
+        best, row = found
         if mask is not None:
             # Whole vectors are stored: what lies behind the row stays blank.
-            best, row = b.select(mask, best, line.blank(b)), b.select(mask, row, _NOWHERE)
-        b.store(line.values, b.add(padding, w), best)
-        b.store(line.rows, b.add(padding, w), row)
-
-    vector_loop(b, 0, width, lanes, some)
+            best, row = select(mask, best, line.blank), select(mask, row, _NOWHERE)
+        line.values.store(padding + w, best)
+        line.rows.store(padding + w, row)
 
 
 def _places(
-    b: Builder, line: _Line, padding: Value, widths: Value, shape: tuple[int, int, int, int]
+    e: Builder, line: _Line, padding: Value, widths: Value, shape: tuple[int, int, int, int]
 ) -> None:
     """The place in the plane of every window's maximum, or `_NOWHERE`."""
     cells, step, dilation, lanes = shape
-    first = b.mul(b.iota(dt.int32, lanes), step) if lanes > 1 else b.constant(0, dt.int32)
-
-    def some(w: Value) -> None:
-        start = b.mul(w, step)
-        values = cells_of(b, line.values, start, shape)
-        rows = cells_of(b, line.rows, start, shape)
-        column = b.add(b.splat(b.cast(b.sub(start, padding), dt.int32), lanes), first)
+    first = e.iota(dt.int32, lanes) * step if lanes > 1 else e.constant(0, dt.int32)
+    # Whole vectors: the line is longer than the row.
+    with e.loop(0, widths, lanes) as w:
+        start = w * step
+        values = cells_of(line.values, start, shape)
+        rows = cells_of(line.rows, start, shape)
+        column = (start - padding).cast(dt.int32).splat(lanes) + first
         best, row, at = values[0], rows[0], column
         for k in range(1, cells):
-            ahead, behind = _wins(b, values[k], best), _wins(b, best, values[k])
-            level = b.invert(b.bitwise("or", ahead, behind))
-            above = b.bitwise("and", level, b.compare("lt", rows[k], row))
-            wins = b.bitwise("or", ahead, above)
-            best, row = b.select(wins, values[k], best), b.select(wins, rows[k], row)
-            at = b.select(wins, b.add(column, k * dilation), at)
-        known = b.compare("ne", row, _NOWHERE)
-        b.store(line.places, w, b.select(known, b.add(row, at), _NOWHERE))
-
-    # Whole vectors: the line is longer than the row.
-    b.loop(0, widths, lanes, some)
+            ahead, behind = _wins(values[k], best), _wins(best, values[k])
+            level = ~(ahead | behind)
+            above = level & (rows[k] < row)
+            wins = ahead | above
+            best, row = select(wins, values[k], best), select(wins, rows[k], row)
+            at = select(wins, column + k * dilation, at)
+        known = row != _NOWHERE
+        line.places[w] = select(known, row + at, _NOWHERE)
 
 
-def _add_row(b: Builder, to: Value, dy: Value, places: Value, widths: Value) -> None:
+def _add_row(e: Builder, to: Pointer, dy: Pointer, places: Pointer, widths: Value) -> None:
     """dy added at the places of a row of windows."""
-
-    def one(w: Value) -> None:
-        found = b.load(places, w)
-
-        def add() -> None:
-            place = b.cast(found, dt.int64)
-            b.store(to, place, b.add(b.load(to, place), load_value(dy, w)))
-
-        b.branch(b.compare("ne", found, _NOWHERE), add)
-
-    b.loop(0, widths, 1, one)
+    with e.loop(widths) as w:
+        found = places[w]
+        with e.when(found != _NOWHERE):
+            place = found.cast(dt.int64)
+            to[place] += load_value(dy, w)

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from treadle.backends.codegen.irregular.pool_tables import Geometry
+from treadle.backends.codegen.irregular.pool_tables import Bounds, Geometry
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, select
 from treadle.backends.codegen.scalars.code import load_value
-
-Bounds = Sequence[tuple[Value, Value, Value]]
 
 
 def find_maximum(
-    b: Builder, geometry: Geometry, source: Value, bounds: Bounds
+    e: Builder, geometry: Geometry, source: Pointer, bounds: Bounds
 ) -> tuple[Value, Value]:
     """The first maximum of a window (NaN before numbers) and its place, -1 if it has no cells."""
     _, height, width = geometry.extents
-    firsts = [b.min(w[0], b.sub(n, 1)) for w, n in zip(bounds, geometry.extents, strict=True)]
-    begin = b.add(b.mul(b.add(b.mul(firsts[0], height), firsts[1]), width), firsts[2])
-
-    def cell(place: Value, best: Value, at: Value) -> tuple[Value, Value]:
+    firsts = [minimum(w[0], n - 1) for w, n in zip(bounds, geometry.extents, strict=True)]
+    begin = (firsts[0] * height + firsts[1]) * width + firsts[2]
+    found = [load_value(source, begin), begin]
+    with geometry.over(bounds, carrying=found) as place:
+        best, at = found
         value = load_value(source, place)
-        wins = b.compare("lt", best, value)
+        wins = best < value
         if value.dtype.is_float:
-            nan = b.bitwise("and", b.compare("ne", value, value), b.compare("eq", best, best))
-            wins = b.bitwise("or", wins, nan)
-        return b.select(wins, value, best), b.select(wins, place, at)
+            nan = (value != value) & (best == best)
+            wins = wins | nan
+        found[:] = select(wins, value, best), select(wins, place, at)
+    best, at = found
+    return best, select(_has_cells(bounds), at, -1)
 
-    best, at = geometry.over(b, bounds, cell, (load_value(source, begin), begin))
-    return best, b.select(_has_cells(b, bounds), at, -1)
 
-
-def _has_cells(b: Builder, bounds: Bounds) -> Value:
-    found = [b.compare("lt", first, stop) for first, stop, _ in bounds]
-    return b.bitwise("and", b.bitwise("and", found[0], found[1]), found[2])
+def _has_cells(bounds: Bounds) -> Value:
+    found = [first < stop for first, stop, _ in bounds]
+    return found[0] & found[1] & found[2]

@@ -8,27 +8,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial, reduce
 from typing import Literal
 
 import numpy as np
 
 from treadle.backends.codegen.irregular.pool_tables import (
     Axis,
+    Bounds,
     Geometry,
     OpenAxis,
     arguments_of,
     with_table,
 )
 from treadle.backends.codegen.irregular.rows import (
+    RowBuilder,
     over_rows,
     overlapping_loop,
-    row_kernel,
     vector_loop,
-    walk,
 )
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Number, Value, pointer, size
+from treadle.backends.codegen.kernel.builder import builder_of
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import (
+    Number,
+    Pointer,
+    Value,
+    maximum,
+    select,
+    shuffle,
+)
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Array, Lowered, Ref
@@ -37,6 +45,7 @@ from treadle.base.dtype import DType
 from treadle.base.estimates import at_most, estimate
 from treadle.base.shape import product
 from treadle.base.types import TensorType
+from treadle.ops.precision import compute_type
 from treadle.ops.windows import Window
 
 LONGEST = 4096
@@ -63,9 +72,9 @@ def lowest(dtype: DType) -> Number:
     return -math.inf if dtype.is_float else int(np.iinfo(dtype.numpy).min)
 
 
-def number(b: Builder, value: Number, like: Value) -> Value:
+def number(value: Number, like: Value) -> Value:
     """A constant of another value's type."""
-    return b.constant(float(value) if like.dtype.is_float else value, like.dtype, like.lanes)
+    return like.constant(float(value) if like.dtype.is_float else value)
 
 
 def lower_rows(
@@ -96,106 +105,79 @@ def lower_rows(
 
 @cache
 def _kernel(kind: Kind, dtype: DType, cells: int, step: int, dilation: int, lanes: int) -> Kernel:
-    target, x, geometry = pointer(dtype, "target"), pointer(dtype, "x"), Geometry()
-    wide = dt.float32 if dtype.is_float and dtype.itemsize == 2 else dtype
-    counts = [pointer(wide, "counts")] if kind == "average" else []
-    padding = size("padding")
-    nothing: Number = 0 if kind == "average" else lowest(dtype)
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        line = b.stack(wide, LONGEST)
-        blank = b.constant(nothing, wide, lanes)
-        b.loop(0, LONGEST, lanes, lambda i: b.store(line, i, blank))
-        inside, plane_size = b.offset(line, padding), geometry.cells(b)
-        depths, heights, widths = geometry.counts
-
-        def row(number_: Value, plane: Value, d: Value, h: Value) -> None:
-            source = b.offset(x, b.mul(plane, plane_size))
-            over_d, over_h = geometry.window(b, 0, d), geometry.window(b, 1, h)
-            _combine_rows(b, kind, geometry, source, inside, (over_d, over_h), blank)
-            to, outside = b.mul(number_, widths), b.mul(over_d[2], over_h[2])
-
-            def some(w: Value, mask: Value | None) -> None:
-                value = _along(b, kind, line, b.mul(w, step), (cells, step, dilation, lanes))
-                if counts:
-                    across = b.load(counts[0], w, lanes, mask)
-                    counted = b.mul(across, b.splat(b.cast(outside, wide), lanes))
-                    value = b.div(value, b.max(counted, 1.0))
-                store_value(target, b.add(to, w), value, mask)
-
-            overlapping_loop(b, 0, widths, lanes, some)
-
-        walk(b, first, stop, (depths, depths, heights), row)
-
-    name = f"pool_rows_{kind}_{dtype.name}_{cells}_{step}_{dilation}"
-    return row_kernel(name, (target, x, *counts, padding, *geometry.parameters), body)
+    e = RowBuilder()
+    target, x = e.pointer(dtype, "target"), e.pointer(dtype, "x")
+    wide = compute_type(dtype)
+    counts = [e.pointer(wide, "counts")] if kind == "average" else []
+    padding, geometry = e.size("padding"), Geometry(e)
+    line = e.stack(wide, LONGEST)
+    blank = e.constant(0 if kind == "average" else lowest(dtype), wide, lanes)
+    with e.loop(0, LONGEST, lanes) as i:
+        line[i] = blank
+    inside, plane_size = line + padding, geometry.cells()
+    depths, heights, widths = geometry.counts
+    with e.rows(depths, depths, heights) as (row, plane, d, h):
+        source = x + plane * plane_size
+        over_d, over_h = geometry.window(0, d), geometry.window(1, h)
+        _combine_rows(kind, geometry, source, inside, (over_d, over_h), blank)
+        to, outside = row * widths, over_d[2] * over_h[2]
+        for w, mask in overlapping_loop(e, 0, widths, lanes):
+            value = _along(kind, line, w * step, (cells, step, dilation, lanes))
+            if counts:
+                across = counts[0].load(w, lanes, mask)
+                counted = across * outside.cast(wide).splat(lanes)
+                value = value / maximum(counted, 1.0)
+            store_value(target, to + w, value, mask)
+    return e.kernel(f"pool_rows_{kind}_{dtype.name}_{cells}_{step}_{dilation}")
 
 
-def _merge(b: Builder, kind: Kind, x: Value, y: Value) -> Value:
+def _merge(kind: Kind, x: Value, y: Value) -> Value:
     """The sum, or the greater one; NaN where either is."""
     if kind == "average":
-        return b.add(x, y)
-    greater = b.max(x, y)  # y where either is NaN
-    return b.select(b.compare("ne", x, x), x, greater) if x.dtype.is_float else greater
+        return x + y
+    greater = maximum(x, y)  # y where either is NaN
+    return select(x != x, x, greater) if x.dtype.is_float else greater
 
 
 def _combine_rows(
-    b: Builder,
-    kind: Kind,
-    geometry: Geometry,
-    source: Value,
-    line: Value,
-    bounds: Sequence[tuple[Value, Value, Value]],
-    blank: Value,
+    kind: Kind, geometry: Geometry, source: Pointer, line: Pointer, bounds: Bounds, blank: Value
 ) -> None:
     """Every cell of the line from the cells above one another in the windows' rows."""
-    _, height, width = geometry.extents
+    e, (_, height, width) = geometry.e, geometry.extents
     (d0, d1, _), (h0, h1, _) = bounds
     step_d, step_h = geometry.dilations[:2]
-
-    def some(w: Value, mask: Value | None) -> None:
-        def layer(d: Value, total: Value) -> tuple[Value, ...]:
-            def one(h: Value, inner: Value) -> Value:
-                place = b.add(b.mul(b.add(b.mul(d, height), h), width), w)
-                return _merge(b, kind, inner, load_value(source, place, blank.lanes, mask))
-
-            return b.loop(h0, h1, step_h, one, (total,))
-
-        (total,) = b.loop(d0, d1, step_d, layer, (blank,))
+    for w, mask in vector_loop(e, 0, width, blank.lanes):
+        found = [blank]
+        with (
+            e.loop(d0, d1, step_d, carrying=found) as d,
+            e.loop(h0, h1, step_h, carrying=found) as h,
+        ):
+            place = (d * height + h) * width + w
+            found[0] = _merge(kind, found[0], load_value(source, place, blank.lanes, mask))
         # Whole vectors: what lies behind the row stays blank.
-        b.store(line, w, total if mask is None else b.select(mask, total, blank))
-
-    vector_loop(b, 0, width, blank.lanes, some)
+        line[w] = found[0] if mask is None else select(mask, found[0], blank)
 
 
-def _along(
-    b: Builder, kind: Kind, line: Value, start: Value, window: tuple[int, int, int, int]
-) -> Value:
+def _along(kind: Kind, line: Pointer, start: Value, window: tuple[int, int, int, int]) -> Value:
     """Windows side by side, the first of which begins at `start`."""
-    cells = cells_of(b, line, start, window)
-    total = cells[0]
-    for cell in cells[1:]:
-        total = _merge(b, kind, total, cell)
-    return total
+    return reduce(partial(_merge, kind), cells_of(line, start, window))
 
 
-def cells_of(
-    b: Builder, line: Value, start: Value, window: tuple[int, int, int, int]
-) -> list[Value]:
+def cells_of(line: Pointer, start: Value, window: tuple[int, int, int, int]) -> list[Value]:
     """Cell by cell of a window (cells, step, dilation, lanes): those of `lanes` windows."""
     count, step, dilation, lanes = window
     pairs: dict[int, tuple[Value, Value]] = {}
 
     def cell(at: int) -> Value:
         if step == 1 or lanes == 1:
-            return b.load(line, b.add(start, at), lanes)
+            return line.load(start + at, lanes)
         if step > 2:
-            places = b.add(b.splat(b.add(start, at), lanes), b.mul(b.iota(dt.int64, lanes), step))
-            return b.gather(line, places)
+            places = (start + at).splat(lanes) + builder_of(start).iota(dt.int64, lanes) * step
+            return line.gather(places)
         even = at & ~1
         if even not in pairs:
-            low = b.add(start, even)
-            pairs[even] = b.load(line, low, lanes), b.load(line, b.add(low, lanes), lanes)
-        return b.shuffle(*pairs[even], range(at & 1, 2 * lanes, 2))
+            low = start + even
+            pairs[even] = line.load(low, lanes), line.load(low + lanes, lanes)
+        return shuffle(*pairs[even], range(at & 1, 2 * lanes, 2))
 
     return [cell(k * dilation) for k in range(count)]

@@ -7,14 +7,16 @@ adaptive windows are the same to a kernel, and none reaches into the padding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from treadle.backends.codegen.irregular.pool_formulas import BYTES, Formula, steps
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value, pointer, size
+from treadle.backends.codegen.kernel.builder import Builder, Changing
+from treadle.backends.codegen.kernel.language import Value
 from treadle.backends.program import Array, Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.estimates import estimate
@@ -200,71 +202,56 @@ def _moved(launch: Launch, table: Ref) -> Launch:
     return replace(launch, arguments=tuple(one(a) for a in launch.arguments))
 
 
+Bounds = Sequence[tuple[Value, Value, Value]]
+"""Of a window along every axis: its first cell, the one behind its last, cells that count."""
+
+
 class Geometry:
-    """The parameters that describe windows, and what kernels ask of them."""
+    """The parameters that describe windows, in the order of `arguments_of`, and what they tell."""
 
-    def __init__(self) -> None:
-        self.table = pointer(dt.int64, "windows")
-        self.extents = [size(f"extent_{a}") for a in AXES]
-        self.counts = [size(f"count_{a}") for a in AXES]
-        self.dilations = [size(f"dilation_{a}") for a in AXES]
+    def __init__(self, e: Builder) -> None:
+        self.e = e
+        self.table = e.pointer(dt.int64, "windows")
+        self.extents = e.sizes(*(f"extent_{a}" for a in AXES))
+        self.counts = e.sizes(*(f"count_{a}" for a in AXES))
+        self.dilations = e.sizes(*(f"dilation_{a}" for a in AXES))
 
-    @property
-    def parameters(self) -> list[Value]:
-        """In the order of `arguments_of`."""
-        return [self.table, *self.extents, *self.counts, *self.dilations]
-
-    def cells(self, b: Builder) -> Value:
+    def cells(self) -> Value:
         """Cells of a plane."""
         depth, height, width = self.extents
-        return b.mul(b.mul(depth, height), width)
+        return depth * height * width
 
-    def window(self, b: Builder, axis: int, number: Value) -> tuple[Value, Value, Value]:
-        """(first, stop, cells that count) of a window along an axis."""
+    def window(self, axis: int, number: Value) -> tuple[Value, Value, Value]:
+        """A window's bounds along an axis."""
         row = number
         for count in self.counts[:axis]:
-            row = b.add(row, count)
-        at = b.mul(row, 3)
-        first, stop, counted = (b.load(self.table, b.add(at, i)) for i in range(3))
+            row = row + count
+        at = row * 3
+        first, stop, counted = (self.table[at + i] for i in range(3))
         return first, stop, counted
 
-    def over(
-        self,
-        b: Builder,
-        bounds: Sequence[tuple[Value, Value, Value]],
-        body: Callable[..., tuple[Value, ...]],
-        initial: Sequence[Value] = (),
-    ) -> tuple[Value, ...]:
-        """`body(place in the plane, *carried)` for every cell of a window, in row-major order."""
-        _, height, width = self.extents
+    @contextmanager
+    def over(self, bounds: Bounds, *, carrying: Changing[Any] = ()) -> Iterator[Value]:
+        """A block for every cell of a window, in row-major order: its place in the plane."""
+        e, (_, height, width) = self.e, self.extents
         (d0, d1, _), (h0, h1, _), (w0, w1, _) = bounds
         step_d, step_h, step_w = self.dilations
+        with (
+            e.loop(d0, d1, step_d, carrying=carrying) as d,
+            e.loop(h0, h1, step_h, carrying=carrying) as h,
+        ):
+            row = (d * height + h) * width
+            with e.loop(w0, w1, step_w, carrying=carrying) as w:
+                yield row + w
 
-        def layer(d: Value, *carried: Value) -> tuple[Value, ...]:
-            def line(h: Value, *inner: Value) -> tuple[Value, ...]:
-                row = b.mul(b.add(b.mul(d, height), h), width)
-                return b.loop(w0, w1, step_w, lambda w, *c: body(b.add(row, w), *c), inner)
-
-            return b.loop(h0, h1, step_h, line, carried)
-
-        return b.loop(d0, d1, step_d, layer, initial)
-
-    def each_window(
-        self, b: Builder, body: Callable[[Value, Sequence[tuple[Value, Value, Value]]], None]
-    ) -> None:
-        """`body(number of the window in its plane, its bounds)` for all windows of a plane."""
-        _, high, wide = self.counts
-
-        def layer(d: Value) -> None:
-            depth = self.window(b, 0, d)
-
-            def line(h: Value) -> None:
-                height = self.window(b, 1, h)
-                row = b.mul(b.add(b.mul(d, high), h), wide)
-                b.loop(
-                    0, wide, 1, lambda w: body(b.add(row, w), (depth, height, self.window(b, 2, w)))
-                )
-
-            b.loop(0, high, 1, line)
-
-        b.loop(0, self.counts[0], 1, layer)
+    @contextmanager
+    def each_window(self) -> Iterator[tuple[Value, Bounds]]:
+        """A block for every window of a plane: its number and its bounds."""
+        e, (deep, high, wide) = self.e, self.counts
+        with e.loop(deep) as d:
+            depth = self.window(0, d)
+            with e.loop(high) as h:
+                height = self.window(1, h)
+                row = (d * high + h) * wide
+                with e.loop(wide) as w:
+                    yield row + w, (depth, height, self.window(2, w))

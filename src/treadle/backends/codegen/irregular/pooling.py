@@ -7,7 +7,7 @@ the windows; sums of 16-bit floats are kept in a float32 workspace.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -18,9 +18,10 @@ from treadle.backends.codegen.irregular.pool_grad_average import lower_average_r
 from treadle.backends.codegen.irregular.pool_grad_pairs import are_pairs, lower_grad_pairs
 from treadle.backends.codegen.irregular.pool_grad_planes import lower_grad_planes, row_taps, taps_of
 from treadle.backends.codegen.irregular.pool_grad_rows import lower_grad_rows, takes_plane
-from treadle.backends.codegen.irregular.pool_maximum import Bounds, find_maximum
+from treadle.backends.codegen.irregular.pool_maximum import find_maximum
 from treadle.backends.codegen.irregular.pool_tables import (
     Axis,
+    Bounds,
     Geometry,
     OpenAxis,
     adaptive,
@@ -32,10 +33,15 @@ from treadle.backends.codegen.irregular.pool_tables import (
     open_moving,
     with_table,
 )
-from treadle.backends.codegen.irregular.rows import over_rows, row_kernel, vector_loop, walk
+from treadle.backends.codegen.irregular.rows import (
+    RowBuilder,
+    over_rows,
+    vector_loop,
+)
 from treadle.backends.codegen.irregular.scatter import is_half
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, select
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
@@ -151,23 +157,17 @@ def _plane_average(x: TensorType, target: Target) -> Lowered:
 @cache
 def _plane_kernel(dtype: DType, lanes: int) -> Kernel:
     """Each row of the launch is a plane, summed in two vectors in turns."""
-    target, x, cells = pointer(dtype, "target"), pointer(dtype, "x"), size("cells")
+    e = RowBuilder()
+    target, x, cells = e.pointer(dtype, "target"), e.pointer(dtype, "x"), e.size("cells")
     wide = compute_type(dtype)
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def plane(i: Value) -> None:
-            source = b.offset(x, b.mul(i, cells))
-
-            def some(j: Value, mask: Value | None, one: Value, two: Value) -> tuple[Value, Value]:
-                return two, b.add(one, load_value(source, j, lanes, mask))
-
-            zero = b.constant(0.0, wide, lanes)
-            total = b.reduce("add", b.add(*vector_loop(b, 0, cells, lanes, some, (zero, zero))))
-            store_value(target, i, b.div(total, b.cast(cells, wide)))
-
-        b.loop(first, stop, 1, plane)
-
-    return row_kernel(f"plane_average_{dtype.name}", (target, x, cells), body)
+    with e.loop(e.first, e.stop) as i:
+        source = x + i * cells
+        sums = [e.constant(0.0, wide, lanes)] * 2
+        for j, mask in vector_loop(e, 0, cells, lanes, carrying=sums):
+            sums[:] = sums[1], sums[0] + load_value(source, j, lanes, mask)
+        total = (sums[0] + sums[1]).reduce("add")
+        store_value(target, i, total / cells.cast(wide))
+    return e.kernel(f"plane_average_{dtype.name}")
 
 
 def _pooled(kind: Kind, x: TensorType, axes: Axes) -> Lowered:
@@ -183,66 +183,51 @@ def _pooled(kind: Kind, x: TensorType, axes: Axes) -> Lowered:
 
 @cache
 def _pool_kernel(kind: Kind, dtype: DType) -> Kernel:
-    target, x, geometry = pointer(dtype, "target"), pointer(dtype, "x"), Geometry()
-    values = [pointer(dtype, "values")] if kind == "max_gather" else []
+    e = RowBuilder()
+    target, x = e.pointer(dtype, "target"), e.pointer(dtype, "x")
+    values = [e.pointer(dtype, "values")] if kind == "max_gather" else []
+    geometry = Geometry(e)
     depths, heights, widths = geometry.counts
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        cells = geometry.cells(b)
-
-        def line(row: Value, plane: Value, d: Value, h: Value) -> None:
-            begin = b.mul(plane, cells)
-            source = b.offset(x, begin)
-            others = [b.offset(v, begin) for v in values]
-            outside = geometry.window(b, 0, d), geometry.window(b, 1, h)
-
-            def one(w: Value) -> None:
-                bounds = (*outside, geometry.window(b, 2, w))
-                place = b.add(b.mul(row, widths), w)
-                if kind == "average":
-                    store_value(target, place, _average(b, geometry, source, bounds))
-                else:
-                    _store_maximum(b, geometry, source, bounds, (target, place), others)
-
-            b.loop(0, widths, 1, one)
-
-        walk(b, first, stop, (depths, depths, heights), line)
-
-    return row_kernel(f"pool_{kind}_{dtype.name}", (target, x, *values, *geometry.parameters), body)
+    cells = geometry.cells()
+    with e.rows(depths, depths, heights) as (row, plane, d, h):
+        begin = plane * cells
+        source = x + begin
+        others = [v + begin for v in values]
+        outside = geometry.window(0, d), geometry.window(1, h)
+        with e.loop(widths) as w:
+            bounds = (*outside, geometry.window(2, w))
+            place = row * widths + w
+            if kind == "average":
+                result = _average(geometry, source, bounds)
+            else:
+                result = _maximum(e, geometry, source, bounds, others)
+            store_value(target, place, result)
+    return e.kernel(f"pool_{kind}_{dtype.name}")
 
 
-def _store_maximum(
-    b: Builder,
-    geometry: Geometry,
-    source: Value,
-    bounds: Bounds,
-    to: tuple[Value, Value],
-    values: Sequence[Value],
-) -> None:
+def _maximum(
+    e: Builder, geometry: Geometry, source: Pointer, bounds: Bounds, values: Sequence[Pointer]
+) -> Value:
     """The maximum itself, or what stands there in `values`."""
-    target, place = to
-    best, at = find_maximum(b, geometry, source, bounds)
-    known = b.compare("le", 0, at)
+    best, at = find_maximum(e, geometry, source, bounds)
+    known = at >= 0
     if values:
-        found, empty = load_value(values[0], b.max(at, 0)), pool_rows.number(b, 0, best)
-    else:
-        found, empty = best, pool_rows.number(b, pool_rows.lowest(target.dtype), best)
-    store_value(target, place, b.select(known, found, empty))
+        found = load_value(values[0], maximum(at, 0))
+        return select(known, found, pool_rows.number(0, best))
+    return select(known, best, pool_rows.number(pool_rows.lowest(source.dtype), best))
 
 
-def _average(b: Builder, geometry: Geometry, source: Value, bounds: Bounds) -> Value:
+def _average(geometry: Geometry, source: Pointer, bounds: Bounds) -> Value:
     wide = compute_type(source.dtype)
-
-    def cell(place: Value, total: Value) -> tuple[Value, ...]:
-        return (b.add(total, load_value(source, place)),)
-
-    (total,) = geometry.over(b, bounds, cell, (b.constant(0.0, wide),))
-    return b.div(total, _divisor(b, bounds, wide))
+    total = [geometry.e.constant(0.0, wide)]
+    with geometry.over(bounds, carrying=total) as place:
+        total[0] = total[0] + load_value(source, place)
+    return total[0] / _divisor(bounds, wide)
 
 
-def _divisor(b: Builder, bounds: Bounds, wide: DType) -> Value:
-    counted = b.mul(b.mul(bounds[0][2], bounds[1][2]), bounds[2][2])
-    return b.cast(b.max(counted, 1), wide)
+def _divisor(bounds: Bounds, wide: DType) -> Value:
+    counted = bounds[0][2] * bounds[1][2] * bounds[2][2]
+    return maximum(counted, 1).cast(wide)
 
 
 # -- gradients ---------------------------------------------------------------------------------
@@ -306,36 +291,25 @@ def _spread(
 def _spread_kernel(maxima: bool, dtype: DType) -> Kernel:
     """Each row of the launch is a plane."""
     wide = compute_type(dtype)
-    target, geometry = pointer(wide, "target"), Geometry()
-    dy, xs = pointer(dtype, "dy"), [pointer(dtype, "x")] if maxima else []
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        cells = geometry.cells(b)
-        depths, heights, widths = geometry.counts
-        windows = b.mul(b.mul(depths, heights), widths)
-
-        def plane(i: Value) -> None:
-            begin = b.mul(i, cells)
-            to, origin = b.offset(target, begin), b.offset(dy, b.mul(i, windows))
-            b.zero(to, cells)
-
-            def one(number: Value, bounds: Bounds) -> None:
-                value = load_value(origin, number)
-                if maxima:
-                    _, at = find_maximum(b, geometry, b.offset(xs[0], begin), bounds)
-                    b.branch(b.compare("le", 0, at), partial(_add, b, to, at, value))
-                    return
-                share = b.div(value, _divisor(b, bounds, wide))
-                geometry.over(b, bounds, lambda place: _add(b, to, place, share))
-
-            geometry.each_window(b, one)
-
-        b.loop(first, stop, 1, plane)
-
-    name = f"pool_grad_{'max' if maxima else 'average'}_{dtype.name}"
-    return row_kernel(name, (target, *xs, dy, *geometry.parameters), body)
-
-
-def _add(b: Builder, to: Value, place: Value, value: Value) -> tuple[Value, ...]:
-    b.store(to, place, b.add(b.load(to, place), value))
-    return ()
+    e = RowBuilder()
+    target = e.pointer(wide, "target")
+    xs = [e.pointer(dtype, "x")] if maxima else []
+    dy, geometry = e.pointer(dtype, "dy"), Geometry(e)
+    cells = geometry.cells()
+    depths, heights, widths = geometry.counts
+    windows = depths * heights * widths
+    with e.loop(e.first, e.stop) as i:
+        begin = i * cells
+        to, origin = target + begin, dy + i * windows
+        to.zero(cells)
+        with geometry.each_window() as (number, bounds):
+            value = load_value(origin, number)
+            if maxima:
+                _, at = find_maximum(e, geometry, xs[0] + begin, bounds)
+                with e.when(at >= 0):
+                    to[at] += value
+            else:
+                share = value / _divisor(bounds, wide)
+                with geometry.over(bounds) as place:
+                    to[place] += share
+    return e.kernel(f"pool_grad_{'max' if maxima else 'average'}_{dtype.name}")

@@ -13,14 +13,12 @@ from functools import cache
 
 from treadle.backends.codegen.irregular.rows import (
     Arguments,
+    RowBuilder,
     over_rows,
     place,
     resolve,
-    row_kernel,
-    walk,
 )
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -92,21 +90,13 @@ def _steps(index: TensorType, common: Shape) -> list[Dim]:
 @cache
 def _join_kernel(dtype: DType, rank: int, add: bool) -> Kernel:
     """Row numbers of one index, times its stride; the first one adds the axes between indices."""
-    target, index = pointer(dt.int64, "target"), pointer(dtype, "index")
-    extent, stride = size("extent"), size("stride")
-    grid, steps, base = ([size(f"{n}{i}") for i in range(rank)] for n in ("n", "step", "base"))
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def join(row: Value, *at: Value) -> None:
-            found = b.load(index, place(b, at, steps))
-            value = b.mul(resolve(b, found, extent), stride)
-            already = b.load(target, row) if add else place(b, at, base)
-            b.store(target, row, b.add(value, already))
-
-        if rank:
-            walk(b, first, stop, grid, join)
-        else:
-            b.loop(first, stop, 1, lambda row: join(row))
-
-    name = f"row_numbers_{dtype.name}_{rank}" + ("_add" if add else "")
-    return row_kernel(name, (target, index, extent, stride, *grid, *steps, *base), body)
+    e = RowBuilder()
+    target, index = e.pointer(dt.int64, "target"), e.pointer(dtype, "index")
+    extent, stride = e.sizes("extent", "stride")
+    grid, steps, base = (e.sizes(*(f"{n}{i}" for i in range(rank))) for n in ("n", "step", "base"))
+    with e.rows(*grid) as (row, *at):
+        found = index[place(at, steps)]
+        value = resolve(found, extent) * stride
+        already = target[row] if add else place(at, base)
+        target[row] = value + already
+    return e.kernel(f"row_numbers_{dtype.name}_{rank}" + ("_add" if add else ""))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
-from treadle.backends.codegen.irregular.rows import over_rows, row_kernel
+from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, shuffle, sqrt
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars import vector_math
 from treadle.backends.codegen.scalars.code import store_value
@@ -37,9 +38,6 @@ _GROUPS = 256
 """Groups of blocks per row of a launch."""
 _SIGNIFICANT = {"float16": 11, "bfloat16": 8, "float32": 24}
 
-Emit = Callable[[Builder, Value, Value, list[Value]], None]
-"""Writes elements from a start on, below a limit, given the words of a group in order."""
-
 
 @lowers(RandomBits)
 def lower_random_bits(
@@ -62,7 +60,7 @@ def lower_draw(
 
 
 def draw(out: Ref, kind: str, dtype: DType, count: Dim, target: Target) -> Launch:
-    """The first `count` numbers of the stream whose state is input 0; kind: see `_EMITTERS`."""
+    """The first `count` numbers of the stream whose state is input 0; kind: see `_REALS`."""
     lanes = target.vector_bytes // 8
     kernel = _kernel(kind, dtype, lanes)
     words = count * (2 if dtype is dt.float64 else 1)
@@ -74,154 +72,145 @@ def draw(out: Ref, kind: str, dtype: DType, count: Dim, target: Target) -> Launc
 
 @cache
 def _kernel(kind: str, dtype: DType, lanes: int) -> Kernel:
-    target, state, count = pointer(dtype, "target"), pointer(dt.uint32, "state"), size("count")
+    """Each row of the launch is `_GROUPS` groups of blocks."""
+    e = RowBuilder()
+    target, state = e.pointer(dtype, "target"), e.pointer(dt.uint32, "state")
+    count = e.size("count")
     blocks = _CHAINS * lanes
     elements = blocks * 4 // (2 if dtype is dt.float64 else 1)
-    emit = partial(_EMITTERS[kind], target)
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        words = [b.cast(b.load(state, i), dt.uint64) for i in range(4)]
-        begin = b.bitwise("or", words[2], b.bitwise("shl", words[3], 32))
-        keys = _round_keys(b, words[0], words[1], lanes)
-        every = b.add(count, elements - 1)
-        groups = b.min(b.mul(stop, _GROUPS), b.div(every, elements))
-
-        def group(number: Value) -> None:
-            start = b.add(b.cast(b.mul(number, blocks), dt.uint64), begin)
-            lines = [start if i == 0 else b.add(start, i * lanes) for i in range(_CHAINS)]
-            emit(b, b.mul(number, elements), count, _philox(b, lines, keys, lanes))
-
-        b.loop(b.mul(first, _GROUPS), groups, 1, group)
-
-    return row_kernel(f"random_{kind}_{dtype.name}", (target, state, count), body)
+    words = [state[i].cast(dt.uint64) for i in range(4)]
+    begin = words[2] | (words[3] << 32)
+    keys = _round_keys(words[0], words[1], lanes)
+    every = count + (elements - 1)
+    groups = minimum(e.stop * _GROUPS, every // elements)
+    with e.loop(e.first * _GROUPS, groups) as number:
+        start = (number * blocks).cast(dt.uint64) + begin
+        lines = [start if i == 0 else start + i * lanes for i in range(_CHAINS)]
+        first = number * elements
+        _store(e, target, first, count, _REALS[kind](dtype, _philox(e, lines, keys, lanes)))
+    return e.kernel(f"random_{kind}_{dtype.name}")
 
 
-def _round_keys(b: Builder, low: Value, high: Value, lanes: int) -> list[tuple[Value, Value]]:
+def _round_keys(low: Value, high: Value, lanes: int) -> list[tuple[Value, Value]]:
     """The two key words of every round, in every lane."""
     keys = []
     for i in range(_ROUNDS):
-        pair = (b.add(k, i * w & _LOW) for k, w in zip((low, high), _WEYL, strict=True))
-        one, two = (b.splat(b.bitwise("and", k, _LOW), lanes) for k in pair)
+        pair = (k + (i * w & _LOW) for k, w in zip((low, high), _WEYL, strict=True))
+        one, two = ((k & _LOW).splat(lanes) for k in pair)
         keys.append((one, two))
     return keys
 
 
 def _philox(
-    b: Builder, starts: list[Value], keys: list[tuple[Value, Value]], lanes: int
+    e: Builder, starts: list[Value], keys: list[tuple[Value, Value]], lanes: int
 ) -> list[Value]:
     """Words of `lanes` blocks from each start on: uint32 vectors, in the order of the stream."""
-    zero = b.constant(0, dt.uint64, lanes)
+    zero = e.constant(0, dt.uint64, lanes)
     chains = []
     for start in starts:
-        number = b.add(b.splat(start, lanes), b.iota(dt.uint64, lanes))
-        chains.append((b.bitwise("and", number, _LOW), b.bitwise("shr", number, 32), zero, zero))
+        number = start.splat(lanes) + e.iota(dt.uint64, lanes)
+        chains.append((number & _LOW, number >> 32, zero, zero))
     for key in keys:
-        chains = [_round(b, words, key) for words in chains]
-    return [vector for words in chains for vector in _in_order(b, words, lanes)]
+        chains = [_round(words, key) for words in chains]
+    return [vector for words in chains for vector in _in_order(words, lanes)]
 
 
 Words = tuple[Value, Value, Value, Value]
 
 
-def _round(b: Builder, words: Words, key: tuple[Value, Value]) -> Words:
+def _round(words: Words, key: tuple[Value, Value]) -> Words:
     """One round: 32-bit words in 64-bit lanes, whose products need no widening."""
-    first, second = b.mul(words[0], _MULTIPLIERS[0]), b.mul(words[2], _MULTIPLIERS[1])
-    even = b.bitwise("xor", b.bitwise("xor", b.bitwise("shr", second, 32), words[1]), key[0])
-    odd = b.bitwise("xor", b.bitwise("xor", b.bitwise("shr", first, 32), words[3]), key[1])
-    return even, b.bitwise("and", second, _LOW), odd, b.bitwise("and", first, _LOW)
+    first, second = words[0] * _MULTIPLIERS[0], words[2] * _MULTIPLIERS[1]
+    even = (second >> 32) ^ words[1] ^ key[0]
+    odd = (first >> 32) ^ words[3] ^ key[1]
+    return even, second & _LOW, odd, first & _LOW
 
 
-def _in_order(b: Builder, words: Words, lanes: int) -> list[Value]:
+def _in_order(words: Words, lanes: int) -> list[Value]:
     """Word after word, block after block: two vectors of uint32."""
-    pairs = [b.bitwise("or", words[i], b.bitwise("shl", words[i + 1], 32)) for i in (0, 2)]
+    pairs = [words[i] | (words[i + 1] << 32) for i in (0, 2)]
     order = [place for lane in range(lanes) for place in (lane, lane + lanes)]
     halves = order[:lanes], order[lanes:]
-    return [b.bitcast(b.shuffle(pairs[0], pairs[1], half), dt.uint32) for half in halves]
+    return [shuffle(pairs[0], pairs[1], half).bitcast(dt.uint32) for half in halves]
 
 
-# -- what words become -------------------------------------------------------------------------
-
-
-def _store(b: Builder, target: Value, start: Value, limit: Value, vectors: list[Value]) -> None:
+def _store(e: Builder, target: Pointer, start: Value, limit: Value, vectors: list[Value]) -> None:
     """Consecutive vectors from `start` on, below the limit."""
     total = sum(v.lanes for v in vectors)
 
     def write(masked: bool) -> None:
         at = start
         for vector in vectors:
-            mask = b.first_lanes(b.sub(limit, at), vector.lanes) if masked else None
+            mask = e.first_lanes(limit - at, vector.lanes) if masked else None
             store_value(target, at, vector, mask)
-            at = b.add(at, vector.lanes)
+            at = at + vector.lanes
 
-    fits = b.compare("le", b.add(start, total), limit)
-    b.branch(fits, lambda: write(False), lambda: write(True))
-
-
-def _emit_bits(target: Value, b: Builder, start: Value, limit: Value, words: list[Value]) -> None:
-    _store(b, target, start, limit, words)
+    with e.when(start + total <= limit):
+        write(False)
+    with e.otherwise():
+        write(True)
 
 
-def _emit_uniform(
-    target: Value, b: Builder, start: Value, limit: Value, words: list[Value]
-) -> None:
-    if target.dtype is dt.float64:
-        reals = [_unit_pair(b, w) for w in words]
-    else:
-        reals = [_unit(b, w, _SIGNIFICANT[target.dtype.name]) for w in words]
-    _store(b, target, start, limit, reals)
+# -- what words become -------------------------------------------------------------------------
 
 
-def _unit(b: Builder, words: Value, digits: int) -> Value:
+def _uniform(dtype: DType, words: list[Value]) -> list[Value]:
+    if dtype is dt.float64:
+        return [_unit_pair(w) for w in words]
+    return [_unit(w, _SIGNIFICANT[dtype.name]) for w in words]
+
+
+def _unit(words: Value, digits: int) -> Value:
     """float32 in [0, 1) of the top bits: exact."""
-    top = b.bitcast(b.bitwise("shr", words, 32 - digits), dt.int32)
-    return b.mul(b.cast(top, dt.float32), 2.0**-digits)
+    top = (words >> (32 - digits)).bitcast(dt.int32)
+    return top.cast(dt.float32) * 2.0**-digits
 
 
-def _unit_pair(b: Builder, words: Value) -> Value:
+def _unit_pair(words: Value) -> Value:
     """float64 in [0, 1) of 26 bits of every even word and 27 of the odd one after it: exact."""
-    whole = b.bitcast(words, dt.int64)
-    low = b.bitwise("shr", b.bitwise("and", whole, _LOW), 6)
-    high = b.bitwise("and", b.bitwise("shr", whole, 37), _LOW >> 5)
+    whole = words.bitcast(dt.int64)
+    low = (whole & _LOW) >> 6
+    high = (whole >> 37) & (_LOW >> 5)
     # They fit int32, whose conversion is an instruction everywhere.
-    parts = (b.cast(b.cast(part, dt.int32), dt.float64) for part in (low, high))
-    return b.add(*(b.mul(x, worth) for x, worth in zip(parts, (2.0**-53, 2.0**-27), strict=True)))
+    return (
+        low.cast(dt.int32).cast(dt.float64) * 2.0**-53
+        + high.cast(dt.int32).cast(dt.float64) * 2.0**-27
+    )
 
 
-def _emit_normal(target: Value, b: Builder, start: Value, limit: Value, words: list[Value]) -> None:
+def _normal(dtype: DType, words: list[Value]) -> list[Value]:
     """Box and Muller's method on neighbors."""
-    wide = target.dtype is dt.float64
     made = []
     for i in range(0, len(words), 2):
-        if wide:
-            units = [_unit_pair(b, w) for w in words[i : i + 2]]
-            one, v = _even_and_odd(b, *units)
-            u = b.sub(b.constant(1.0, dt.float64, one.lanes), one)
+        if dtype is dt.float64:
+            one, v = _even_and_odd(*(_unit_pair(w) for w in words[i : i + 2]))
+            u = 1.0 - one
         else:
-            one, two = _even_and_odd(b, *words[i : i + 2])
-            u = b.add(b.mul(b.cast(one, dt.float32), 2.0**-32), 2.0**-33)
-            v = _unit(b, two, 24)
-        made += _turned(b, u, v)
-    _store(b, target, start, limit, made)
+            one, two = _even_and_odd(*words[i : i + 2])
+            u = one.cast(dt.float32) * 2.0**-32 + 2.0**-33
+            v = _unit(two, 24)
+        made += _turned(u, v)
+    return made
 
 
-def _even_and_odd(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
+def _even_and_odd(x: Value, y: Value) -> tuple[Value, Value]:
     """Elements at even and at odd places of two vectors."""
     every = range(2 * x.lanes)
-    return b.shuffle(x, y, every[0::2]), b.shuffle(x, y, every[1::2])
+    return shuffle(x, y, every[0::2]), shuffle(x, y, every[1::2])
 
 
-def _turned(b: Builder, u: Value, v: Value) -> list[Value]:
+def _turned(u: Value, v: Value) -> list[Value]:
     """sqrt(-2 log u) times cos and sin of 2 pi v, in turns: two vectors."""
-    radius = b.sqrt(b.mul(vector_math.log(u), -2.0))
-    angle = b.mul(v, 2 * math.pi)
-    x = b.mul(radius, vector_math.cos(angle))
-    y = b.mul(radius, vector_math.sin(angle))
+    radius = sqrt(vector_math.log(u) * -2.0)
+    angle = v * (2 * math.pi)
+    x = radius * vector_math.cos(angle)
+    y = radius * vector_math.sin(angle)
     order = [place for lane in range(u.lanes) for place in (lane, lane + u.lanes)]
-    return [b.shuffle(x, y, order[: u.lanes]), b.shuffle(x, y, order[u.lanes :])]
+    return [shuffle(x, y, order[: u.lanes]), shuffle(x, y, order[u.lanes :])]
 
 
-_EMITTERS: dict[str, Callable[[Value, Builder, Value, Value, list[Value]], None]] = {
-    "bits": _emit_bits,
-    "uniform": _emit_uniform,
-    "normal": _emit_normal,
+_REALS: dict[str, Callable[[DType, list[Value]], list[Value]]] = {
+    "bits": lambda dtype, words: words,
+    "uniform": _uniform,
+    "normal": _normal,
 }

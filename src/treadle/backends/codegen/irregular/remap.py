@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 from treadle.backends.codegen.irregular.copying import convert
-from treadle.backends.codegen.irregular.rows import over_rows, row_kernel, walk
+from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows
 from treadle.backends.codegen.irregular.scatter import is_half
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import (
+    Pointer,
+    Value,
+    floor,
+    maximum,
+    minimum,
+    select,
+)
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
@@ -81,55 +88,55 @@ def lower_remap_grad(
 
 
 def _corners(
-    b: Builder, rule: _Rule, places: Value, number: Value, extents: tuple[Value, Value]
+    rule: _Rule, places: Pointer, number: Value, extents: tuple[Value, Value]
 ) -> list[_Corner]:
     """The cells that the sample at place `number` is made of, row by row."""
     height, width = extents
-    x, y = (load_value(places, b.add(b.mul(number, 2), i)) for i in (0, 1))
-    across = list(_neighbors(b, rule, x, rule.derivative[0], width))
+    x, y = (load_value(places, number * 2 + i) for i in (0, 1))
+    across = list(_neighbors(rule, x, rule.derivative[0], width))
     found = []
-    for row in _neighbors(b, rule, y, rule.derivative[1], height):
+    for row in _neighbors(rule, y, rule.derivative[1], height):
         for column in across:
-            cell = b.add(b.mul(row.cell, width), column.cell)
-            weight = b.mul(row.weight, column.weight)
-            found.append(_Corner(cell, weight, b.bitwise("and", row.inside, column.inside)))
+            cell = row.cell * width + column.cell
+            weight = row.weight * column.weight
+            found.append(_Corner(cell, weight, row.inside & column.inside))
     return found
 
 
-def _neighbors(b: Builder, rule: _Rule, place: Value, order: int, n: Value) -> Iterator[_Corner]:
+def _neighbors(rule: _Rule, place: Value, order: int, n: Value) -> Iterator[_Corner]:
     """The cells next to a place on an axis of n cells."""
     nearest = rule.interpolation == "nearest"
-    base = b.unary("floor", b.add(place, 0.5) if nearest else place)
-    part, one = b.sub(place, base), b.constant(1.0, place.dtype)
+    base = floor(place + 0.5 if nearest else place)
+    part, one = place - base, place.constant(1.0)
     if nearest:
-        weights = [b.constant(float(1 - order), place.dtype)]
+        weights = [place.constant(float(1 - order))]
     else:
-        weights = [b.neg(one), one] if order else [b.sub(one, part), part]
-    known = b.min(b.max(b.select(b.compare("ne", base, base), 0.0, base), -_FAR), _FAR)
-    first = b.cast(known, dt.int64)
+        weights = [-one, one] if order else [one - part, part]
+    known = minimum(maximum(select(base != base, 0.0, base), -_FAR), _FAR)
+    first = known.cast(dt.int64)
     for i, weight in enumerate(weights):
-        cell = b.add(first, i)
-        inside = b.bitwise("and", b.compare("le", 0, cell), b.compare("lt", cell, n))
-        yield _Corner(_in_image(b, cell, rule.border, n), weight, inside)
+        cell = first + i
+        inside = (cell >= 0) & (cell < n)
+        yield _Corner(_in_image(cell, rule.border, n), weight, inside)
 
 
-def _in_image(b: Builder, cell: Value, border: str, n: Value) -> Value:
+def _in_image(cell: Value, border: str, n: Value) -> Value:
     """The image cell that a border rule puts at a position outside."""
     if border == "wrap":
-        return _modulo(b, cell, n)
+        return _modulo(cell, n)
     if border in ("reflect", "reflect_101"):
         # A period of 0 cells, for an image of one, becomes 1: all is cell 0 then.
         skipped = 2 if border == "reflect_101" else 0
-        period = b.max(b.sub(b.mul(n, 2), skipped), 1)
-        turned = b.sub(b.sub(b.mul(n, 2), 1 if skipped == 0 else 2), _modulo(b, cell, period))
-        cell = b.min(_modulo(b, cell, period), turned)
-    return b.min(b.max(cell, 0), b.sub(n, 1))
+        period = maximum(n * 2 - skipped, 1)
+        turned = n * 2 - (1 if skipped == 0 else 2) - _modulo(cell, period)
+        cell = minimum(_modulo(cell, period), turned)
+    return minimum(maximum(cell, 0), n - 1)
 
 
-def _modulo(b: Builder, x: Value, n: Value) -> Value:
+def _modulo(x: Value, n: Value) -> Value:
     """x modulo n, from 0 to n - 1."""
-    rest = b.rem(x, n)
-    return b.select(b.compare("lt", rest, 0), b.add(rest, n), rest)
+    rest = x % n
+    return select(rest < 0, rest + n, rest)
 
 
 _SIZES = ("channels", "height", "width", "rows_", "columns")
@@ -138,71 +145,55 @@ _SIZES = ("channels", "height", "width", "rows_", "columns")
 @cache
 def _sample_kernel(rule: _Rule, scalar: float, dtype: DType) -> Kernel:
     """Each row of the launch is a line of places."""
-    target, x, places = pointer(dtype, "target"), pointer(dtype, "x"), pointer(dtype, "places")
-    channels, height, width, lines, columns = sizes = [size(n) for n in _SIZES]
+    e = RowBuilder()
+    target, x, places = (e.pointer(dtype, name) for name in ("target", "x", "places"))
+    channels, height, width, lines, columns = e.sizes(*_SIZES)
+    plane, grid = height * width, lines * columns
+    fill = e.constant(scalar, compute_type(dtype))
 
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        plane, grid = b.mul(height, width), b.mul(lines, columns)
-        fill = b.constant(scalar, compute_type(dtype))
+    with e.rows(lines, lines) as (row, image, at):
+        source = x + image * channels * plane
+        begin = image * channels * grid + at * columns
 
-        def line(row: Value, image: Value, at: Value) -> None:
-            source = b.offset(x, b.mul(b.mul(image, channels), plane))
-            begin = b.add(b.mul(b.mul(image, channels), grid), b.mul(at, columns))
+        with e.loop(columns) as j:
+            number = row * columns + j
+            corners = _corners(rule, places, number, (height, width))
 
-            def one(j: Value) -> None:
-                number = b.add(b.mul(row, columns), j)
-                corners = _corners(b, rule, places, number, (height, width))
+            with e.loop(channels) as c:
+                total = e.constant(0.0, compute_type(dtype))
+                for corner in corners:
+                    found = load_value(source, c * plane + corner.cell)
+                    if rule.border == "constant":
+                        found = select(corner.inside, found, fill)
+                    total = total + found * corner.weight
+                place = begin + c * grid + j
+                store_value(target, place, total)
 
-                def channel(c: Value) -> None:
-                    total = b.constant(0.0, compute_type(dtype))
-                    for corner in corners:
-                        found = load_value(source, b.add(b.mul(c, plane), corner.cell))
-                        if rule.border == "constant":
-                            found = b.select(corner.inside, found, fill)
-                        total = b.add(total, b.mul(found, corner.weight))
-                    place = b.add(b.add(begin, b.mul(c, grid)), j)
-                    store_value(target, place, total)
-
-                b.loop(0, channels, 1, channel)
-
-            b.loop(0, columns, 1, one)
-
-        walk(b, first, stop, (lines, lines), line)
-
-    return row_kernel(f"remap_{dtype.name}", (target, x, places, *sizes), body)
+    return e.kernel(f"remap_{dtype.name}")
 
 
 @cache
 def _spread_kernel(rule: _Rule, dtype: DType) -> Kernel:
     """Each row of the launch is a plane."""
     wide = compute_type(dtype)
-    target, dy, places = pointer(wide, "target"), pointer(dtype, "dy"), pointer(dtype, "places")
-    channels, height, width, lines, columns = sizes = [size(n) for n in _SIZES]
+    e = RowBuilder()
+    target = e.pointer(wide, "target")
+    dy, places = e.pointer(dtype, "dy"), e.pointer(dtype, "places")
+    channels, height, width, lines, columns = e.sizes(*_SIZES)
+    plane, grid = height * width, lines * columns
 
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        plane, grid = b.mul(height, width), b.mul(lines, columns)
+    with e.loop(e.first, e.stop) as i:
+        to, source = target + i * plane, dy + i * grid
+        begin = (i // channels) * grid
+        to.zero(plane)
 
-        def spread(i: Value) -> None:
-            to, source = b.offset(target, b.mul(i, plane)), b.offset(dy, b.mul(i, grid))
-            begin = b.mul(b.div(i, channels), grid)
-            b.zero(to, plane)
-
-            def one(j: Value) -> None:
-                value = load_value(source, j)
-                for corner in _corners(b, rule, places, b.add(begin, j), (height, width)):
-                    part = b.mul(value, corner.weight)
-                    add = partial(_add, b, to, corner.cell, part)
-                    if rule.border == "constant":
-                        b.branch(corner.inside, add)
-                    else:
-                        add()
-
-            b.loop(0, grid, 1, one)
-
-        b.loop(first, stop, 1, spread)
-
-    return row_kernel(f"remap_grad_{dtype.name}", (target, dy, places, *sizes), body)
-
-
-def _add(b: Builder, to: Value, place: Value, value: Value) -> None:
-    b.store(to, place, b.add(b.load(to, place), value))
+        with e.loop(grid) as j:
+            value = load_value(source, j)
+            for corner in _corners(rule, places, begin + j, (height, width)):
+                part = value * corner.weight
+                if rule.border == "constant":
+                    with e.when(corner.inside):
+                        to[corner.cell] += part
+                else:
+                    to[corner.cell] += part
+    return e.kernel(f"remap_grad_{dtype.name}")

@@ -15,13 +15,13 @@ import numpy as np
 from treadle.backends.codegen.irregular.resample_tables import TERMS, Tables
 from treadle.backends.codegen.irregular.rows import (
     Arguments,
+    RowBuilder,
     over_rows,
     overlapping_loop,
-    row_kernel,
-    walk,
 )
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import Pointer, minimum
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
@@ -193,70 +193,49 @@ def _product(
     return over_rows(kernel, arguments, outer * matrix.rows * panels, cost)
 
 
-def _tables(kept: DType) -> list[Value]:
-    wide = compute_type(kept)
-    return [pointer(dt.int64, "starts"), pointer(dt.int64, "columns"), pointer(wide, "weights")]
+def _tables(e: Builder, kept: DType) -> tuple[Pointer, Pointer, Pointer]:
+    """Parameters: where every row's terms begin, their columns, and their weights."""
+    starts, columns = e.pointer(dt.int64, "starts"), e.pointer(dt.int64, "columns")
+    return starts, columns, e.pointer(compute_type(kept), "weights")
 
 
 @cache
 def _line_kernel(kept: DType, given: DType) -> Kernel:
     """The axis is the last one: each row of the launch is a line."""
-    target, x, tables = pointer(kept, "target"), pointer(given, "x"), _tables(kept)
-    rows, extent = sizes = [size(n) for n in ("count", "extent")]
-    starts, columns, weights = tables
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        zero = b.constant(0.0, compute_type(kept))
-
-        def line(o: Value) -> None:
-            source, to = b.offset(x, b.mul(o, extent)), b.offset(target, b.mul(o, rows))
-
-            def cell(i: Value) -> None:
-                def term(e: Value, total: Value) -> Value:
-                    value = load_value(source, b.load(columns, e))
-                    return b.add(total, b.mul(value, b.load(weights, e)))
-
-                begin, end = b.load(starts, i), b.load(starts, b.add(i, 1))
-                (total,) = b.loop(begin, end, 1, term, (zero,))
-                store_value(to, i, total)
-
-            b.loop(0, rows, 1, cell)
-
-        b.loop(first, stop, 1, line)
-
-    name = f"resample_last_{given.name}_{kept.name}"
-    return row_kernel(name, (target, x, *tables, *sizes), body)
+    e = RowBuilder()
+    target, x = e.pointer(kept, "target"), e.pointer(given, "x")
+    starts, columns, weights = _tables(e, kept)
+    rows, extent = e.sizes("count", "extent")
+    zero = e.constant(0.0, compute_type(kept))
+    with e.loop(e.first, e.stop) as line:
+        source, to = x + line * extent, target + line * rows
+        with e.loop(rows) as i:
+            total = [zero]
+            with e.loop(starts[i], starts[i + 1], carrying=total) as term:
+                value = load_value(source, columns[term])
+                total[0] = total[0] + value * weights[term]
+            store_value(to, i, total[0])
+    return e.kernel(f"resample_last_{given.name}_{kept.name}")
 
 
 @cache
 def _plane_kernel(kept: DType, given: DType, lanes: int) -> Kernel:
     """Lanes lie across the axis: each row of the launch is a panel of columns of one cell."""
-    target, x, tables = pointer(kept, "target"), pointer(given, "x"), _tables(kept)
-    names = ("count", "extent", "inner", "panels")
-    count, extent, inner, panels = sizes = [size(n) for n in names]
-    starts, columns, weights = tables
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        zero = b.constant(0.0, compute_type(kept), lanes)
-
-        def cell(_: Value, outer: Value, i: Value, panel: Value) -> None:
-            source = b.offset(x, b.mul(b.mul(outer, extent), inner))
-            to = b.offset(target, b.mul(b.add(b.mul(outer, count), i), inner))
-            begin, end = b.load(starts, i), b.load(starts, b.add(i, 1))
-            start = b.mul(panel, _PANEL)
-
-            def some(j: Value, mask: Value | None) -> None:
-                def term(e: Value, total: Value) -> Value:
-                    place = b.add(b.mul(b.load(columns, e), inner), j)
-                    value = load_value(source, place, lanes, mask)
-                    return b.add(total, b.mul(value, b.splat(b.load(weights, e), lanes)))
-
-                (total,) = b.loop(begin, end, 1, term, (zero,))
-                store_value(to, j, total, mask)
-
-            overlapping_loop(b, start, b.min(b.add(start, _PANEL), inner), lanes, some)
-
-        walk(b, first, stop, (count, count, panels), cell)
-
-    name = f"resample_{given.name}_{kept.name}_{lanes}"
-    return row_kernel(name, (target, x, *tables, *sizes), body)
+    e = RowBuilder()
+    target, x = e.pointer(kept, "target"), e.pointer(given, "x")
+    starts, columns, weights = _tables(e, kept)
+    count, extent, inner, panels = e.sizes("count", "extent", "inner", "panels")
+    zero = e.constant(0.0, compute_type(kept), lanes)
+    with e.rows(count, count, panels) as (_, outer, i, panel):
+        source = x + outer * extent * inner
+        to = target + (outer * count + i) * inner
+        begin, end = starts[i], starts[i + 1]
+        start = panel * _PANEL
+        for j, mask in overlapping_loop(e, start, minimum(start + _PANEL, inner), lanes):
+            total = [zero]
+            with e.loop(begin, end, carrying=total) as term:
+                place = columns[term] * inner + j
+                value = load_value(source, place, lanes, mask)
+                total[0] = total[0] + value * weights[term].splat(lanes)
+            store_value(to, j, total[0], mask)
+    return e.kernel(f"resample_{given.name}_{kept.name}_{lanes}")

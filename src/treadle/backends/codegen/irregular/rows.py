@@ -7,13 +7,16 @@ that one kernel serves every shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from treadle.backends.codegen.kernel import builder
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function, Kernel, Value, size
+from treadle.backends.codegen.kernel.builder import Builder, Changing, KernelBuilder
+from treadle.backends.codegen.kernel.ir import Function, Kernel
+from treadle.backends.codegen.kernel.language import Operand, Value, select, size
+from treadle.backends.codegen.kernel.language import maximum as greatest
+from treadle.backends.codegen.kernel.language import minimum as least
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -27,8 +30,8 @@ _FINER = 1000
 _ALONE = 10_000.0
 """Nanoseconds up to which a launch is not worth sharing."""
 MOST_ITEMS = 256
-_SHARED = ("rows", "grain")
-"""Last parameters of kernels whose rows may be items of their own."""
+_SHARED, _SCRATCH = ("rows", "grain"), ("rows", "share")
+"""Last parameters of kernels whose rows may be items of their own, and of others."""
 
 Arguments = tuple[Ref | Dim, ...]
 """What a launch passes."""
@@ -44,38 +47,29 @@ def bits_of(dtype: DType) -> DType:
     return BITS[dtype.itemsize]
 
 
-def row_kernel(
-    name: str,
-    parameters: Sequence[Value],
-    write: Callable[[Builder, Value, Value], None],
-    functions: Sequence[Function] = (),
-) -> Kernel:
-    """A kernel whose body `write(builder, first, stop)` covers a range of rows.
+class RowBuilder(KernelBuilder):
+    """Writes a kernel over rows, of which an item has `grain`; `over_rows` launches it.
 
-    `over_rows` launches it: it adds the parameters `rows` and `grain`.
+    An item covers the rows [first, stop). With `scratch`, items have memory of their own, numbered
+    by `item`, and are never made smaller.
     """
 
-    rows, grain = (size(n) for n in _SHARED)
+    def __init__(self, parameters: Iterable[Operand] = (), *, scratch: bool = False) -> None:
+        super().__init__(parameters)
+        self.item = self.lo
+        self._rows, self._grain = (self.adopt(size(n)) for n in (_SCRATCH if scratch else _SHARED))
+        self.first = self.lo * self._grain
+        self.stop = least(self.hi * self._grain, self._rows)
 
-    def body(b: Builder, lo: Value, hi: Value) -> None:
-        write(b, b.mul(lo, grain), b.min(b.mul(hi, grain), rows))
+    def rows(self, *extents: Value) -> AbstractContextManager[tuple[Value, ...]]:
+        """A block that is run for every row, which is told its number and its coordinates."""
+        return walk(self, self.first, self.stop, extents)
 
-    return builder.kernel(name, (*parameters, rows, grain), body, functions)
-
-
-def item_kernel(
-    name: str,
-    parameters: Sequence[Value],
-    write: Callable[[Builder, Value, Value, Value], None],
-    functions: Sequence[Function] = (),
-) -> Kernel:
-    """A `row_kernel` whose body is also told an item that no other call has, for its scratch."""
-    rows, grain = size("rows"), size("share")
-
-    def body(b: Builder, lo: Value, hi: Value) -> None:
-        write(b, lo, b.mul(lo, grain), b.min(b.mul(hi, grain), rows))
-
-    return builder.kernel(name, (*parameters, rows, grain), body, functions)
+    def kernel(
+        self, name: str, functions: Sequence[Function] = (), features: Sequence[str] = ()
+    ) -> Kernel:
+        self.parameters += self._rows, self._grain
+        return super().kernel(name, functions, features)
 
 
 def over_rows(
@@ -119,119 +113,108 @@ def is_serial(items: Dim, cost: float, limit: float) -> bool:
     return cost <= limit or (isinstance(items, int) and items == 1)
 
 
-def unravel(b: Builder, row: Value, extents: Sequence[Value]) -> list[Value]:
+def unravel(row: Value, extents: Sequence[Value]) -> list[Value]:
     """Coordinates of a row number; the first extent is not needed."""
     coordinates: list[Value] = []
     for extent in reversed(extents[1:]):
-        coordinates.insert(0, b.rem(row, extent))
-        row = b.div(row, extent)
+        coordinates.insert(0, row % extent)
+        row = row // extent
     return [row, *coordinates]
 
 
+@contextmanager
 def walk(
-    b: Builder,
-    first: Value,
-    stop: Value,
-    extents: Sequence[Value],
-    body: Callable[..., None],
-) -> None:
-    """`body(row, *coordinates)` for every row of [first, stop).
+    e: Builder, first: Value, stop: Value, extents: Sequence[Value]
+) -> Iterator[tuple[Value, ...]]:
+    """A block for every row of [first, stop), which is told (row, *coordinates).
 
     Coordinates are counted on from row to row: divisions only happen at the first one.
     """
-    if len(extents) == 1:
-        b.loop(first, stop, 1, lambda row: body(row, row))
+    if len(extents) < 2:
+        with e.loop(first, stop) as row:
+            yield (row,) * (1 + len(extents))
         return
+    coordinates = unravel(first, extents)
+    with e.loop(first, stop, carrying=coordinates) as row:
+        here = tuple(coordinates)
+        yield (row, *here)
+        coordinates[:] = _next(here, extents)
 
-    def turn(row: Value, *coordinates: Value) -> tuple[Value, ...]:
-        body(row, *coordinates)
-        return _next(b, coordinates, extents)
 
-    b.loop(first, stop, 1, turn, unravel(b, first, extents))
-
-
-def _next(b: Builder, coordinates: Sequence[Value], extents: Sequence[Value]) -> tuple[Value, ...]:
+def _next(coordinates: Sequence[Value], extents: Sequence[Value]) -> tuple[Value, ...]:
     """The coordinates that follow in row-major order."""
     step: Value | int = 1
     found: list[Value] = []
     for at, extent in zip(reversed(coordinates[1:]), reversed(extents[1:]), strict=True):
-        moved = b.add(at, step)
-        over = b.compare("eq", moved, extent)
-        found.insert(0, b.select(over, 0, moved))
-        step = b.cast(over, dt.int64)
-    return (b.add(coordinates[0], step), *found)
+        moved = at + step
+        over = moved == extent
+        found.insert(0, select(over, 0, moved))
+        step = over.cast(dt.int64)
+    return (coordinates[0] + step, *found)
 
 
-def place(b: Builder, coordinates: Sequence[Value], strides: Sequence[Value]) -> Value:
+def place(coordinates: Sequence[Value], strides: Sequence[Value]) -> Value | int:
     """The sum of coordinates times strides."""
-    total = b.index(0)
+    total: Value | int = 0
     for at, stride in zip(coordinates, strides, strict=True):
-        total = b.add(b.mul(at, stride), total)
+        total = at * stride + total
     return total
 
 
 def vector_loop(
-    b: Builder,
+    e: Builder,
     start: Value | int,
     stop: Value,
     lanes: int,
-    body: Callable[..., Any],
-    initial: Sequence[Value] = (),
-    loop: Callable[..., tuple[Value, ...]] | None = None,
-) -> tuple[Value, ...]:
-    """`body(index, mask, *carried)` for every `lanes` elements of [start, stop).
-
-    The mask is None but for a last, incomplete turn. `loop` makes all others; `b.loop` by default.
+    carrying: Changing[Any] = (),
+    loop: Callable[..., AbstractContextManager[Value]] | None = None,
+) -> Iterator[tuple[Value, Value | None]]:
+    """Blocks for every `lanes` elements of [start, stop): (index, mask) of whole vectors, and again
+    of a last, incomplete one, if there is any. Only that one has a mask. `loop` makes the first
+    block; `e.loop` by default.
     """
-    loop = loop or b.loop
+    loop = loop or e.loop
     if lanes == 1:
-        return loop(start, stop, 1, lambda i, *c: body(i, None, *c), initial)
-    whole = b.bitwise("and", b.sub(stop, start), -lanes)
-    full = b.add(start, whole)
-    done = loop(start, full, lanes, lambda i, *c: body(i, None, *c), initial)
-
-    def last(i: Value, *carried: Value) -> Any:
-        return body(i, b.first_lanes(b.sub(stop, i), lanes), *carried)
-
-    return b.loop(full, stop, lanes, last, done)
+        with loop(start, stop, 1, carrying=carrying) as i:
+            yield i, None
+        return
+    full = start + ((stop - start) & -lanes)
+    with loop(start, full, lanes, carrying=carrying) as i:
+        yield i, None
+    with e.loop(full, stop, lanes, carrying=carrying) as i:
+        yield i, e.first_lanes(stop - i, lanes)
 
 
 def overlapping_loop(
-    b: Builder,
-    start: Value | int,
-    stop: Value,
-    lanes: int,
-    body: Callable[[Value, Value | None], None],
-) -> None:
+    e: Builder, start: Value | int, stop: Value, lanes: int
+) -> Iterator[tuple[Value, Value | None]]:
     """A `vector_loop` whose last turn does the last `lanes` elements, some of them again.
 
     For bodies that only write what they compute from elsewhere: masked stores are slow on some
     processors, so only a range that is shorter than a vector has one.
     """
     if lanes == 1:
-        b.loop(start, stop, 1, lambda i: body(i, None))
+        with e.loop(start, stop) as i:
+            yield i, None
         return
-    count = b.sub(stop, start)
-    full = b.add(start, b.bitwise("and", count, -lanes))
-    b.loop(start, full, lanes, lambda i: body(i, None))
-
-    def last() -> None:
-        b.branch(
-            b.compare("le", lanes, count),
-            lambda: body(b.sub(stop, lanes), None),
-            lambda: body(b.index(start), b.first_lanes(count, lanes)),
-        )
-
-    b.branch(b.compare("lt", full, stop), last)
+    count = stop - start
+    full = start + (count & -lanes)
+    with e.loop(start, full, lanes) as i:
+        yield i, None
+    with e.when(full < stop):
+        with e.when(lanes <= count):
+            yield stop - lanes, None
+        with e.otherwise():
+            yield e.index(start), e.first_lanes(count, lanes)
 
 
-def resolve(b: Builder, index: Value, extent: Value) -> Value:
+def resolve(index: Value, extent: Value) -> Value:
     """An index operand's elements as int64 positions in [0, extent).
 
     Negative ones count from the end. What is still out of range is clamped, so that no kernel
     leaves its memory; the reference raises there.
     """
-    wide = b.cast(index, dt.int64)
-    from_end = b.add(wide, extent)
-    wrapped = b.select(b.compare("lt", wide, 0), from_end, wide)
-    return b.min(b.max(wrapped, 0), b.sub(extent, 1))
+    wide = index.cast(dt.int64)
+    from_end = wide + extent
+    wrapped = select(wide < 0, from_end, wide)
+    return least(greatest(wrapped, 0), extent - 1)

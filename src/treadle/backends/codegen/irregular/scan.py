@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from treadle.backends.codegen.irregular.rows import Arguments, over_rows, row_kernel, walk
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.irregular.rows import (
+    Arguments,
+    RowBuilder,
+    over_rows,
+)
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import Value, maximum, minimum
 from treadle.backends.codegen.lowering import lowers
-from treadle.backends.codegen.scalars.code import load_value, store_value
+from treadle.backends.codegen.scalars.code import compute_dtype, load_value, store_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered, Ref
-from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
 from treadle.base.shape import product
@@ -24,28 +27,13 @@ from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.cumulative import CumProd, CumSum, Cumulative, LinearRecurrence
 
-Step = Callable[[Builder, Value, list[Value]], Value]
-"""The next state from the state and the elements at this place of every input."""
-
-
-def _add(b: Builder, state: Value, at: list[Value]) -> Value:
-    return b.add(state, at[0])
-
-
-def _multiply(b: Builder, state: Value, at: list[Value]) -> Value:
-    return b.mul(state, at[0])
-
-
-def _recur(b: Builder, state: Value, at: list[Value]) -> Value:
+_STEPS: dict[str, Callable[[Value, list[Value]], Value]] = {
+    CumSum.name: lambda state, at: state + at[0],
+    CumProd.name: lambda state, at: state * at[0],
     # A product and a sum, rounded one after the other, as the reference does.
-    return b.add(at[1], b.mul(at[0], state))
-
-
-_STEPS: dict[str, Step] = {
-    CumSum.name: _add,
-    CumProd.name: _multiply,
-    LinearRecurrence.name: _recur,
+    LinearRecurrence.name: lambda state, at: at[1] + at[0] * state,
 }
+"""The next state from the state and the elements at this place of every input."""
 
 
 @lowers(CumSum, CumProd)
@@ -89,29 +77,21 @@ def _kernel(
     name: str, dtype: DType, inputs: int, lanes: int, exclusive: bool, narrow: bool
 ) -> Kernel:
     """Each row of the launch is `lanes` lines side by side; `narrow`: there are not as many."""
-    target, xs = pointer(dtype, "target"), [pointer(dtype, f"x{i}") for i in range(inputs)]
-    names = ("extent", "inner", "begin", "step", "panels")
-    extent, inner, begin, step, panels = sizes = [size(n) for n in names]
-    wide = dt.float32 if dtype.is_float and dtype.itemsize == 2 else dtype
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def lines(_: Value, outer: Value, panel: Value) -> None:
-            # The last panel does some columns again rather than mask every store.
-            column = b.min(b.mul(panel, lanes), b.max(b.sub(inner, lanes), 0))
-            mask = b.first_lanes(inner, lanes) if narrow else None
-            start = b.add(b.add(b.mul(b.mul(outer, extent), inner), column), begin)
-
-            def turn(j: Value, state: Value) -> Value:
-                place = b.add(start, b.mul(j, step))
-                at = [load_value(x, place, lanes, mask) for x in xs]
-                after = _STEPS[name](b, state, at)
-                store_value(target, place, state if exclusive else after, mask)
-                return after
-
-            unit = b.constant(1 if name == CumProd.name else 0, wide, lanes)
-            b.loop(0, extent, 1, turn, (unit,))
-
-        walk(b, first, stop, (panels, panels), lines)
-
+    e = RowBuilder()
+    target = e.pointer(dtype, "target")
+    xs = [e.pointer(dtype, f"x{i}") for i in range(inputs)]
+    extent, inner, begin, step = e.sizes("extent", "inner", "begin", "step")
+    panels, wide = e.size("panels"), compute_dtype(dtype)
+    with e.rows(panels, panels) as (_, outer, panel):
+        # The last panel does some columns again rather than mask every store.
+        column = minimum(panel * lanes, maximum(inner - lanes, 0))
+        mask = e.first_lanes(inner, lanes) if narrow else None
+        start = outer * extent * inner + column + begin
+        state = [e.constant(1 if name == CumProd.name else 0, wide, lanes)]
+        with e.loop(extent, carrying=state) as j:
+            place = start + j * step
+            at = [load_value(x, place, lanes, mask) for x in xs]
+            before, state[0] = state[0], _STEPS[name](state[0], at)
+            store_value(target, place, before if exclusive else state[0], mask)
     label = f"{name}_{dtype.name}_{lanes}" + "_exclusive" * exclusive + "_narrow" * narrow
-    return row_kernel(label, (target, *xs, *sizes), body)
+    return e.kernel(label)

@@ -14,16 +14,15 @@ from treadle.backends.codegen.irregular.gather import Lines, line_sizes
 from treadle.backends.codegen.irregular.positions import Region, region_of
 from treadle.backends.codegen.irregular.rows import (
     Arguments,
+    RowBuilder,
     bits_of,
     over_rows,
     place,
     resolve,
-    row_kernel,
     vector_loop,
-    walk,
 )
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import minimum
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.codegen.target import Target
@@ -111,34 +110,28 @@ def _scatter_kernel(
     given: DType, kept: DType, index_type: DType, add: bool, lanes: int, panel: int
 ) -> Kernel:
     """Each row of the launch is a panel of columns, for all indices."""
-    table, v, index = pointer(kept, "table"), pointer(given, "v"), pointer(index_type, "index")
-    extent, count, width, panels = sizes = [size(n) for n in ("extent", "count", "width", "panels")]
+    e = RowBuilder()
+    table, v = e.pointer(kept, "table"), e.pointer(given, "v")
+    index = e.pointer(index_type, "index")
+    extent, count, width, panels = e.sizes("extent", "count", "width", "panels")
 
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def own(_: Value, outer: Value, number: Value) -> None:
-            start = b.mul(number, panel)
-            end = b.min(b.add(start, panel), width)
+    with e.rows(panels, panels) as (_, outer, number):
+        start = number * panel
+        end = minimum(start + panel, width)
 
-            def one(j: Value) -> None:
-                found = resolve(b, b.load(index, j), extent)
-                row = b.mul(b.add(b.mul(outer, extent), found), width)
-                to = b.offset(table, row)
-                source = b.offset(v, b.mul(b.add(b.mul(outer, count), j), width))
+        with e.loop(count) as j:
+            found = resolve(index[j], extent)
+            row = (outer * extent + found) * width
+            to = table + row
+            source = v + (outer * count + j) * width
 
-                def turn(i: Value, mask: Value | None) -> None:
-                    value = load_value(source, i, lanes, mask)
-                    if add:
-                        value = b.add(b.load(to, i, lanes, mask), value)
-                    b.store(to, i, value, mask)
-
-                vector_loop(b, start, end, lanes, turn)
-
-            b.loop(0, count, 1, one)
-
-        walk(b, first, stop, (panels, panels), own)
-
-    name = f"{'add' if add else 'put'}_rows_{given.name}_{index_type.name}_{lanes}"
-    return row_kernel(name, (table, v, index, *sizes), body)
+            for i, mask in vector_loop(e, start, end, lanes):
+                value = load_value(source, i, lanes, mask)
+                if add:
+                    value = to.load(i, lanes, mask) + value
+                to.store(i, value, mask)
+    verb = "add" if add else "put"
+    return e.kernel(f"{verb}_rows_{given.name}_{index_type.name}_{lanes}")
 
 
 @lowers(AddAlongAxis, ScatterAlongAxis)
@@ -185,64 +178,47 @@ def _along_last_kernel(
     given: DType, kept: DType, index_type: DType, add: bool, rank: int, copies: bool
 ) -> Kernel:
     """Each row of the launch is a line."""
-    table, x = pointer(kept, "table"), pointer(kept, "x")
-    v, index = pointer(given, "v"), pointer(index_type, "index")
-    extent, count = sizes = [size(n) for n in ("extent", "count")]
-    grid, strides, steps = line_sizes(rank)
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def own(_: Value, *at: Value) -> None:
-            start, row = place(b, at, strides), place(b, at, steps)
-            to = b.offset(table, start)
-            if copies:
-                b.copy(to, b.offset(x, start), extent)
-
-            def one(origin: Value) -> None:
-                found = resolve(b, b.load(index, origin), extent)
-                value = load_value(v, origin)
-                if add:
-                    value = b.add(b.load(to, found), value)
-                b.store(to, found, value)
-
-            b.loop(row, b.add(row, count), 1, one)
-
-        walk(b, first, stop, grid, own)
-
+    e = RowBuilder()
+    table, x = e.pointer(kept, "table"), e.pointer(kept, "x")
+    v, index = e.pointer(given, "v"), e.pointer(index_type, "index")
+    extent, count = e.sizes("extent", "count")
+    grid, strides, steps = line_sizes(e, rank)
+    with e.rows(*grid) as (_, *at):
+        start, row = place(at, strides), place(at, steps)
+        to = table + start
+        if copies:
+            to.copy_from(x + start, extent)
+        with e.loop(row, row + count) as origin:
+            found = resolve(index[origin], extent)
+            value = load_value(v, origin)
+            if add:
+                value = to[found] + value
+            to[found] = value
     name = f"{'add' if add else 'put'}_along_last_{given.name}_{index_type.name}_{rank}"
-    parameters = (table, x, v, index, *sizes, *grid, *strides, *steps)
-    return row_kernel(name + "_copies" * copies, parameters, body)
+    return e.kernel(name + "_copies" * copies)
 
 
 @cache
 def _along_kernel(given: DType, kept: DType, index_type: DType, add: bool, rank: int) -> Kernel:
     """Each row of the launch is some lines side by side; elements one by one, as they may meet."""
-    table, v, index = pointer(kept, "table"), pointer(given, "v"), pointer(index_type, "index")
-    names = ("extent", "stride", "count", "step", "across", "panel", "panels")
-    extent, stride, count, step, across, panel, panels = sizes = [size(n) for n in names]
-    grid, strides, steps = line_sizes(rank)
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def one(to: Value, origin: Value, column: Value) -> None:
-            found = resolve(b, b.load(index, origin), extent)
-            position = b.add(b.mul(found, stride), column)
-            value = load_value(v, origin)
-            if add:
-                value = b.add(b.load(to, position), value)
-            b.store(to, position, value)
-
-        def own(_: Value, *at: Value) -> None:
-            to, row = b.offset(table, place(b, at[:-1], strides)), place(b, at[:-1], steps)
-            start = b.mul(at[-1], panel)
-            end = b.min(b.add(start, panel), across)
-
-            def along(j: Value) -> None:
-                here = b.add(row, b.mul(j, step))
-                b.loop(start, end, 1, lambda column: one(to, b.add(here, column), column))
-
-            b.loop(0, count, 1, along)
-
-        walk(b, first, stop, (*grid, panels), own)
-
-    name = f"{'add' if add else 'put'}_along_{given.name}_{index_type.name}_{rank}"
-    parameters = (table, v, index, *sizes, *grid, *strides, *steps)
-    return row_kernel(name, parameters, body)
+    e = RowBuilder()
+    table, v = e.pointer(kept, "table"), e.pointer(given, "v")
+    index = e.pointer(index_type, "index")
+    extent, stride, count, step = e.sizes("extent", "stride", "count", "step")
+    across, panel, panels = e.sizes("across", "panel", "panels")
+    grid, strides, steps = line_sizes(e, rank)
+    with e.rows(*grid, panels) as (_, *at):
+        to, row = table + place(at[:-1], strides), place(at[:-1], steps)
+        start = at[-1] * panel
+        end = minimum(start + panel, across)
+        with e.loop(count) as j:
+            here = row + j * step
+            with e.loop(start, end) as column:
+                origin = here + column
+                found = resolve(index[origin], extent)
+                position = found * stride + column
+                value = load_value(v, origin)
+                if add:
+                    value = to[position] + value
+                to[position] = value
+    return e.kernel(f"{'add' if add else 'put'}_along_{given.name}_{index_type.name}_{rank}")

@@ -8,7 +8,12 @@ from typing import Literal
 
 from treadle.backends.codegen.irregular.ordering import key_type
 from treadle.backends.codegen.irregular.random_bits import draw
-from treadle.backends.codegen.irregular.rows import Arguments, item_kernel, over_rows, unravel
+from treadle.backends.codegen.irregular.rows import (
+    Arguments,
+    RowBuilder,
+    over_rows,
+    unravel,
+)
 from treadle.backends.codegen.irregular.sort_heads import sort_by_heads
 from treadle.backends.codegen.irregular.sort_lines import (
     SAMPLES,
@@ -20,8 +25,7 @@ from treadle.backends.codegen.irregular.sort_lines import (
     sort_line,
 )
 from treadle.backends.codegen.irregular.top_k import MANY, lower_few, worth_a_list
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -116,33 +120,28 @@ def _sort_kernel(
     dtype: DType, lanes: int, dense: bool, descending: bool, way: Way, values: bool = True
 ) -> Kernel:
     """Each row of the launch is a line."""
-    target, order = pointer(dtype, "target"), pointer(dt.int32, "order")
-    x, scratch = pointer(dtype, "x"), pointer(dt.uint64, "scratch")
-    extent, inner, kept, rank = sizes = [size(n) for n in ("extent", "inner", "kept", "rank")]
+    e = RowBuilder(scratch=True)
+    target, order = e.pointer(dtype, "target"), e.pointer(dt.int32, "order")
+    x, scratch = e.pointer(dtype, "x"), e.pointer(dt.uint64, "scratch")
+    extent, inner, kept, rank = e.sizes("extent", "inner", "kept", "rank")
+    whole = line_in(e, scratch, e.item, extent, key_type(dtype))
 
-    def body(b: Builder, item: Value, first: Value, stop: Value) -> None:
-        whole = line_in(b, scratch, item, extent, key_type(dtype))
+    with e.loop(e.first, e.stop) as number:
+        outer, column = unravel(number, (inner, inner))
+        source = x + (outer * extent * inner + column)
+        step = None if dense else inner
+        make = partial(fill, e, whole, source, step, descending, lanes)
+        make()
+        line = keep_least(e, whole, kept, rank, make) if way == "few" else whole
+        at = sort_by_heads(e, line) if way == "heads" else sort_line(e, line)
+        to = outer * kept * inner + column
 
-        def row(number: Value) -> None:
-            outer, column = unravel(b, number, (inner, inner))
-            source = b.offset(x, b.add(b.mul(b.mul(outer, extent), inner), column))
-            step = None if dense else inner
-            make = partial(fill, b, whole, source, step, descending, lanes)
-            make()
-            line = keep_least(b, whole, kept, rank, make) if way == "few" else whole
-            at = sort_by_heads(b, line) if way == "heads" else sort_line(b, line)
-            to = b.add(b.mul(b.mul(outer, kept), inner), column)
-
-            def write(i: Value) -> None:
-                place, found = b.add(to, b.mul(i, inner)), line.number(b, b.add(at, i))
-                b.store(order, place, b.cast(found, dt.int32))
-                if values:
-                    b.store(target, place, b.load(source, b.mul(found, inner)))
-
-            b.loop(0, kept, 1, write)
-
-        b.loop(first, stop, 1, row)
+        with e.loop(kept) as i:
+            place, found = to + i * inner, line.number(at + i)
+            order[place] = found.cast(dt.int32)
+            if values:
+                target[place] = source[found * inner]
 
     name = f"sort_{dtype.name}_{lanes}" + "_dense" * dense + "_down" * descending
     name += f"_{way}" + "_order" * (not values)
-    return item_kernel(name, (target, order, x, scratch, *sizes), body)
+    return e.kernel(name)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from treadle.backends.codegen.irregular.sort_lines import SHORT, Line, sort_line
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import KernelError, Value
+from treadle.backends.codegen.kernel.language import KernelError, Pointer, Value, minimum, select
 from treadle.base import dtype as dt
 
 _MOST = 256
@@ -18,90 +18,71 @@ _MOST = 256
 _HEAD = ~0xFFFFFFFF & (1 << 64) - 1
 
 
-def sort_by_heads(b: Builder, line: Line) -> Value:
+def sort_by_heads(e: Builder, line: Line) -> Value:
     """Sort a line of 64-bit keys; where its words begin then."""
-    numbers = _numbers(line)
-
-    def heads_first() -> Value:
-        _join(b, line)
+    numbers, at = _numbers(line), [line.extent]
+    with e.when(line.extent <= SHORT, changing=at):
+        at[0] = sort_line(e, line)
+    with e.otherwise():
+        _join(e, line)
         heads = replace(line, keys=numbers, numbers=None)
-        at = sort_line(b, heads)
-        level = _equal_heads(b, heads, at)
-        few = b.compare("le", level, b.min(b.index(_MOST), b.div(line.extent, 8)))
-
-        def mended() -> Value:
-            _mend(b, line, at)
-            return at
-
-        def anew() -> Value:
-            b.loop(0, line.extent, 1, lambda i: b.store(numbers, i, b.cast(i, dt.uint64)))
-            return sort_line(b, line)
-
-        return b.branch(few, mended, anew, like=(at,))[0]
-
-    short = b.compare("le", line.extent, SHORT)
-    return b.branch(short, lambda: sort_line(b, line), heads_first, like=(line.extent,))[0]
+        at[0] = sort_line(e, heads)
+        level = _equal_heads(e, heads, at[0])
+        with e.when(level <= minimum(_MOST, line.extent // 8), changing=at):
+            _mend(e, line, at[0])
+        with e.otherwise():
+            with e.loop(line.extent) as i:
+                numbers.store(i, i.cast(dt.uint64))
+            at[0] = sort_line(e, line)
+    return at[0]
 
 
-def _numbers(line: Line) -> Value:
+def _numbers(line: Line) -> Pointer:
     if line.numbers is None:
         raise KernelError("keys of 32 bits have no heads")
     return line.numbers
 
 
-def _join(b: Builder, line: Line) -> None:
+def _join(e: Builder, line: Line) -> None:
     """Heads of keys above the numbers."""
     numbers = _numbers(line)
-
-    def one(i: Value) -> None:
-        head = b.bitwise("and", b.load(line.keys, i), _HEAD)
-        b.store(numbers, i, b.bitwise("or", head, b.load(numbers, i)))
-
-    b.loop(0, line.extent, 1, one)
+    with e.loop(line.extent) as i:
+        head = line.keys[i] & _HEAD
+        numbers[i] = head | numbers[i]
 
 
-def _same_head(b: Builder, words: Value, i: Value) -> Value:
+def _same_head(words: Pointer, i: Value) -> Value:
     """Whether a word and the one before it have one head."""
-    differ = b.bitwise("xor", b.load(words, i), b.load(words, b.sub(i, 1)))
-    return b.compare("eq", b.bitwise("shr", differ, 32), 0)
+    differ = words[i] ^ words[i - 1]
+    return (differ >> 32) == 0
 
 
-def _equal_heads(b: Builder, line: Line, at: Value) -> Value:
+def _equal_heads(e: Builder, line: Line, at: Value) -> Value:
     """How many words of the sorted line have the head of the one before."""
+    count = [e.index(0)]
+    with e.loop(at + 1, at + line.extent, carrying=count) as i:
+        count[0] = count[0] + _same_head(line.keys, i).cast(dt.int64)
+    return count[0]
 
-    def one(i: Value, count: Value) -> Value:
-        return b.add(count, b.cast(_same_head(b, line.keys, i), dt.int64))
 
-    return b.loop(b.add(at, 1), b.add(at, line.extent), 1, one, (b.index(0),))[0]
-
-
-def _mend(b: Builder, line: Line, at: Value) -> None:
+def _mend(e: Builder, line: Line, at: Value) -> None:
     """Insert every word into the run of equal heads that ends before it."""
-    words = _numbers(line)
-
-    def insert(start: Value, i: Value) -> None:
-        def step(j: Value, mine: Value) -> Value:
-            other = b.load(words, j)
-            first = _before(b, line, mine, other)
-            b.store(words, j, b.select(first, mine, other))
-            return b.select(first, other, mine)
-
-        (left,) = b.loop(start, i, 1, step, (b.load(words, i),))
-        b.store(words, i, left)
-
-    def one(i: Value, start: Value) -> Value:
-        same = _same_head(b, words, i)
-        run = b.select(same, start, i)
-        b.branch(same, lambda: insert(run, i))
-        return run
-
-    b.loop(b.add(at, 1), b.add(at, line.extent), 1, one, (at,))
+    words, run = _numbers(line), [at]
+    with e.loop(at + 1, at + line.extent, carrying=run) as i:
+        same = _same_head(words, i)
+        run[0] = select(same, run[0], i)
+        with e.when(same):
+            left = [words[i]]
+            with e.loop(run[0], i, carrying=left) as j:
+                other = words[j]
+                first = _before(line, left[0], other)
+                words.store(j, select(first, left[0], other))
+                left[0] = select(first, other, left[0])
+            words[i] = left[0]
 
 
-def _before(b: Builder, line: Line, x: Value, y: Value) -> Value:
+def _before(line: Line, x: Value, y: Value) -> Value:
     """Whether the element of word x comes before that of y, whose heads are equal."""
-    one, two = (
-        b.load(line.keys, b.cast(b.bitwise("and", w, 0xFFFFFFFF), dt.int64)) for w in (x, y)
-    )
-    level = b.bitwise("and", b.compare("eq", one, two), b.compare("lt", x, y))
-    return b.bitwise("or", b.compare("lt", one, two), level)
+    one, two = (line.keys[(w & 0xFFFFFFFF).cast(dt.int64)] for w in (x, y))
+    level = (one == two) & (x < y)
+    return (one < two) | level

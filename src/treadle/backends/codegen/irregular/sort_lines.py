@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from treadle.backends.codegen.irregular.ordering import key_of
 from treadle.backends.codegen.irregular.rows import vector_loop
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, select
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -38,15 +38,15 @@ class Line:
     that sorting needs.
     """
 
-    keys: Value
-    numbers: Value | None
+    keys: Pointer
+    numbers: Pointer | None
     extent: Value
     gap: Value
-    bins: Value
-    ranks: Value
+    bins: Pointer
+    ranks: Pointer
 
     @property
-    def columns(self) -> list[Value]:
+    def columns(self) -> list[Pointer]:
         """What moves together."""
         return [self.keys] if self.numbers is None else [self.keys, self.numbers]
 
@@ -55,19 +55,19 @@ class Line:
         """The type of keys."""
         return dt.uint32 if self.numbers is None else dt.uint64
 
-    def number(self, b: Builder, place: Value) -> Value:
+    def number(self, place: Value) -> Value:
         """Which element of the line a word stands for."""
-        word = b.load(self.keys if self.numbers is None else self.numbers, place)
-        return b.cast(b.bitwise("and", word, 0xFFFFFFFF), dt.int64)
+        word = (self.keys if self.numbers is None else self.numbers)[place]
+        return (word & 0xFFFFFFFF).cast(dt.int64)
 
 
-def line_in(b: Builder, scratch: Value, item: Value, extent: Value, kind: DType) -> Line:
+def line_in(e: Builder, scratch: Pointer, item: Value, extent: Value, kind: DType) -> Line:
     """A line of `extent` elements in the scratch of an item."""
-    gap, wide = b.add(extent, SPARE), kind is dt.uint64
-    keys = b.offset(scratch, b.mul(item, b.mul(gap, 4 if wide else 2)))
-    bins = b.stack(dt.uint32, kind.itemsize * _BINS)
-    ranks = b.stack(dt.uint64, SHORT + SPARE)
-    numbers = b.offset(keys, b.mul(gap, 2)) if wide else None
+    gap, wide = extent + SPARE, kind is dt.uint64
+    keys = scratch + item * (gap * (4 if wide else 2))
+    bins = e.stack(dt.uint32, kind.itemsize * _BINS)
+    ranks = e.stack(dt.uint64, SHORT + SPARE)
+    numbers = keys + gap * 2 if wide else None
     return Line(keys, numbers, extent, gap, bins, ranks)
 
 
@@ -76,161 +76,131 @@ def scratch_bytes(extent: Dim, kind: DType, items: Dim) -> Dim:
     return 8 * (4 if kind is dt.uint64 else 2) * (extent + SPARE) * items
 
 
-def sort_line(b: Builder, line: Line) -> Value:
+def sort_line(e: Builder, line: Line) -> Value:
     """Sort the words; where they begin then."""
-    short = b.compare("le", line.extent, SHORT)
-    (at,) = b.branch(
-        short, lambda: _count_smaller(b, line), lambda: _radix(b, line), like=(line.extent,)
-    )
-    return at
+    at = [line.extent]
+    with e.when(line.extent <= SHORT, changing=at):
+        at[0] = _count_smaller(e, line)
+    with e.otherwise():
+        at[0] = _radix(e, line)
+    return at[0]
 
 
-def keep_least(b: Builder, line: Line, kept: Value, rank: Value, fill: Callable[[], None]) -> Line:
+def keep_least(e: Builder, line: Line, kept: Value, rank: Value, fill: Callable[[], None]) -> Line:
     """The line without most of the words that are not among the first `kept`.
 
     The bar is the word of that rank among a few; where it proves too low, all are kept.
     """
-    bar = _bar(b, line, rank)
-
-    def one(i: Value, place: Value) -> Value:
-        words = [b.load(c, i) for c in line.columns]
+    bar, place = _bar(e, line, rank), [e.index(0)]
+    with e.loop(0, line.extent, carrying=place) as i:
+        words = [c[i] for c in line.columns]
         for column, word in zip(line.columns, words, strict=True):
-            b.store(column, place, word)
-        return b.add(place, b.cast(b.compare("le", words[0], bar), dt.int64))
-
-    (found,) = b.loop(0, line.extent, 1, one, (b.index(0),))
-
-    def all_of_them() -> Value:
+            column[place[0]] = word
+        place[0] = place[0] + (words[0] <= bar).cast(dt.int64)
+    found, extent = place[0], place
+    with e.unless(kept <= found, changing=extent):
         fill()
-        return line.extent
-
-    enough = b.compare("le", kept, found)
-    (extent,) = b.branch(enough, lambda: found, all_of_them, like=(found,))
-    return replace(line, extent=extent)
+        extent[0] = line.extent
+    return replace(line, extent=extent[0])
 
 
-def _bar(b: Builder, line: Line, rank: Value) -> Value:
+def _bar(e: Builder, line: Line, rank: Value) -> Value:
     """The greatest of some words, evenly taken, that at most `rank` of them are below."""
-    step, lanes, least = b.div(line.extent, SAMPLES), 4, b.constant(0, dt.uint64, 4)
+    step, lanes, least = line.extent // SAMPLES, 4, e.constant(0, dt.uint64, 4)
     few = line.ranks
-    b.loop(0, SAMPLES, 1, lambda i: b.store(few, i, b.load(line.keys, b.mul(i, step))))
-
-    def four(i: Value, best: Value) -> Value:
-        mine = b.load(few, i, lanes)
-
-        def against(j: Value, smaller: Value) -> Value:
-            less = b.compare("lt", b.splat(b.load(few, j), lanes), mine)
-            return b.add(smaller, b.cast(less, dt.int64))
-
-        (smaller,) = b.loop(0, SAMPLES, 1, against, (b.constant(0, dt.int64, lanes),))
-        low = b.compare("le", smaller, b.splat(rank, lanes))
-        return b.max(best, b.select(low, mine, least))
-
-    (best,) = b.loop(0, SAMPLES, lanes, four, (least,))
-    return b.reduce("max", best)
+    with e.loop(SAMPLES) as i:
+        few.store(i, line.keys[i * step])
+    best = [least]
+    with e.loop(0, SAMPLES, lanes, carrying=best) as i:
+        mine = few.load(i, lanes)
+        smaller = [e.constant(0, dt.int64, lanes)]
+        with e.loop(SAMPLES, carrying=smaller) as j:
+            less = few[j].splat(lanes) < mine
+            smaller[0] = smaller[0] + less.cast(dt.int64)
+        low = smaller[0] <= rank.splat(lanes)
+        best[0] = maximum(best[0], select(low, mine, least))
+    return best[0].reduce("max")
 
 
 def fill(
-    b: Builder, line: Line, source: Value, step: Value | None, descending: bool, lanes: int
+    e: Builder, line: Line, source: Pointer, step: Value | None, descending: bool, lanes: int
 ) -> None:
     """Keys and numbers of the line's elements; `step` apart, or (None) neighbors."""
-    places = b.iota(dt.uint64, lanes) if lanes > 1 else b.constant(0, dt.uint64)
-
-    def turn(j: Value, mask: Value | None) -> None:
-        value = load_value(source, j if step is None else b.mul(j, step), lanes, mask)
-        key = key_of(b, value, line.kind, descending)
-        number = b.add(b.splat(b.cast(j, dt.uint64), lanes), places)
-        if line.numbers is None:
-            key = b.bitwise("or", b.bitwise("shl", b.cast(key, dt.uint64), 32), number)
-        else:
-            b.store(line.numbers, j, number)
-        b.store(line.keys, j, key)
+    places = e.iota(dt.uint64, lanes) if lanes > 1 else e.constant(0, dt.uint64)
 
     # Whole vectors are stored: what lies behind the line is spare.
-    vector_loop(b, 0, line.extent, lanes, turn)
+    for j, mask in vector_loop(e, 0, line.extent, lanes):
+        value = load_value(source, j if step is None else j * step, lanes, mask)
+        key = key_of(value, line.kind, descending)
+        number = j.cast(dt.uint64).splat(lanes) + places
+        if line.numbers is None:
+            key = (key.cast(dt.uint64) << 32) | number
+        else:
+            line.numbers[j] = number
+        line.keys[j] = key
 
 
-def _count_smaller(b: Builder, line: Line) -> Value:
+def _count_smaller(e: Builder, line: Line) -> Value:
     """Put every word where the number of smaller ones says; where the sorted line begins."""
     lanes, keys = 4, line.keys
-    places = b.iota(dt.int64, lanes)
-
-    def four(i: Value) -> None:
-        mine, here = b.load(keys, i, lanes), b.add(b.splat(i, lanes), places)
-
-        def against(j: Value, smaller: Value) -> Value:
-            other = b.splat(b.load(keys, j), lanes)
-            less = b.compare("lt", other, mine)
+    places = e.iota(dt.int64, lanes)
+    with e.loop(0, line.extent, lanes) as i:
+        mine, here = keys.load(i, lanes), i.splat(lanes) + places
+        smaller = [e.constant(0, dt.uint64, lanes)]
+        with e.loop(0, line.extent, carrying=smaller) as j:
+            other = keys[j].splat(lanes)
+            less = other < mine
             if line.numbers is not None:
-                before = b.compare("lt", b.splat(j, lanes), here)
-                level = b.bitwise("and", b.compare("eq", other, mine), before)
-                less = b.bitwise("or", less, level)
-            return b.add(smaller, b.cast(less, dt.uint64))
-
-        (smaller,) = b.loop(0, line.extent, 1, against, (b.constant(0, dt.uint64, lanes),))
-        b.store(line.ranks, i, smaller)
-
-    b.loop(0, line.extent, lanes, four)
-
-    def put(i: Value) -> None:
-        to = b.add(b.cast(b.load(line.ranks, i), dt.int64), line.gap)
+                before = j.splat(lanes) < here
+                level = (other == mine) & before
+                less = less | level
+            smaller[0] = smaller[0] + less.cast(dt.uint64)
+        line.ranks[i] = smaller[0]
+    with e.loop(line.extent) as i:
+        to = line.ranks[i].cast(dt.int64) + line.gap
         for column in line.columns:
-            b.store(column, to, b.load(column, i))
-
-    b.loop(0, line.extent, 1, put)
+            column[to] = column[i]
     return line.gap
 
 
-def _radix(b: Builder, line: Line) -> Value:
+def _radix(e: Builder, line: Line) -> Value:
     """Sort by every digit of the keys; where the sorted line begins."""
     digits, lowest = line.kind.itemsize * 8 // _DIGIT, 64 - line.kind.bits
     bins = line.bins
-    b.zero(bins, digits * _BINS)
-
-    def count(i: Value) -> None:
-        key = b.load(line.keys, i)
+    bins.zero(digits * _BINS)
+    with e.loop(line.extent) as i:
+        key = line.keys[i]
         for d in range(digits):
-            bin_ = b.add(_digit(b, key, b.constant(lowest + d * _DIGIT, dt.uint64)), d * _BINS)
-            b.store(bins, bin_, b.add(b.load(bins, bin_), 1))
-
-    b.loop(0, line.extent, 1, count)
-
-    def sort(d: Value, at: Value) -> Value:
-        own = b.offset(bins, b.mul(d, _BINS))
-        shift = b.cast(b.add(b.mul(d, _DIGIT), lowest), dt.uint64)
-        some = _digit(b, b.load(line.keys, at), shift)
-        same = b.compare("eq", b.cast(b.load(own, some), dt.int64), line.extent)
-        (after,) = b.branch(
-            same, lambda: at, lambda: _by_digit(b, line, own, shift, at), like=(at,)
-        )
-        return after
-
-    (at,) = b.loop(0, digits, 1, sort, (b.index(0),))
-    return at
+            bin_ = _digit(key, lowest + d * _DIGIT) + d * _BINS
+            bins[bin_] += 1
+    at = [e.index(0)]
+    with e.loop(digits, carrying=at) as d:
+        own = bins + d * _BINS
+        shift = (d * _DIGIT + lowest).cast(dt.uint64)
+        some = _digit(line.keys[at[0]], shift)
+        same = own[some].cast(dt.int64) == line.extent
+        with e.unless(same, changing=at):
+            at[0] = _move_by_digit(e, line, own, shift, at[0])
+    return at[0]
 
 
-def _by_digit(b: Builder, line: Line, bins: Value, shift: Value, at: Value) -> Value:
+def _move_by_digit(e: Builder, line: Line, bins: Pointer, shift: Value, at: Value) -> Value:
     """Move the words, which begin at `at`, to the other half in the order of one digit."""
-    to = b.sub(line.gap, at)
-
-    def place(i: Value, before: Value) -> Value:
-        own = b.load(bins, i)
-        b.store(bins, i, before)
-        return b.add(before, own)
-
-    b.loop(0, _BINS, 1, place, (b.cast(to, dt.uint32),))
-
-    def move(i: Value) -> None:
-        words = [b.load(c, i) for c in line.columns]
-        bin_ = _digit(b, words[0], shift)
-        next_ = b.load(bins, bin_)
+    to = line.gap - at
+    before = [to.cast(dt.uint32)]
+    with e.loop(_BINS, carrying=before) as i:
+        own = bins[i]
+        bins[i] = before[0]
+        before[0] = before[0] + own
+    with e.loop(at, at + line.extent) as i:
+        words = [c[i] for c in line.columns]
+        bin_ = _digit(words[0], shift)
+        place = bins[bin_]
         for column, word in zip(line.columns, words, strict=True):
-            b.store(column, b.cast(next_, dt.int64), word)
-        b.store(bins, bin_, b.add(next_, 1))
-
-    b.loop(at, b.add(at, line.extent), 1, move)
+            column[place.cast(dt.int64)] = word
+        bins[bin_] = place + 1
     return to
 
 
-def _digit(b: Builder, key: Value, shift: Value) -> Value:
-    return b.cast(b.bitwise("and", b.bitwise("shr", key, shift), _BINS - 1), dt.int64)
+def _digit(key: Value, shift: Value | int) -> Value:
+    return ((key >> shift) & (_BINS - 1)).cast(dt.int64)

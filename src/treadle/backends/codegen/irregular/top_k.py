@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from functools import cache
 
 from treadle.backends.codegen.irregular.ordering import key_of
-from treadle.backends.codegen.irregular.rows import over_rows, row_kernel, unravel, vector_loop
-from treadle.backends.codegen.kernel.builder import Builder, function
-from treadle.backends.codegen.kernel.ir import Function, Kernel, Value, pointer, size
+from treadle.backends.codegen.irregular.rows import (
+    RowBuilder,
+    over_rows,
+    unravel,
+    vector_loop,
+)
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Function, Kernel
+from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered, Ref
@@ -70,111 +76,90 @@ class _List:
     Words are signed, as vectors of those compare faster: the sign bit of keys is inverted.
     """
 
-    words: Value
+    words: Pointer
     room: int
     k: Value
     enter: Function
 
-    def clear(self, b: Builder) -> None:
+    def clear(self, e: Builder) -> None:
         """Nothing but greatest words."""
-        b.store(self.words, 0, b.constant(-(1 << 63), dt.int64))
-        greatest = b.constant((1 << 63) - 1, dt.int64, 4)
+        self.words[0] = -(1 << 63)
+        greatest = e.constant((1 << 63) - 1, dt.int64, 4)
         for j in range(0, self.room, 4):
-            b.store(self.words, 1 + j, greatest)
+            self.words[1 + j] = greatest
 
-    def insert(self, b: Builder, key: Value, number: Value) -> None:
+    def insert(self, e: Builder, key: Value, number: Value) -> None:
         """A word in its place; the greatest one drops out."""
-        signed = b.cast(b.bitwise("xor", key, _SIGN), dt.int64)
-        b.call(self.enter, self.words, b.bitwise("or", b.bitwise("shl", signed, 32), number))
+        signed = (key ^ _SIGN).cast(dt.int64)
+        e.call(self.enter, self.words, (signed << 32) | number)
 
-    def bar(self, b: Builder) -> Value:
+    def bar(self) -> Value:
         """The key that an element must be below to enter: that of word k."""
-        high = b.bitwise("shr", b.load(self.words, self.k), 32)
-        return b.bitwise("xor", b.cast(high, dt.uint32), _SIGN)
+        high = self.words[self.k] >> 32
+        return high.cast(dt.uint32) ^ _SIGN
 
 
 def _enter_function(room: int) -> Function:
     """`enter(words, word)`: see the head of this file."""
-    words, word = pointer(dt.int64, "words"), size("word")
-
-    def body(b: Builder) -> None:
-        new = b.splat(word, 4)
-        for j in reversed(range(0, room, 4)):
-            before, own = b.load(words, j, 4), b.load(words, j + 1, 4)
-            b.store(words, j + 1, b.min(b.max(before, new), own))
-
-    return function("enter", (words, word), body)
+    e = Builder()
+    words, word = e.pointer(dt.int64, "words"), e.size("word")
+    new = word.splat(4)
+    for j in reversed(range(0, room, 4)):
+        before, own = words.load(j, 4), words.load(j + 1, 4)
+        words[j + 1] = minimum(maximum(before, new), own)
+    return e.function("enter")
 
 
 @cache
 def _few_kernel(dtype: DType, lanes: int, room: int, descending: bool) -> Kernel:
-    target, order = pointer(dtype, "target"), pointer(dt.int32, "order")
-    x, sizes = pointer(dtype, "x"), [size(n) for n in ("extent", "inner", "k")]
-    extent, inner, k = sizes
+    """Each row of the launch is a line."""
     enter = _enter_function(room)
+    e = RowBuilder()
+    target, order = e.pointer(dtype, "target"), e.pointer(dt.int32, "order")
+    x, extent, inner, k = e.pointer(dtype, "x"), *e.sizes("extent", "inner", "k")
+    best = _List(e.stack(dt.int64, room + 8), room, k, enter)
 
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        best = _List(b.stack(dt.int64, room + 8), room, k, enter)
+    def key_at(source: Pointer, j: Value, lanes: int, mask: Value | None = None) -> Value:
+        # Only neighbors are loaded together.
+        place = j if lanes > 1 else j * inner
+        value = load_value(source, place, lanes, mask)
+        return key_of(value, dt.uint32, descending)
 
-        def key_at(source: Value, j: Value, lanes: int, mask: Value | None = None) -> Value:
-            # Only neighbors are loaded together.
-            place = j if lanes > 1 else b.mul(j, inner)
-            value = load_value(source, place, lanes, mask)
-            return key_of(b, value, dt.uint32, descending)
-
-        def row(number: Value) -> None:
-            outer, column = unravel(b, number, (inner, inner))
-            source = b.offset(x, b.add(b.mul(b.mul(outer, extent), inner), column))
-            best.clear(b)
-            b.loop(0, k, 1, lambda j: best.insert(b, key_at(source, j, 1), j))
-
-            def turn(j: Value, mask: Value | None, bar: Value) -> Value:
-                keys = key_at(source, j, lanes, mask)
-                return _enter(b, best, keys, j, mask, bar)
-
-            vector_loop(b, k, extent, lanes, turn, (best.bar(b),))
-            to = b.add(b.mul(b.mul(outer, k), inner), column)
-
-            def write(i: Value) -> None:
-                word = b.load(best.words, b.add(i, 1))
-                found = b.bitwise("and", word, 0xFFFFFFFF)
-                place = b.add(to, b.mul(i, inner))
-                b.store(order, place, b.cast(found, dt.int32))
-                b.store(target, place, b.load(source, b.mul(found, inner)))
-
-            b.loop(0, k, 1, write)
-
-        b.loop(first, stop, 1, row)
-
+    with e.loop(e.first, e.stop) as number:
+        outer, column = unravel(number, (inner, inner))
+        source = x + (outer * extent * inner + column)
+        best.clear(e)
+        with e.loop(k) as j:
+            best.insert(e, key_at(source, j, 1), j)
+        bar = [best.bar()]
+        for j, mask in vector_loop(e, k, extent, lanes, carrying=bar):
+            _enter(e, best, key_at(source, j, lanes, mask), j, mask, bar)
+        to = outer * k * inner + column
+        with e.loop(k) as i:
+            word = best.words[i + 1]
+            found = word & 0xFFFFFFFF
+            place = to + i * inner
+            order.store(place, found.cast(dt.int32))
+            target[place] = source[found * inner]
     name = f"top_{room}_{dtype.name}_{lanes}" + ("_down" * descending)
-    return row_kernel(name, (target, order, x, *sizes), body, (enter,))
+    return e.kernel(name, (enter,))
 
 
-def _enter(b: Builder, best: _List, keys: Value, j: Value, mask: Value | None, bar: Value) -> Value:
-    """Put the lanes below the bar into the list; the new bar."""
+def _enter(
+    e: Builder, best: _List, keys: Value, j: Value, mask: Value | None, bar: list[Value]
+) -> None:
+    """Put the lanes below the bar into the list, and renew the bar."""
     lanes = keys.lanes
-    below = b.compare("lt", keys, b.splat(bar, lanes))
+    below = keys < bar[0].splat(lanes)
     if mask is not None:
-        below = b.bitwise("and", below, mask)
-
-    def each() -> Value:
-        now = bar
+        below = below & mask
+    with e.when(below.reduce("or"), changing=bar):
         for lane in range(lanes):
-            key = b.extract(keys, lane) if lanes > 1 else keys
-            chosen = b.compare("lt", key, now)
+            key = keys.extract(lane) if lanes > 1 else keys
+            chosen = key < bar[0]
             if mask is not None:
-                chosen = b.bitwise("and", chosen, b.extract(mask, lane))
-            now = _one(b, best, key, b.add(j, lane), chosen, now)
-        return now
-
-    (after,) = b.branch(b.reduce("or", below), each, lambda: bar, like=(bar,))
-    return after
-
-
-def _one(b: Builder, best: _List, key: Value, number: Value, chosen: Value, bar: Value) -> Value:
-    def enter() -> Value:
-        best.insert(b, key, number)
-        return best.bar(b)
-
-    (after,) = b.branch(chosen, enter, lambda: bar, like=(bar,))
-    return after
+                chosen = chosen & mask.extract(lane)
+            number = j + lane
+            with e.when(chosen, changing=bar):
+                best.insert(e, key, number)
+                bar[0] = best.bar()

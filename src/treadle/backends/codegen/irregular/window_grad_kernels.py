@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from treadle.backends.codegen.irregular.pool_tables import Geometry
-from treadle.backends.codegen.irregular.rows import row_kernel, walk
+from treadle.backends.codegen.irregular.pool_tables import Bounds, Geometry
+from treadle.backends.codegen.irregular.rows import RowBuilder
 from treadle.backends.codegen.irregular.window_parts import (
-    Bounds,
     Channels,
-    Operand,
     Spec,
+    Volume,
     each_cell,
     each_channels,
     greater,
 )
-from treadle.backends.codegen.kernel import ir
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value
+from treadle.backends.codegen.kernel.builder import Builder, Changing
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import Pointer, Value, fma, maximum, minimum, select
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
 Rows = tuple[Value, Value]
 """Rows of cells, [first, stop)."""
-Places = tuple[Value, Value, Value]
+Places = tuple[Pointer, Pointer, Pointer]
 """Of an image of x and of the result, and of a cell of dy."""
 
 
@@ -37,210 +39,159 @@ def maxima_grad_kernel(spec: Spec, kept: DType, *, tiled: bool, strips: bool) ->
     `covers` says of rows of cells which rows of windows, from the first to the one behind the last,
     have them. Sums are of type `kept`. With `tiled`, every cell is in one window: nothing is added.
     """
-    made = _MaximaGrad(spec, kept, tiled, strips)
-    channels, strip, count = (ir.size(name) for name in ("channels", "strip", "strips"))
-    covers = ir.pointer(dt.int64, "covers")
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        def part(_: Value, n: Value, number: Value) -> None:
-            low = b.mul(number, strip)
-            high = b.min(b.add(low, strip), made.geometry.extents[1])
-            begin = b.load(covers, b.mul(low, 3))
-            end = b.load(covers, b.add(b.mul(high, 3), -2))
-            made.strip(b, n, (low, high), (begin, end), channels)
-
-        walk(b, first, stop, (count, count), part)
-
-    parameters = [p for operand in (made.target, made.x, made.dy) for p in operand.parameters]
-    name = f"window_max_grad_{spec.name}{'_tiled' * tiled}{'_strips' * strips}"
-    sizes = (covers, channels, strip, count)
-    return row_kernel(name, (*parameters, *sizes, *made.geometry.parameters), body)
+    e = RowBuilder()
+    made = _MaximaGrad(e, spec, kept, tiled, strips)
+    with e.rows(made.count, made.count) as (_, n, number):
+        low = number * made.strip
+        high = minimum(low + made.strip, made.geometry.extents[1])
+        begin = made.covers[low * 3]
+        end = made.covers[high * 3 + -2]
+        made.write(n, (low, high), (begin, end))
+    return e.kernel(f"window_max_grad_{spec.name}{'_tiled' * tiled}{'_strips' * strips}")
 
 
 class _MaximaGrad:
-    """Operands, and the loops over a strip of an image."""
+    """Parameters, and the loops over a strip of an image."""
 
-    def __init__(self, spec: Spec, kept: DType, tiled: bool, strips: bool) -> None:
-        self.spec, self.kept, self.tiled, self.strips = spec, kept, tiled, strips
-        self.geometry = Geometry()
-        self.target, self.x = Operand.of(kept, "target"), Operand.of(spec.dtype, "x")
-        self.dy = Operand.of(spec.dtype, "dy")
+    def __init__(self, e: Builder, spec: Spec, kept: DType, tiled: bool, strips: bool) -> None:
+        self.e, self.spec, self.kept, self.tiled, self.strips = e, spec, kept, tiled, strips
+        self.target, self.x = Volume.of(e, kept, "target"), Volume.of(e, spec.dtype, "x")
+        self.dy, self.covers = Volume.of(e, spec.dtype, "dy"), e.pointer(dt.int64, "covers")
+        self.channels, self.strip, self.count = e.sizes("channels", "strip", "strips")
+        self.geometry = Geometry(e)
 
-    def strip(
-        self,
-        b: Builder,
-        n: Value,
-        rows: Rows,
-        windows: tuple[Value, Value],
-        channels: Value,
-    ) -> None:
+    def write(self, n: Value, rows: Rows, windows: tuple[Value, Value]) -> None:
         """The rows of cells, from rows of windows.
 
         They are cleared shortly before they are added to, but for windows along depth.
         """
-        to, zero = self.target.at(b, n), b.index(0)
-        rolling = not (self.tiled or self.spec.deep)
-        if self.spec.deep and not self.tiled:
-            self._clear(b, to, rows, channels)
-
-        def row(d: Value, h: Value, cleared: Value) -> Value:
-            outside = self.geometry.window(b, 0, d), self.geometry.window(b, 1, h)
-            needed = b.max(cleared, b.min(outside[1][1], rows[1]))
+        e, to, deep = self.e, self.target.at(n), self.spec.deep
+        rolling = not (self.tiled or deep)
+        if deep and not self.tiled:
+            self._clear(to, rows)
+        cleared, depths = [rows[0]], self.geometry.counts[0]
+        with (
+            e.loop(depths, carrying=cleared) if deep else nullcontext(e.index(0)) as d,
+            e.loop(*windows, carrying=cleared) as h,
+        ):
+            outside = self.geometry.window(0, d), self.geometry.window(1, h)
+            needed = maximum(cleared[0], minimum(outside[1][1], rows[1]))
             if rolling:
-                self._clear(b, to, (cleared, needed), channels)
-            self._row(b, n, (d, h), outside, to, rows, channels)
-            return needed
-
-        def layer(d: Value, cleared: Value) -> tuple[Value, ...]:
-            return b.loop(*windows, 1, lambda h, c: row(d, h, c), (cleared,))
-
-        depths = self.geometry.counts[0]
-        start = (rows[0],)
-        (done,) = b.loop(0, depths, 1, layer, start) if self.spec.deep else layer(zero, *start)
+                self._clear(to, (cleared[0], needed))
+            self._row(n, (d, h), outside, to, rows)
+            cleared[0] = needed
         if rolling:
-            self._clear(b, to, (done, rows[1]), channels)
+            self._clear(to, (cleared[0], rows[1]))
 
     def _row(
-        self,
-        b: Builder,
-        n: Value,
-        at: tuple[Value, Value],
-        outside: Bounds,
-        to: Value,
-        rows: Rows,
-        channels: Value,
+        self, n: Value, at: tuple[Value, Value], outside: Bounds, to: Pointer, rows: Rows
     ) -> None:
         """A row of windows."""
-        source, given = self.x.at(b, n), self.dy.at(b, n, *at)
+        source, given = self.x.at(n), self.dy.at(n, *at)
+        with self.e.loop(self.geometry.counts[2]) as w:
+            bounds = (*outside, self.geometry.window(2, w))
+            place = given + w * self.dy.steps[3]
+            for c in each_channels(self.e, self.spec, self.channels):
+                self._window(bounds, rows, (source, to, place), c)
 
-        def one(w: Value) -> None:
-            bounds = (*outside, self.geometry.window(b, 2, w))
-            place = b.offset(given, b.mul(w, self.dy.steps[3]))
-
-            def some(c: Channels) -> None:
-                self._window(b, bounds, rows, (source, to, place), c)
-
-            each_channels(b, self.spec, b.index(0), channels, some)
-
-        b.loop(0, self.geometry.counts[2], 1, one)
-
-    def _clear(self, b: Builder, to: Value, rows: Rows, channels: Value) -> None:
+    def _clear(self, to: Pointer, rows: Rows) -> None:
         """Zeros in rows of cells, at all depths."""
-        depth, _, width = self.geometry.extents
+        e, (depth, _, width) = self.e, self.geometry.extents
         _, *steps = self.target.steps
+        with e.loop(depth) as d, e.loop(*rows) as h:
+            start = to + (d * steps[0] + h * steps[1])
+            with e.loop(width) as w:
+                place = start + w * steps[2]
+                for c in each_channels(e, self.spec, self.channels):
+                    c.store(place, c.constant(0.0, self.kept))
 
-        def row(d: Value, h: Value) -> None:
-            start = b.offset(to, b.add(b.mul(d, steps[0]), b.mul(h, steps[1])))
-
-            def cell(w: Value) -> None:
-                place = b.offset(start, b.mul(w, steps[2]))
-
-                def some(c: Channels) -> None:
-                    c.store(b, place, c.constant(b, 0.0, self.kept))
-
-                each_channels(b, self.spec, b.index(0), channels, some)
-
-            b.loop(0, width, 1, cell)
-
-        b.loop(0, depth, 1, lambda d: b.loop(*rows, 1, lambda h: row(d, h)))
-
-    def _window(
-        self, b: Builder, bounds: Bounds, rows: Rows, places: Places, channels: Channels
-    ) -> None:
+    def _window(self, bounds: Bounds, rows: Rows, places: Places, channels: Channels) -> None:
         """One window; what a NaN takes to find out is left out where there is none."""
         source, to, given = places
-        before, inside = self._cut(b, bounds, *rows) if self.strips else (None, bounds)
-        values = channels.load(b, given)
+        before, inside = self._cut(bounds, *rows) if self.strips else (None, bounds)
+        values = channels.load(given)
 
         def spread(best: Sequence[Value], exact: bool) -> None:
-            left: Sequence[Value] = values
+            left = values
             if before is not None:
-                left = self._spread(b, before, (source, None), channels, (best, left), exact)
-            self._spread(b, inside, (source, to), channels, (best, left), exact)
-
-        def exactly() -> None:
-            spread(self._exactly_greatest(b, bounds, source, channels), True)
+                left = self._spread(before, (source, None), channels, (best, left), exact)
+            self._spread(inside, (source, to), channels, (best, left), exact)
 
         if channels.count == 1:
-            exactly()
+            spread(self._exactly_greatest(bounds, source, channels), True)
             return
-        best, total = self._greatest(b, bounds, source, channels)
-        unordered = [b.compare("ne", t, t) for t in total]
-        some = functools.reduce(lambda x, y: b.bitwise("or", x, y), unordered)
-        b.branch(b.reduce("or", some), exactly, lambda: spread(best, False))
+        best, total = self._greatest(bounds, source, channels)
+        unordered = [t != t for t in total]
+        some = functools.reduce(operator.or_, unordered)
+        with self.e.when(some.reduce("or")):
+            spread(self._exactly_greatest(bounds, source, channels), True)
+        with self.e.otherwise():
+            spread(best, False)
 
     def _greatest(
-        self, b: Builder, bounds: Bounds, source: Value, channels: Channels
-    ) -> tuple[Sequence[Value], Sequence[Value]]:
+        self, bounds: Bounds, source: Pointer, channels: Channels
+    ) -> tuple[list[Value], list[Value]]:
         """The greatest cell of a window, if none is NaN, and a sum that is NaN if one is."""
-        count = channels.count
+        best = channels.constant(-math.inf, self.spec.wide)
+        total = channels.constant(0.0, self.spec.wide)
+        with self._cells(bounds, [self.x], (best, total)) as (place,):
+            here = channels.load(source, place)
+            best[:] = map(maximum, here, best)
+            total[:] = map(operator.add, here, total)
+        return best, total
 
-        def cell(_: Sequence[Value], place: Sequence[Value], *known: Value) -> tuple[Value, ...]:
-            here = channels.load(b, source, place[0])
-            best = [b.max(*pair) for pair in zip(here, known[:count], strict=True)]
-            return (*best, *(b.add(x, t) for x, t in zip(here, known[count:], strict=True)))
-
-        lowest = channels.constant(b, -math.inf, self.spec.wide)
-        zero = channels.constant(b, 0.0, self.spec.wide)
-        deep, start = self.spec.deep, (*lowest, *zero)
-        found = each_cell(b, self.geometry, bounds, [self.x], deep, cell, start)
-        return found[:count], found[count:]
-
-    def _exactly_greatest(
-        self, b: Builder, bounds: Bounds, source: Value, channels: Channels
-    ) -> tuple[Value, ...]:
+    def _exactly_greatest(self, bounds: Bounds, source: Pointer, channels: Channels) -> list[Value]:
         """The greatest cell of a window, NaN if one is."""
-
-        def cell(_: Sequence[Value], place: Sequence[Value], *best: Value) -> tuple[Value, ...]:
-            here = channels.load(b, source, place[0])
-            return tuple(greater(b, *pair) for pair in zip(best, here, strict=True))
-
-        lowest = channels.constant(b, -math.inf, self.spec.wide)
-        return each_cell(b, self.geometry, bounds, [self.x], self.spec.deep, cell, lowest)
+        best = channels.constant(-math.inf, self.spec.wide)
+        with self._cells(bounds, [self.x], best) as (place,):
+            here = channels.load(source, place)
+            best[:] = map(greater, best, here)
+        return best
 
     def _spread(
         self,
-        b: Builder,
         bounds: Bounds,
-        places: tuple[Value, Value | None],
+        places: tuple[Pointer, Pointer | None],
         channels: Channels,
         given: tuple[Sequence[Value], Sequence[Value]],
         exact: bool,
-    ) -> tuple[Value, ...]:
+    ) -> list[Value]:
         """Values to the first cells that are the greatest: stored, 0 elsewhere, or added.
 
         `given` is (greatest, value). Returns the values that found no cell yet; without a result
         that is all.
         """
         (source, to), (best, values) = places, given
-
-        def cell(_: Sequence[Value], at: Sequence[Value], *left: Value) -> tuple[Value, ...]:
-            rest, chosen = [], []
-            for x, greatest, value in zip(channels.load(b, source, at[0]), best, left, strict=True):
-                hit = b.compare("eq", x, greatest)
+        left = [*values]
+        with self._cells(bounds, [self.x, self.target], left) as at:
+            chosen: list[Value] = []
+            cells = channels.load(source, at[0])
+            for i, (x, greatest, value) in enumerate(zip(cells, best, [*left], strict=True)):
+                hit = x == greatest
                 if exact:
-                    hit = b.bitwise("or", hit, b.compare("ne", x, x))
-                chosen.append(b.select(hit, value, 0.0))
-                rest.append(b.select(hit, 0.0, value))
+                    hit = hit | (x != x)
+                chosen.append(select(hit, value, 0.0))
+                left[i] = select(hit, 0.0, value)
             if to is not None:
                 if not self.tiled:
-                    old = channels.load(b, to, at[1])
-                    chosen = [b.add(x, y) for x, y in zip(old, chosen, strict=True)]
-                channels.store(b, to, chosen, at[1])
-            return tuple(rest)
+                    chosen = list(map(operator.add, channels.load(to, at[1]), chosen))
+                channels.store(to, chosen, at[1])
+        return left
 
-        operands = [self.x, self.target]
-        return each_cell(b, self.geometry, bounds, operands, self.spec.deep, cell, values)
+    def _cells(
+        self, bounds: Bounds, volumes: Sequence[Volume], carrying: Changing[Any]
+    ) -> AbstractContextManager[list[Value]]:
+        return each_cell(self.geometry, bounds, volumes, self.spec.deep, carrying)
 
-    def _cut(self, b: Builder, bounds: Bounds, low: Value, high: Value) -> tuple[Bounds, Bounds]:
+    def _cut(self, bounds: Bounds, low: Value, high: Value) -> tuple[Bounds, Bounds]:
         """A window's cells in rows before `low`, and those in [low, high)."""
         along_d, (first, stop, counted), along_w = bounds
         step = self.geometry.dilations[1]
-        behind = b.max(b.sub(low, first), 0)
-        skipped = b.div(b.add(behind, b.sub(step, 1)), step)
-        edge = b.add(first, b.mul(skipped, step))
-        before = along_d, (first, b.min(edge, stop), counted), along_w
-        return before, (along_d, (edge, b.min(stop, high), counted), along_w)
+        behind = maximum(low - first, 0)
+        skipped = (behind + (step - 1)) // step
+        edge = first + skipped * step
+        before = along_d, (first, minimum(edge, stop), counted), along_w
+        return before, (along_d, (edge, minimum(stop, high), counted), along_w)
 
 
 @functools.cache
@@ -250,64 +201,49 @@ def averages_grad_kernel(spec: Spec) -> Kernel:
     Here `Geometry` tells of cells: (first window, behind the last one, 0) along every axis. What
     windows are divided by is the product of three factors of `counts`, along each axis.
     """
-    target, dy = Operand.of(spec.dtype, "target"), Operand.of(spec.dtype, "dy")
-    counts, geometry, channels = ir.pointer(spec.wide, "counts"), Geometry(), ir.size("channels")
+    e = RowBuilder()
+    target, dy = Volume.of(e, spec.dtype, "target"), Volume.of(e, spec.dtype, "dy")
+    counts, channels, geometry = e.pointer(spec.wide, "counts"), e.size("channels"), Geometry(e)
     depths, heights, widths = geometry.counts
-
-    def body(b: Builder, first: Value, stop: Value) -> None:
-        starts = b.index(0), geometry.extents[0], b.add(*geometry.extents[:2])
-
-        def row(_: Value, n: Value, d: Value, h: Value) -> None:
-            outside = geometry.window(b, 0, d), geometry.window(b, 1, h)
-            source, to = dy.at(b, n), target.at(b, n, d, h)
-
-            def one(w: Value) -> None:
-                bounds = (*outside, geometry.window(b, 2, w))
-                place = b.offset(to, b.mul(w, target.steps[3]))
-
-                def some(c: Channels) -> None:
-                    c.store(b, place, _shares(b, spec, bounds, dy, source, (counts, starts), c))
-
-                each_channels(b, spec, b.index(0), channels, some)
-
-            b.loop(0, widths, 1, one)
-
-        walk(b, first, stop, (depths, depths, heights), row)
-
-    parameters = [p for operand in (target, dy) for p in operand.parameters]
-    name = f"window_average_grad_{spec.name}"
-    return row_kernel(name, (*parameters, counts, channels, *geometry.parameters), body)
+    starts = e.index(0), geometry.extents[0], geometry.extents[0] + geometry.extents[1]
+    with e.rows(depths, depths, heights) as (_, n, d, h):
+        outside = geometry.window(0, d), geometry.window(1, h)
+        source, to = dy.at(n), target.at(n, d, h)
+        with e.loop(widths) as w:
+            bounds = (*outside, geometry.window(2, w))
+            place = to + w * target.steps[3]
+            for c in each_channels(e, spec, channels):
+                c.store(place, _shares(e, spec, bounds, dy, source, (counts, starts), c))
+    return e.kernel(f"window_average_grad_{spec.name}")
 
 
 def _shares(
-    b: Builder,
+    e: Builder,
     spec: Spec,
     bounds: Bounds,
-    dy: Operand,
-    source: Value,
-    counts: tuple[Value, tuple[Value, ...]],
+    dy: Volume,
+    source: Pointer,
+    counts: tuple[Pointer, tuple[Value, ...]],
     channels: Channels,
-) -> tuple[Value, ...]:
+) -> list[Value]:
     """The sum of dy, divided, over the windows of a cell."""
-    table, starts = counts
-    steps = dy.steps[1:]
+    (table, starts), steps = counts, dy.steps[1:]
+    sums = channels.constant(0.0, spec.wide)
 
-    def along(
-        axis: int, place: Value, factor: Value | None, sums: Sequence[Value]
-    ) -> tuple[Value, ...]:
-        def window(i: Value, *carried: Value) -> tuple[Value, ...]:
-            here = b.add(place, b.mul(i, steps[axis]))
-            count = b.load(table, b.add(starts[axis], i))
-            total = count if factor is None else b.mul(factor, count)
-            if axis < 2:
-                return along(axis + 1, here, total, carried)
-            share = b.splat(b.div(b.constant(1.0, spec.wide), total), spec.lanes)
-            values = channels.load(b, source, here)
-            return tuple(b.fma(v, share, s) for v, s in zip(values, carried, strict=True))
-
+    def add(axis: int, place: Value | int, factor: Value | None) -> None:
+        """The windows along an axis and those behind it."""
         first, stop, _ = bounds[axis]
-        if axis == 0 and not spec.deep:
-            return window(first, *sums)
-        return b.loop(first, stop, 1, window, sums)
+        only = axis == 0 and not spec.deep
+        with nullcontext(first) if only else e.loop(first, stop, carrying=sums) as i:
+            here = place + i * steps[axis]
+            count = table[starts[axis] + i]
+            total = count if factor is None else factor * count
+            if axis < 2:
+                add(axis + 1, here, total)
+                return
+            share = (1.0 / total).splat(spec.lanes)
+            values = channels.load(source, here)
+            sums[:] = [fma(v, share, s) for v, s in zip(values, sums, strict=True)]
 
-    return along(0, b.index(0), None, channels.constant(b, 0.0, spec.wide))
+    add(0, 0, None)
+    return sums

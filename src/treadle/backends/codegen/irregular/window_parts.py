@@ -5,13 +5,14 @@ Vectors run over channels; a few of them at a time share the way through a windo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
-from treadle.backends.codegen.irregular.pool_tables import Geometry
-from treadle.backends.codegen.kernel import ir
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.irregular.pool_tables import Bounds, Geometry
+from treadle.backends.codegen.kernel.builder import Builder, Changing
+from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum, select
 from treadle.backends.codegen.scalars.code import compute_dtype, load_value, store_value
 from treadle.backends.codegen.views import Strided
 from treadle.backends.program import Ref
@@ -19,9 +20,6 @@ from treadle.base.dtype import DType
 from treadle.base.symbol import Dim
 
 STEPS = ("batch", "d", "h", "w")
-
-Bounds = Sequence[tuple[Value, Value, Value]]
-"""(first, stop, cells that count) along depth, height and width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +48,28 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class Volume:
     """An array [N,D,H,W,C] whose channels are neighbors."""
 
-    pointer: Value
+    pointer: Pointer
     steps: tuple[Value, ...]
 
     @staticmethod
-    def of(dtype: DType, name: str) -> Operand:
-        """Parameters of a kernel."""
-        return Operand(ir.pointer(dtype, name), tuple(ir.size(f"{name}_{s}") for s in STEPS))
+    def of(e: Builder, dtype: DType, name: str) -> Volume:
+        """Parameters of a kernel, in the order of `arguments`."""
+        start = e.pointer(dtype, name)
+        return Volume(start, tuple(e.sizes(*(f"{name}_{s}" for s in STEPS))))
 
-    @property
-    def parameters(self) -> tuple[Value, ...]:
-        """In the order of `arguments`."""
-        return (self.pointer, *self.steps)
-
-    def at(self, b: Builder, *position: Value) -> Value:
+    def at(self, *position: Value) -> Pointer:
         """A pointer to the first channel of a position of some leading axes."""
-        place = b.index(0)
+        place: Value | int = 0
         for number, step in zip(position, self.steps, strict=False):
-            place = b.add(place, b.mul(number, step))
-        return b.offset(self.pointer, place)
+            place = place + number * step
+        return self.pointer + place
 
 
 def arguments(ref: Ref, view: Strided, itemsize: int) -> tuple[Ref | Dim, ...]:
-    """Arguments for the parameters of an `Operand`, whose view is [N,C,*S]."""
+    """Arguments for the parameters of a `Volume`, whose view is [N,C,*S]."""
     batch, _, *steps = view.strides
     place = Ref(ref.kind, ref.index, ref.offset + view.offset * itemsize)
     return (place, batch, *(0,) * (3 - len(steps)), *steps)
@@ -90,122 +84,100 @@ class Channels:
     lanes: int
     mask: Value | None
 
-    def load(self, b: Builder, pointer: Value, place: Value | int = 0) -> list[Value]:
+    def load(self, pointer: Pointer, place: Value | int = 0) -> list[Value]:
         """Their elements at a place, in the compute type."""
-        start = b.add(self.first, place)
+        start = self.first + place
         return [
-            load_value(pointer, b.add(start, v * self.lanes), self.lanes, self.mask)
+            load_value(pointer, start + v * self.lanes, self.lanes, self.mask)
             for v in range(self.count)
         ]
 
-    def store(
-        self, b: Builder, pointer: Value, values: Sequence[Value], place: Value | int = 0
-    ) -> None:
+    def store(self, pointer: Pointer, values: Sequence[Value], place: Value | int = 0) -> None:
         """Write them at a place, rounded."""
-        start = b.add(self.first, place)
+        start = self.first + place
         for v, value in enumerate(values):
-            store_value(pointer, b.add(start, v * self.lanes), value, self.mask)
+            store_value(pointer, start + v * self.lanes, value, self.mask)
 
-    def constant(self, b: Builder, number: float, dtype: DType) -> tuple[Value, ...]:
+    def constant(self, number: float, dtype: DType) -> list[Value]:
         """The same number in all of them."""
         given = float(number) if dtype.is_float else int(number)
-        return (b.constant(given, dtype, self.lanes),) * self.count
+        return [self.first.home.constant(given, dtype, self.lanes)] * self.count
 
 
-def each_channels(
-    b: Builder, spec: Spec, first: Value, stop: Value, body: Callable[[Channels], None]
-) -> None:
-    """`body` for all vectors of the channels [first, stop), several at a time."""
+def each_channels(e: Builder, spec: Spec, stop: Value) -> Iterator[Channels]:
+    """Blocks for all vectors of the first `stop` channels: for several at a time, and the rest."""
     lanes, wide = spec.lanes, spec.lanes * spec.vectors
-    full = b.add(first, b.mul(b.div(b.sub(stop, first), wide), wide))
-    b.loop(first, full, wide, lambda c: body(Channels(c, spec.vectors, lanes, None)))
-
-    def single(c: Value) -> None:
+    full = (stop // wide) * wide
+    with e.loop(0, full, wide) as c:
+        yield Channels(c, spec.vectors, lanes, None)
+    with e.loop(full, stop, lanes) as c:
         if spec.masked:
-            body(Channels(c, 1, lanes, b.first_lanes(b.sub(stop, c), lanes)))
+            yield Channels(c, 1, lanes, e.first_lanes(stop - c, lanes))
         else:
-            body(Channels(b.min(c, b.sub(stop, lanes)), 1, lanes, None))
-
-    b.loop(full, stop, lanes, single)
+            yield Channels(minimum(c, stop - lanes), 1, lanes, None)
 
 
+@contextmanager
 def each_row(
-    b: Builder,
     geometry: Geometry,
     bounds: Bounds,
-    operands: Sequence[Operand],
+    volumes: Sequence[Volume],
     deep: bool,
-    body: Callable[..., tuple[Value, ...]],
-    initial: Sequence[Value] = (),
-) -> tuple[Value, ...]:
-    """`body((d, h), places in the operands, *carried)` for every row of cells of a window."""
-    (d0, d1, _), (h0, h1, _), _ = bounds
+    carrying: Changing[Any] = (),
+) -> Iterator[list[Value]]:
+    """A block for every row of cells of a window: its places in the volumes."""
+    e, ((d0, d1, _), (h0, h1, _), _) = geometry.e, bounds
     step_d, step_h, _ = geometry.dilations
-
-    def layer(d: Value, *carried: Value) -> tuple[Value, ...]:
-        planes = [b.mul(d, operand.steps[1]) for operand in operands]
-
-        def row(h: Value, *inner: Value) -> tuple[Value, ...]:
-            places = [
-                b.add(plane, b.mul(h, operand.steps[2]))
-                for plane, operand in zip(planes, operands, strict=True)
+    with e.loop(d0, d1, step_d, carrying=carrying) if deep else nullcontext(d0) as d:
+        planes = [d * volume.steps[1] for volume in volumes]
+        with e.loop(h0, h1, step_h, carrying=carrying) as h:
+            yield [
+                plane + h * volume.steps[2] for plane, volume in zip(planes, volumes, strict=True)
             ]
-            return body((d, h), places, *inner)
-
-        return b.loop(h0, h1, step_h, row, carried)
-
-    return b.loop(d0, d1, step_d, layer, initial) if deep else layer(d0, *initial)
 
 
+@contextmanager
 def each_cell(
-    b: Builder,
     geometry: Geometry,
     bounds: Bounds,
-    operands: Sequence[Operand],
+    volumes: Sequence[Volume],
     deep: bool,
-    body: Callable[..., tuple[Value, ...]],
-    initial: Sequence[Value] = (),
-) -> tuple[Value, ...]:
-    """`body((d, h, w), places, *carried)` for every cell of a window, in row-major order."""
+    carrying: Changing[Any] = (),
+) -> Iterator[list[Value]]:
+    """A block for every cell of a window, in row-major order: its places in the volumes."""
     w0, w1, _ = bounds[2]
-
-    def row(at: Sequence[Value], rows: Sequence[Value], *carried: Value) -> tuple[Value, ...]:
-        def cell(w: Value, *inner: Value) -> tuple[Value, ...]:
-            places = [
-                b.add(place, b.mul(w, operand.steps[3]))
-                for place, operand in zip(rows, operands, strict=True)
-            ]
-            return body((*at, w), places, *inner)
-
-        return b.loop(w0, w1, geometry.dilations[2], cell, carried)
-
-    return each_row(b, geometry, bounds, operands, deep, row, initial)
+    step = geometry.dilations[2]
+    with (
+        each_row(geometry, bounds, volumes, deep, carrying) as rows,
+        geometry.e.loop(w0, w1, step, carrying=carrying) as w,
+    ):
+        yield [place + w * volume.steps[3] for place, volume in zip(rows, volumes, strict=True)]
 
 
-def wins(b: Builder, x: Value, best: Value) -> Value:
+def wins(x: Value, best: Value) -> Value:
     """x > best, and NaN before numbers."""
     if not x.dtype.is_float:
-        return b.compare("lt", best, x)
-    return b.bitwise("and", b.invert(b.compare("le", x, best)), b.compare("eq", best, best))
+        return best < x
+    return ~(x <= best) & (best == best)
 
 
-def greater(b: Builder, known: Value, value: Value) -> Value:
+def greater(known: Value, value: Value) -> Value:
     """The greater one; NaN where either is."""
-    found = b.max(known, value)  # The second one where either is NaN.
+    found = maximum(known, value)  # The second one where either is NaN.
     if not known.dtype.is_float:
         return found
-    return b.select(b.compare("ne", known, known), known, found)
+    return select(known != known, known, found)
 
 
-def has_cells(b: Builder, bounds: Bounds) -> Value:
+def has_cells(bounds: Bounds) -> Value:
     """Whether a window has cells."""
-    found = [b.compare("lt", first, stop) for first, stop, _ in bounds]
-    return b.bitwise("and", b.bitwise("and", found[0], found[1]), found[2])
+    found = [first < stop for first, stop, _ in bounds]
+    return found[0] & found[1] & found[2]
 
 
-def first_cell(b: Builder, geometry: Geometry, bounds: Bounds, operand: Operand) -> Value:
+def first_cell(geometry: Geometry, bounds: Bounds, volume: Volume) -> Value:
     """The place of the first cell of a window; of some cell where it has none."""
-    place = b.index(0)
-    for window, extent, step in zip(bounds, geometry.extents, operand.steps[1:], strict=True):
-        place = b.add(place, b.mul(b.min(window[0], b.sub(extent, 1)), step))
+    place = geometry.e.index(0)
+    for window, extent, step in zip(bounds, geometry.extents, volume.steps[1:], strict=True):
+        place = place + minimum(window[0], extent - 1) * step
     return place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from treadle.backends.codegen.kernel.ir import (
     IMPURE,
@@ -15,7 +15,6 @@ from treadle.backends.codegen.kernel.ir import (
     Instruction,
     Kernel,
     Loop,
-    size,
 )
 from treadle.backends.codegen.kernel.language import (
     INDEX,
@@ -26,11 +25,14 @@ from treadle.backends.codegen.kernel.language import (
     Type,
     V,
     Value,
+    pointer,
+    size,
 )
 from treadle.backends.codegen.kernel.spelled import Spelled
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
+R = TypeVar("R")
 Changing = list[V] | tuple[list[Any], ...]
 """Lists whose items a block may replace: what a loop carries, or a branch decides on."""
 
@@ -47,12 +49,38 @@ class Builder(Spelled):
         self.block = Block()
         self._known: list[dict[Any, Value]] = [{}]
         self._branch: tuple[Branch, Sequence[list[Any]]] | None = None
-        self.parameters = [self.adopt(p) for p in parameters]
+        self.parameters: list[Operand] = [self.adopt(p) for p in parameters]
 
     def adopt(self, parameter: V) -> V:
         """The parameter, which belongs to this function from now on."""
         parameter.emitter = self
         return parameter
+
+    def pointer(self, dtype: DType, name: str = "") -> Pointer:
+        """A further parameter, which points to elements."""
+        self.parameters.append(made := self.adopt(pointer(dtype, name)))
+        return made
+
+    def size(self, name: str = "") -> Value:
+        """A further parameter that is an extent, a stride or any other 64-bit integer."""
+        self.parameters.append(made := self.adopt(size(name)))
+        return made
+
+    def sizes(self, *names: str) -> list[Value]:
+        """Several of these."""
+        return [self.size(name) for name in names]
+
+    def record(self, kind: type[R], **pointers: DType) -> R:
+        """Further parameters, one for each field of a named tuple: pointers to elements of the
+        types that are given, and sizes.
+        """
+        fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+        kinds = (pointers.get(name) for name in fields)
+        made = (
+            self.size(name) if dtype is None else self.pointer(dtype, name)
+            for name, dtype in zip(fields, kinds, strict=True)
+        )
+        return kind(*made)
 
     # -- instructions ----------------------------------------------------------------------
 
@@ -189,6 +217,14 @@ class Builder(Spelled):
             yield
             branch.otherwise_values = _check(lists, branch.results)
         _assign(lists, branch.results)
+
+    @contextmanager
+    def unless(self, condition: Value, *, changing: Changing[Any] = ()) -> Iterator[None]:
+        """A block that runs where a scalar condition does not hold; see `when`."""
+        with self.when(condition, changing=changing):
+            pass
+        with self.otherwise():
+            yield
 
     @contextmanager
     def _inside(self) -> Iterator[Block]:

@@ -8,11 +8,11 @@ that of NumPy's pairwise sums does (Higham, The accuracy of floating point summa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.language import Value, minimum
 from treadle.backends.codegen.loops.index_map import Parameters
 from treadle.backends.codegen.loops.plan import Plan
 from treadle.backends.codegen.loops.reduce import Running
@@ -42,8 +42,8 @@ def lengths(turns: Dim, terms: int) -> tuple[tuple[int, ...], int]:
 class Blocks:
     """The loops over the reduced axes of a nest, as far as they are cut into blocks."""
 
-    def __init__(self, b: Builder, parameters: Parameters) -> None:
-        self.b = b
+    def __init__(self, e: Builder, parameters: Parameters) -> None:
+        self.e = e
         self.parameters = parameters
         self._lengths: dict[Axis, tuple[int, ...]] = {}
 
@@ -56,6 +56,7 @@ class Blocks:
             step = plan.lanes if axis is inner else 1
             self._lengths[axis], terms = lengths(-(-extent(axis) // step), terms)
 
+    @contextmanager
     def loop(
         self,
         axis: Axis,
@@ -63,34 +64,36 @@ class Blocks:
         start: Value | int,
         stop: Value | int,
         step: int,
-        body: Callable[..., Any],
-        initial: Sequence[Value],
-    ) -> tuple[Value, ...]:
-        """`b.loop` over an axis, whose carried values are these sums."""
+        *,
+        carrying: list[Value],
+    ) -> Iterator[Value]:
+        """`e.loop` over an axis, which carries these sums."""
         cut = self._lengths[axis] if any(s.is_rounded for s in sums) else ()
-        return self._cut(cut, sums, (start, stop, step), body, initial)
+        with self._cut(cut, sums, (start, stop, step), carrying) as index:
+            yield index
 
+    @contextmanager
     def _cut(
         self,
         cut: Sequence[int],
         sums: Sequence[Running],
         reach: tuple[Value | int, Value | int, int],
-        body: Callable[..., Any],
-        initial: Sequence[Value],
-    ) -> tuple[Value, ...]:
-        b, (start, stop, step) = self.b, reach
+        totals: list[Value],
+    ) -> Iterator[Value]:
+        e, (start, stop, step) = self.e, reach
         if not cut:
-            return b.loop(start, stop, step, body, initial)
+            with e.loop(start, stop, step, carrying=totals) as index:
+                yield index
+            return
         length: Value | int = step if cut[0] == 1 else self.parameters.size(cut[0] * step)
-
-        def block(first: Value, *before: Value) -> tuple[Value, ...]:
-            fresh = [s.start(b, v.lanes) for s, v in zip(sums, before, strict=True)]
+        with e.loop(start, stop, length, carrying=totals) as first:
+            before = [*totals]
+            totals[:] = [s.start(e, v.lanes) for s, v in zip(sums, before, strict=True)]
             if cut[0] == 1:
-                found = body(first, *fresh)
+                yield first
             else:
-                end = b.min(b.add(first, length), stop)
-                found = self._cut(cut[1:], sums, (first, end, step), body, fresh)
-            joined = zip(sums, before, found, strict=True)
-            return tuple([s.reducer.join(b, total, x) for s, total, x in joined])
-
-        return b.loop(start, stop, length, block, initial)
+                end = minimum(first + length, stop)
+                with self._cut(cut[1:], sums, (first, end, step), totals) as index:
+                    yield index
+            joined = zip(sums, before, totals, strict=True)
+            totals[:] = [s.reducer.join(total, x) for s, total, x in joined]

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 from treadle.backends.codegen.irregular.rows import resolve
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import KernelError, Value
+from treadle.backends.codegen.kernel.language import (
+    KernelError,
+    Pointer,
+    Value,
+    maximum,
+    minimum,
+    select,
+    shuffle,
+)
 from treadle.backends.codegen.loops.index_map import IndexWriter, Parameters, Place
 from treadle.backends.codegen.loops.quotients import Inverse, inverse_of, of_sums
 from treadle.backends.codegen.scalars.code import apply, compute_dtype, load_value, store_value
@@ -37,14 +47,14 @@ class CellWriter(IndexWriter):
 
     def __init__(
         self,
-        b: Builder,
+        e: Builder,
         parameters: Parameters,
         nest: LoopNest,
         source: Source,
         lane_axis: Axis | None,
         lanes: int,
     ) -> None:
-        super().__init__(b, parameters, lane_axis, lanes)
+        super().__init__(e, parameters, lane_axis, lanes)
         self.nest = nest
         self.source = source
         self.mask: Value | None = None
@@ -105,7 +115,7 @@ class CellWriter(IndexWriter):
             if again and (needed is None or cell in needed):
                 value = self.known(divisor)
                 if value is not None and _find(self._inverses, divisor) is None:
-                    self._inverses[-1][divisor] = inverse_of(self.b, divisor, value)
+                    self._inverses[-1][divisor] = inverse_of(divisor, value)
 
     def known(self, cell: Cell) -> Value | None:
         """The value of a cell, if it has been written."""
@@ -126,87 +136,85 @@ class CellWriter(IndexWriter):
         if isinstance(cell, Apply):
             inverse = _find(self._inverses, cell.args[-1]) if isinstance(cell.op, Div) else None
             if inverse is not None:
-                return inverse.times(self.b, self.value(cell.args[0]))
+                return inverse.times(self.value(cell.args[0]))
             return apply(cell.op, [self.value(a) for a in cell.args], cell.dtype)
         if isinstance(cell, Load):
             return self._load(cell)
         if isinstance(cell, Literal):
-            return self.b.constant(cell.value, compute_dtype(cell.dtype))
+            return self.e.constant(cell.value, compute_dtype(cell.dtype))
         if isinstance(cell, Sequence):
             return self._sequence(cell)
         if isinstance(cell, Choice):
             inside, outside = self.value(cell.inside), self.value(cell.outside)
-            return self.b.select(self._all(cell.guards), inside, outside)
+            return select(self._all(cell.guards), inside, outside)
         raise KernelError("a reduction is read before it is complete")
 
     # -- memory ----------------------------------------------------------------------------
 
     def _load(self, cell: Load) -> Value:
-        b = self.b
         ref, dtype, count = self.source(cell.source)
         memory, place = self.parameters.pointer(ref, dtype), self.place(cell.place)
         if place.step == 0:
             index = place.base
             if cell.guards:
-                index = b.min(b.max(index, 0), self.parameters.size(count - 1))
+                index = minimum(maximum(index, 0), self.parameters.size(count - 1))
             return load_value(memory, index)
         mask = self.mask
         if cell.guards:
-            guarded = b.splat(self._all(cell.guards), self.lanes)
-            mask = guarded if mask is None else b.bitwise("and", mask, guarded)
+            guarded = self._all(cell.guards).splat(self.lanes)
+            mask = guarded if mask is None else mask & guarded
         if place.step == 1:
             return load_value(memory, place.base, self.lanes, mask)
         if place.step == -1 and mask is None:
-            start = b.sub(place.base, self.lanes - 1)
+            start = place.base - (self.lanes - 1)
             found = load_value(memory, start, self.lanes)
-            return b.shuffle(found, found, range(self.lanes - 1, -1, -1))
-        return b.cast(b.gather(memory, self.vector(place), mask), compute_dtype(dtype))
+            return shuffle(found, found, range(self.lanes - 1, -1, -1))
+        return memory.gather(self.vector(place), mask).cast(compute_dtype(dtype))
 
     def store(
-        self, memory: Value, position: Position, value: Value, offset: Value | int = 0
+        self, memory: Pointer, position: Position, value: Value, offset: Value | int = 0
     ) -> None:
         """Write a value to its place, moved by `offset`; a scalar goes to all lanes."""
-        b, place = self.b, self.place(position)
-        if offset != 0:
-            place = Place(b.add(place.base, offset), place.step)
+        place = self.place(position)
+        if isinstance(offset, Value) or offset:
+            place = Place(place.base + offset, place.step)
         if place.step == 0:
             store_value(memory, place.base, value)
             return
-        value = b.splat(value, self.lanes)
+        value = value.splat(self.lanes)
         if place.step == 1:
             store_value(memory, place.base, value, self.mask)
         else:
-            b.scatter(memory, self.vector(place), b.cast(value, memory.dtype), self.mask)
+            memory.scatter(self.vector(place), value.cast(memory.dtype), self.mask)
 
     def fetched(self, atom: Atom) -> Value:
         """An index that a cell holds, inside its extent."""
-        extent = self.b.index(self.parameters.size(atom.extent))
+        extent = self.e.index(self.parameters.size(atom.extent))
         found = self.value(atom.cell)
-        return resolve(self.b, found, extent)
+        return resolve(found, extent)
 
     # -- numbers and conditions ------------------------------------------------------------
 
     def _sequence(self, cell: Sequence) -> Value:
         """start + step * place: integers in their own type, floats by way of float64."""
-        b, place, whole = self.b, self.place(cell.place), cell.dtype.is_integer
+        place, whole = self.place(cell.place), cell.dtype.is_integer
         exact = isinstance(cell.start, int) and isinstance(cell.step, int)
         wide = cell.dtype if whole and exact else dt.float64
         numbers = self._numbers(place, wide)
         if cell.step != 1:
-            numbers = b.mul(numbers, _number(cell.step, wide))
+            numbers = numbers * _number(cell.step, wide)
         if cell.start != 0:
-            numbers = b.add(numbers, _number(cell.start, wide))
+            numbers = numbers + _number(cell.start, wide)
         return numbers if wide is cell.dtype else convert(numbers, cell.dtype)
 
     def _numbers(self, place: Place, dtype: DType) -> Value:
-        b = self.b
-        base = b.cast(place.base, dtype)
+        base = place.base.cast(dtype)
         if place.step is None or place.step == 0:
             return base
-        numbers = b.iota(dtype, self.lanes)
+        numbers = self.e.iota(dtype, self.lanes)
         if place.step != 1:
-            numbers = b.mul(numbers, _number(int(place.step), dtype))
-        return b.add(base, numbers)
+            numbers = numbers * _number(int(place.step), dtype)
+        return base + numbers
 
     def _all(self, guards: Iterable[Guard]) -> Value:
         """Whether every guard holds, per lane where they differ."""
@@ -215,32 +223,30 @@ class CellWriter(IndexWriter):
             holds = self._holds(guard)
             if found is not None:
                 lanes = max(found.lanes, holds.lanes)
-                holds = self.b.bitwise(
-                    "and", self.b.splat(found, lanes), self.b.splat(holds, lanes)
-                )
+                holds = found.splat(lanes) & holds.splat(lanes)
             found = holds
         if found is None:
             raise KernelError("a choice has no guards")
         return found
 
     def _holds(self, guard: Guard) -> Value:
-        b, place = self.b, self.place(guard.position)
+        e, place = self.e, self.place(guard.position)
         low, high = guard.position.bounds
         extent = self.parameters.size(guard.extent)
         tests: list[Value] = []
         if place.step == 1:
             # Lanes count upwards, so those inside are the first ones but the very first.
             if high >= guard.extent:
-                tests.append(b.first_lanes(b.sub(b.index(extent), place.base), self.lanes))
+                tests.append(e.first_lanes(extent - place.base, self.lanes))
             if low < 0:
-                tests.append(b.invert(b.first_lanes(b.sub(b.index(0), place.base), self.lanes)))
+                tests.append(~e.first_lanes(0 - place.base, self.lanes))
         else:
             position = self.vector(place)
             if low < 0:
-                tests.append(b.compare("le", b.constant(0, dt.int64, position.lanes), position))
+                tests.append(position >= 0)
             if high >= guard.extent:
-                tests.append(b.compare("lt", position, extent))
-        return tests[0] if len(tests) == 1 else b.bitwise("and", *tests)
+                tests.append(position < extent)
+        return functools.reduce(operator.and_, tests)
 
 
 def _find(scopes: list[dict[Cell, T]], cell: Cell) -> T | None:

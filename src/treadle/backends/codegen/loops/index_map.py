@@ -11,7 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import KernelError, Value, pointer, size
+from treadle.backends.codegen.kernel.language import (
+    KernelError,
+    Pointer,
+    Value,
+    maximum,
+    minimum,
+    pointer,
+    select,
+    size,
+)
 from treadle.backends.program import Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -23,23 +32,23 @@ from treadle.graph.positions import Atom, Position
 class Parameters:
     """What a kernel is called with, found while it is written: pointers and integers."""
 
-    def __init__(self, b: Builder) -> None:
-        self.b = b
+    def __init__(self, e: Builder) -> None:
+        self.e = e
         self._sizes: dict[Dim, Value] = {}
-        self._pointers: dict[tuple[Ref, DType], Value] = {}
+        self._pointers: dict[tuple[Ref, DType], Pointer] = {}
 
     def size(self, number: Dim) -> Value | int:
         """An integer as a parameter; -1, 0 and 1 stay literals, which code is simplified by."""
         if not isinstance(number, Expr) and -1 <= number <= 1:
             return number
         if number not in self._sizes:
-            self._sizes[number] = self.b.adopt(size())
+            self._sizes[number] = self.e.adopt(size())
         return self._sizes[number]
 
-    def pointer(self, ref: Ref, dtype: DType) -> Value:
+    def pointer(self, ref: Ref, dtype: DType) -> Pointer:
         """Memory of the op as a parameter."""
         if (ref, dtype) not in self._pointers:
-            self._pointers[ref, dtype] = self.b.adopt(pointer(dtype))
+            self._pointers[ref, dtype] = self.e.adopt(pointer(dtype))
         return self._pointers[ref, dtype]
 
     @property
@@ -76,9 +85,9 @@ class IndexWriter:
     """
 
     def __init__(
-        self, b: Builder, parameters: Parameters, lane_axis: Axis | None, lanes: int
+        self, e: Builder, parameters: Parameters, lane_axis: Axis | None, lanes: int
     ) -> None:
-        self.b = b
+        self.e = e
         self.parameters = parameters
         self.lane_axis = lane_axis
         self.lanes = lanes
@@ -118,14 +127,14 @@ class IndexWriter:
         if is_identical(factor, 0):
             return total
         if is_identical(factor, -1):
-            return self.b.sub(total, index)
-        return self.b.add(self.b.mul(self.b.index(index), self.parameters.size(factor)), total)
+            return total - index
+        return self.e.index(index) * self.parameters.size(factor) + total
 
     def _sum(self, position: Position) -> Value:
         """The affine part of a position over the axes bound so far."""
         found = self._sums[-1].get(position)
         if found is None:
-            found = self.b.index(self.parameters.size(position.constant))
+            found = self.e.index(self.parameters.size(position.constant))
             for axis, index in self._bound:
                 found = self._added(found, position, axis, index)
             self._sums[-1][position] = found
@@ -145,26 +154,25 @@ class IndexWriter:
 
     def _plus(self, x: Place, y: Place, factor: Dim) -> Place:
         """x + y * factor."""
-        b, scale = self.b, self.parameters.size(factor)
+        scale = self.parameters.size(factor)
         if x.step == 0 and y.step is not None:
-            base = b.add(x.base, b.mul(y.base, scale))
+            base = x.base + y.base * scale
             return Place(base, y.step * factor)
         if y.step == 0:
-            return Place(b.add(x.base, b.mul(y.base, scale)), x.step)
-        return Place(b.add(self.vector(x), b.mul(self.vector(y), self._splat(scale))), None)
+            return Place(x.base + y.base * scale, x.step)
+        return Place(self.vector(x) + self.vector(y) * self._splat(scale), None)
 
     def _splat(self, scale: Value | int) -> Value:
-        return self.b.splat(self.b.index(scale), self.lanes)
+        return self.e.index(scale).splat(self.lanes)
 
     def vector(self, place: Place) -> Value:
         """One position per lane; a scalar where all lanes have the same."""
-        b = self.b
         if place.step is None or place.step == 0:
             return place.base
-        numbers = b.iota(dt.int64, self.lanes)
+        numbers = self.e.iota(dt.int64, self.lanes)
         if place.step != 1:
-            numbers = b.mul(numbers, self._splat(self.parameters.size(place.step)))
-        return b.add(b.splat(place.base, self.lanes), numbers)
+            numbers = numbers * self._splat(self.parameters.size(place.step))
+        return place.base.splat(self.lanes) + numbers
 
     def _atom(self, atom: Atom) -> Place:
         for scope in reversed(self._atoms):
@@ -181,25 +189,25 @@ class IndexWriter:
             return self.fetched(atom)
         if atom.of is None:
             raise KernelError(f"a {atom.kind} of nothing")
-        b, x = self.b, self.vector(self.place(atom.of))
+        x = self.vector(self.place(atom.of))
         if atom.kind in ("quotient", "remainder"):
             return self._divided(atom, x, atom.of.bounds[1])
         last = self.parameters.size(atom.extent - 1)
         if atom.kind == "clamp":
-            return b.min(b.max(x, 0), last)
-        turned = b.abs(x)
-        twice = b.add(b.index(last), last)
-        return b.min(turned, b.sub(b.splat(twice, x.lanes), turned))
+            return minimum(maximum(x, 0), last)
+        turned = abs(x)
+        twice = self.e.index(last) + last
+        return minimum(turned, twice.splat(x.lanes) - turned)
 
     def _divided(self, atom: Atom, x: Value, high: Dim) -> Value:
         """A quotient or remainder of x, which is at most `high`; no division where 1 is enough."""
-        b, divisor = self.b, self.parameters.size(atom.divisor)
+        divisor = self.parameters.size(atom.divisor)
         if high >= 2 * atom.divisor:
-            return b.div(x, divisor) if atom.kind == "quotient" else b.rem(x, divisor)
-        below = b.compare("lt", x, divisor)
+            return x // divisor if atom.kind == "quotient" else x % divisor
+        below = x < divisor
         if atom.kind == "quotient":
-            return b.cast(b.invert(below), dt.int64)
-        return b.select(below, x, b.sub(x, divisor))
+            return (~below).cast(dt.int64)
+        return select(below, x, x - divisor)
 
     def fetched(self, atom: Atom) -> Value:
         """An index that is loaded; cells know how."""

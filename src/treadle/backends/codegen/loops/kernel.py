@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from treadle.backends.codegen.irregular.rows import walk
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, size
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import Value, minimum, size
 from treadle.backends.codegen.loops.cells import CellWriter
 from treadle.backends.codegen.loops.division import Division
 from treadle.backends.codegen.loops.index_map import Parameters
@@ -32,10 +33,10 @@ class LoopKernel:
         self.nest = nest
         self.plan = plan
         self.division = division
-        self.b = KernelBuilder()
-        self.parameters = Parameters(self.b)
+        self.e = KernelBuilder()
+        self.parameters = Parameters(self.e)
         self.writer = CellWriter(
-            self.b, self.parameters, nest, memory.source, plan.lane_axis, plan.lanes
+            self.e, self.parameters, nest, memory.source, plan.lane_axis, plan.lanes
         )
         self.columns = Columns(self.writer, nest.collected, memory.partial)
         self.buffers = RowBuffers(self.writer, plan)
@@ -57,18 +58,19 @@ class LoopKernel:
         )
 
     def _kernel(self) -> Kernel:
-        b = self.b
-        units, grain = b.adopt(size("units")), b.adopt(size("grain"))
+        e = self.e
+        units, grain = e.adopt(size("units")), e.adopt(size("grain"))
         self.buffers.reserve()
         self.squares.reserve()
         self.columns.reserve()
         self.writer.hoist()
         if self.nest.collected:
-            b.loop(b.lo, b.hi, 1, lambda item: self._collecting(item, units, grain))
+            with e.items() as item:
+                self._collecting(item, units, grain)
         else:
-            self._units(b.mul(b.lo, grain), b.min(b.mul(b.hi, grain), units))
-        b.parameters = [*self.parameters.values, units, grain]
-        return b.kernel(self._name())
+            self._units(e.lo * grain, minimum(e.hi * grain, units))
+        e.parameters = [*self.parameters.values, units, grain]
+        return e.kernel(self._name())
 
     def _name(self) -> str:
         """What profiles call the kernel: the ops it computes."""
@@ -79,31 +81,29 @@ class LoopKernel:
 
     def _collecting(self, item: Value, units: Value, grain: Value) -> None:
         """One item of a nest that sums columns: its part starts empty and takes in its rows."""
-        b, columns = self.b, self.columns
+        columns = self.columns
         columns.start(item)
-        first, stop = b.mul(item, grain), b.min(b.mul(b.add(item, 1), grain), units)
+        first, stop = item * grain, minimum((item + 1) * grain, units)
         if columns.pairs:
             share = min(max(estimate(self.division.grain) // LOOK_AHEAD, 1), MOST_AHEAD)
-            ahead = b.min(b.add(first, self.parameters.size(share)), stop)
+            ahead = minimum(first + self.parameters.size(share), stop)
             columns.is_looking = True
             self._units(first, ahead)
             columns.is_looking = False
-            columns.shift(b.sub(ahead, first))
+            columns.shift(ahead - first)
         self._units(first, stop)
-        columns.finish(b.sub(stop, first))
+        columns.finish(stop - first)
 
     def _units(self, first: Value, stop: Value) -> None:
         """All units of a range: rows, or parts of rows."""
         extents = [a.extent for a in self.plan.outer]
         division = self.division
         extents += [n for n in (division.bands, division.parts, division.blocks) if is_many(n)]
-        sizes = [self.b.index(self.parameters.size(n)) for n in extents]
-        if sizes:
-            walk(self.b, first, stop, sizes, self._unit)
-        else:
-            self.b.loop(first, stop, 1, lambda unit: self._unit(unit))
+        sizes = [self.e.index(self.parameters.size(n)) for n in extents]
+        with walk(self.e, first, stop, sizes) as (_, *coordinates):
+            self._unit(coordinates)
 
-    def _unit(self, unit: Value, *coordinates: Value) -> None:
+    def _unit(self, coordinates: Sequence[Value]) -> None:
         rest = list(coordinates[len(self.plan.outer) :])
         self.band = rest.pop(0) if is_many(self.division.bands) else None
         if is_many(self.division.parts):
@@ -127,36 +127,30 @@ class LoopKernel:
         start, stop = self.stages.part_of(
             axis, block if is_many(self.division.blocks) else None, self.division.block
         )
-
-        def vector(i: Value, mask: Value | None) -> None:
+        for i, mask in self.stages.vectors(axis, start, stop):
             with self.writer.inside(axis, i, mask):
                 if self.plan.loops:
                     self.writer.hoist()
                 self.stages.write()
 
-        self.stages.vectors(axis, start, stop, vector)
-
     def _band(self, tile_axis: Axis, axis: Axis, block: Value | None) -> None:
         """One band of squares, each transposed in registers."""
-        b, lanes = self.b, self.plan.lanes
+        e, lanes = self.e, self.plan.lanes
         first, end = self.stages.part_of(tile_axis, self.band, self.division.band)
         start, limit = self.stages.part_of(axis, block, self.division.block)
-        last, stop = b.index(end), b.index(limit)
+        last, stop = e.index(end), e.index(limit)
         fits = is_multiple(tile_axis.extent, lanes) and is_multiple(axis.extent, lanes)
 
         def square(i: Value, j: Value, ragged: bool) -> None:
             at = Square(i, j, last, stop, ragged)
             self.squares.write(at, tile_axis, axis, self.stages.write)
 
-        def one(i: Value, j: Value) -> None:
+        with e.loop(start, stop, lanes) as j, e.loop(first, last, lanes) as i:
             if fits:
                 square(i, j, False)
-                return
-            room = b.min(b.sub(last, i), b.sub(stop, j))
-            whole = b.compare("le", b.index(lanes), room)
-            b.branch(whole, lambda: square(i, j, False), lambda: square(i, j, True))
-
-        def across(j: Value) -> None:
-            b.loop(first, last, lanes, lambda i: one(i, j))
-
-        b.loop(start, stop, lanes, across)
+            else:
+                room = minimum(last - i, stop - j)
+                with e.when(lanes <= room):
+                    square(i, j, False)
+                with e.otherwise():
+                    square(i, j, True)

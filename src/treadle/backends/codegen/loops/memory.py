@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from treadle.backends.codegen.irregular.rows import vector_loop
-from treadle.backends.codegen.kernel.ir import KernelError, Value
+from treadle.backends.codegen.kernel.language import KernelError, Pointer, Value, fma
 from treadle.backends.codegen.loops.cells import CellWriter
 from treadle.backends.codegen.loops.plan import MOST_LANES, Plan, Stage
 from treadle.backends.codegen.loops.reduce import moments, near, reducer_of
@@ -31,7 +31,7 @@ class RowBuffers:
     def __init__(self, writer: CellWriter, plan: Plan) -> None:
         self.writer = writer
         self.plan = plan
-        self._buffers: dict[Cell, Value] = {}
+        self._buffers: dict[Cell, Pointer] = {}
         self._first = {
             cell: next(s.number for s in plan.stages if cell in s.needed) for cell in plan.saved
         }
@@ -42,23 +42,22 @@ class RowBuffers:
         count = next((n for n in SIZES if n >= row), SIZES[-1])
         for cell in self.plan.saved:
             dtype = compute_dtype(cell.dtype)
-            self._buffers[cell] = self.writer.b.stack(dtype, count + SLACK)
+            self._buffers[cell] = self.writer.e.stack(dtype, count + SLACK)
 
     def recall(self, stage: Stage) -> None:
         """Read back what earlier stages kept of the current vector."""
         for cell, memory in self._buffers.items():
             if cell in stage.needed and self._first[cell] < stage.number:
                 # Behind a row there is slack, so that its last vector may be read as a whole.
-                value = self.writer.b.load(memory, self._place(), self.plan.lanes)
+                value = memory.load(self._place(), self.plan.lanes)
                 self.writer.define(cell, value)
 
     def save(self, stage: Stage) -> None:
         """Keep what later stages read of the current vector."""
-        b = self.writer.b
         for cell, memory in self._buffers.items():
             if self._first[cell] == stage.number:
-                value = b.splat(self.writer.value(cell), self.plan.lanes)
-                b.store(memory, self._place(), value)
+                value = self.writer.value(cell).splat(self.plan.lanes)
+                memory[self._place()] = value
 
     def _place(self) -> Value:
         """The place of the current vector within its row."""
@@ -89,7 +88,7 @@ class Columns:
         self.is_looking = False
         means = {c.node: c for c in collected if c.about is None}
         self.pairs = {means[c.about]: c for c in collected if c.about is not None}
-        self._shifts: dict[Collected, Value] = {}
+        self._shifts: dict[Collected, Pointer] = {}
         self._item: Value | None = None
 
     def reserve(self) -> None:
@@ -99,7 +98,7 @@ class Columns:
             most = at_most(kept) or SIZES[-1]
             count = next((n for n in SIZES if n >= most), SIZES[-1])
             dtype = compute_dtype(mean.cell.dtype)
-            self._shifts[mean] = self.writer.b.stack(dtype, count + SLACK)
+            self._shifts[mean] = self.writer.e.stack(dtype, count + SLACK)
 
     def start(self, item: Value) -> None:
         """Begin the part of an item: as yet no row has been joined."""
@@ -108,96 +107,73 @@ class Columns:
             self._clear(column)
 
     def _clear(self, column: Collected) -> None:
-        b, lanes = self.writer.b, self.writer.lanes
-        nothing = reducer_of(_op(column)).start(b, compute_dtype(column.cell.dtype), lanes)
+        e, lanes = self.writer.e, self.writer.lanes
+        nothing = reducer_of(_op(column)).start(e, compute_dtype(column.cell.dtype), lanes)
         memory, offset = self._memory(column)
+        for i, mask in self._along(column):
+            memory.store(offset + i, nothing, mask)
 
-        def clear(i: Value, mask: Value | None) -> None:
-            b.store(memory, b.add(offset, i), nothing, mask)
-
-        self._along(column, clear)
-
-    def _along(self, column: Collected, body: Callable[[Value, Value | None], None]) -> None:
-        """`body(index, mask)` for every vector of a result."""
-        b, lanes = self.writer.b, self.writer.lanes
-        vector_loop(b, 0, b.index(self._kept(column)), lanes, body)
+    def _along(self, column: Collected) -> Iterator[tuple[Value, Value | None]]:
+        """Blocks for every vector of a result."""
+        e = self.writer.e
+        return vector_loop(e, 0, e.index(self._kept(column)), self.writer.lanes)
 
     def shift(self, rows: Value) -> None:
         """Make shifts of what has been summed, which is `rows` rows, and begin anew."""
-        b, lanes = self.writer.b, self.writer.lanes
+        lanes = self.writer.lanes
         for mean, shifts in self._shifts.items():
             memory, offset = self._memory(mean)
-
-            def divide(
-                i: Value,
-                mask: Value | None,
-                memory: Value = memory,
-                offset: Value = offset,
-                shifts: Value = shifts,
-            ) -> None:
-                total = b.load(memory, b.add(offset, i), lanes, mask)
-                found = near(b, b.div(total, b.splat(b.cast(rows, total.dtype), lanes)))
-                b.store(shifts, i, found, mask)
-
-            self._along(mean, divide)
+            for i, mask in self._along(mean):
+                total = memory.load(offset + i, lanes, mask)
+                found = near(total / rows.cast(total.dtype).splat(lanes))
+                shifts.store(i, found, mask)
             self._clear(mean)
 
     def add(self, column: Collected, tail: Value | None) -> None:
         """Join the current vector of a row; `tail` masks the lanes that exist."""
-        b, lanes = self.writer.b, self.writer.lanes
+        lanes = self.writer.lanes
         if column.about is not None:
             return  # It is joined with the mean.
-        x = b.splat(self.writer.value(column.cell), lanes)
+        x = self.writer.value(column.cell).splat(lanes)
         if column in self.pairs and not self.is_looking:
             place = self.writer.place(column.place).base
-            x = b.sub(x, b.load(self._shifts[column], place, lanes, tail))
+            x = x - self._shifts[column].load(place, lanes, tail)
             square = self.pairs[column]
             memory, at = self._at(square)
-            b.store(memory, at, b.fma(x, x, b.load(memory, at, lanes, tail)), tail)
+            memory.store(at, fma(x, x, memory.load(at, lanes, tail)), tail)
         memory, at = self._at(column)
-        before = b.load(memory, at, lanes, tail)
-        b.store(memory, at, reducer_of(_op(column)).join(b, before, x), tail)
+        before = memory.load(at, lanes, tail)
+        memory.store(at, reducer_of(_op(column)).join(before, x), tail)
 
     def finish(self, rows: Value) -> None:
         """Turn the sums of differences into means and squares about them."""
-        b, lanes = self.writer.b, self.writer.lanes
+        lanes = self.writer.lanes
         for mean, squares in self.pairs.items():
             sums, first = self._memory(mean)
             second, other = self._memory(squares)
             shifts = self._shifts[mean]
+            for i, mask in self._along(mean):
+                at, to = first + i, other + i
+                shift = shifts.load(i, lanes, mask)
+                total = sums.load(at, lanes, mask)
+                square = second.load(to, lanes, mask)
+                count = rows.cast(total.dtype).splat(lanes)
+                value, about = moments(shift, total, square, count)
+                sums.store(at, value, mask)
+                second.store(to, about, mask)
 
-            def settle(
-                i: Value,
-                mask: Value | None,
-                sums: Value = sums,
-                first: Value = first,
-                second: Value = second,
-                other: Value = other,
-                shifts: Value = shifts,
-            ) -> None:
-                at, to = b.add(first, i), b.add(other, i)
-                shift = b.load(shifts, i, lanes, mask)
-                total = b.load(sums, at, lanes, mask)
-                square = b.load(second, to, lanes, mask)
-                count = b.splat(b.cast(rows, total.dtype), lanes)
-                value, about = moments(b, shift, total, square, count)
-                b.store(sums, at, value, mask)
-                b.store(second, to, about, mask)
-
-            self._along(mean, settle)
-
-    def _at(self, column: Collected) -> tuple[Value, Value]:
+    def _at(self, column: Collected) -> tuple[Pointer, Value]:
         """The memory of a part, and where the current vector is in it."""
         memory, offset = self._memory(column)
-        return memory, self.writer.b.add(self.writer.place(column.place).base, offset)
+        return memory, self.writer.place(column.place).base + offset
 
-    def _memory(self, column: Collected) -> tuple[Value, Value]:
+    def _memory(self, column: Collected) -> tuple[Pointer, Value]:
         """Where the parts are, and the offset of the current item's."""
         if self._item is None:
             raise KernelError("columns are summed outside of an item")
         dtype = compute_dtype(column.cell.dtype)
         memory = self.writer.parameters.pointer(self.partial(column.node), dtype)
-        return memory, self.writer.b.mul(self._item, self._kept(column))
+        return memory, self._item * self._kept(column)
 
     def _kept(self, column: Collected) -> Value | int:
         return self.writer.parameters.size(product(column.node.output.type.shape))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.language import Value, select
 from treadle.base import dtype as dt
 from treadle.graph.cells import Apply, Cell, Literal, Total
 from treadle.ops.elementwise import Maximum, Sub
@@ -28,9 +27,9 @@ class Inverse(NamedTuple):
     scale: Value | None
     value: Value
 
-    def times(self, b: Builder, x: Value) -> Value:
+    def times(self, x: Value) -> Value:
         """The quotient."""
-        return b.mul(x if self.scale is None else b.mul(x, self.scale), self.value)
+        return (x if self.scale is None else x * self.scale) * self.value
 
 
 def of_sums(cell: Cell) -> bool:
@@ -40,19 +39,17 @@ def of_sums(cell: Cell) -> bool:
     return isinstance(cell, Apply) and any(map(of_sums, cell.args))
 
 
-def inverse_of(b: Builder, divisor: Cell, value: Value) -> Inverse:
+def inverse_of(divisor: Cell, value: Value) -> Inverse:
     """Divide 1 by a divisor, scaled where it may be so small or so large that it matters.
 
     A dividend that overflows, or loses digits, by the same scale has an infinite quotient, or 0.
     """
-    one = b.constant(1.0, value.dtype, value.lanes)
     if _is_moderate(divisor) or value.dtype not in _FAR:
-        return Inverse(None, b.div(one, value))
-    far, step, size = _FAR[value.dtype], _STEP[value.dtype], b.abs(value)
-    larger, smaller = (b.constant(2.0**n, value.dtype, value.lanes) for n in (step, -step))
-    scale = b.select(b.compare("lt", size, 2.0**-far), larger, one)
-    scale = b.select(b.compare("lt", 2.0**far, size), smaller, scale)
-    return Inverse(scale, b.div(one, b.mul(value, scale)))
+        return Inverse(None, 1.0 / value)
+    far, step, size = _FAR[value.dtype], _STEP[value.dtype], abs(value)
+    scale = select(size < 2.0**-far, value.constant(2.0**step), 1.0)
+    scale = select(size > 2.0**far, 2.0**-step, scale)
+    return Inverse(scale, 1.0 / (value * scale))
 
 
 def _is_moderate(cell: Cell) -> bool:

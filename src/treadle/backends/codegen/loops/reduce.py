@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import KernelError, Number, Reduction, Value
+from treadle.backends.codegen.kernel.language import (
+    KernelError,
+    Number,
+    Reduction,
+    Value,
+    fma,
+    maximum,
+    minimum,
+    select,
+)
 from treadle.backends.codegen.scalars.convert import compute_dtype
-from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.graph.cells import Cell, Total
 from treadle.ops.families import Reduce
@@ -26,31 +35,31 @@ class Reducer:
     """
 
     identity: Callable[[DType], Number]
-    join: Callable[[Builder, Value, Value], Value]
+    join: Callable[[Value, Value], Value]
     lanes: Reduction
 
-    def start(self, b: Builder, dtype: DType, lanes: int) -> Value:
+    def start(self, e: Builder, dtype: DType, lanes: int) -> Value:
         """What no element reduces to."""
-        return b.constant(self.identity(dtype), dtype, lanes)
+        return e.constant(self.identity(dtype), dtype, lanes)
 
-    def across(self, b: Builder, total: Value) -> Value:
+    def across(self, total: Value) -> Value:
         """The lanes of a vector combined."""
         if total.lanes == 1:
             return total
-        found = b.reduce(self.lanes, total)
+        found = total.reduce(self.lanes)
         if self.lanes not in ("min", "max") or not total.dtype.is_float:
             return found
-        missing = b.reduce("or", b.compare("ne", total, total))
-        return b.select(missing, float("nan"), found)
+        missing = (total != total).reduce("or")
+        return select(missing, float("nan"), found)
 
 
-def _extreme(code: str) -> Callable[[Builder, Value, Value], Value]:
-    """Minimum or maximum; NaN once an element is."""
+def _extreme(combine: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    """`minimum` or `maximum`; NaN once an element is."""
 
-    def join(b: Builder, total: Value, x: Value) -> Value:
+    def join(total: Value, x: Value) -> Value:
         # The instruction gives its second operand where one is NaN, which keeps a NaN total.
-        found = b.min(x, total) if code == "min" else b.max(x, total)
-        return b.select(b.compare("ne", x, x), x, found) if x.dtype.is_float else found
+        found = combine(x, total)
+        return select(x != x, x, found) if x.dtype.is_float else found
 
     return join
 
@@ -71,15 +80,15 @@ def _one(dtype: DType) -> Number:
     return 1.0 if dtype.is_float else 1
 
 
-_ADD = Reducer(_zero, lambda b, total, x: b.add(total, x), "add")
+_ADD = Reducer(_zero, operator.add, "add")
 REDUCERS: dict[type[Reduce], Reducer] = {
     Sum: _ADD,
     Mean: _ADD,
-    Prod: Reducer(_one, lambda b, total, x: b.mul(total, x), "mul"),
-    Max: Reducer(_lowest, _extreme("max"), "max"),
-    Min: Reducer(_highest, _extreme("min"), "min"),
-    Any: Reducer(lambda dtype: False, lambda b, total, x: b.bitwise("or", total, x), "or"),
-    All: Reducer(lambda dtype: True, lambda b, total, x: b.bitwise("and", total, x), "and"),
+    Prod: Reducer(_one, operator.mul, "mul"),
+    Max: Reducer(_lowest, _extreme(maximum), "max"),
+    Min: Reducer(_highest, _extreme(minimum), "min"),
+    Any: Reducer(lambda dtype: False, operator.or_, "or"),
+    All: Reducer(lambda dtype: True, operator.and_, "and"),
 }
 
 
@@ -91,12 +100,11 @@ def reducer_of(op: Reduce) -> Reducer:
     return found
 
 
-def finish(b: Builder, op: Reduce, total: Value, count: Value | int) -> Value:
+def finish(e: Builder, op: Reduce, total: Value, count: Value | int) -> Value:
     """What a complete reduction of `count` elements gives."""
     if not isinstance(op, Mean):
         return total
-    number = b.cast(b.index(count), dt.int64)
-    return b.div(total, b.cast(number, total.dtype))
+    return total / e.index(count).cast(total.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +126,18 @@ class Running:
         """Whether errors add up while it runs."""
         return self.dtype.is_float and self.reducer is _ADD
 
-    def start(self, b: Builder, lanes: int) -> Value:
+    def start(self, e: Builder, lanes: int) -> Value:
         """What no element reduces to."""
-        return self.reducer.start(b, self.dtype, lanes)
+        return self.reducer.start(e, self.dtype, lanes)
 
-    def join(self, b: Builder, total: Value, x: Value, inside: Value | None) -> Value:
+    def join(self, total: Value, x: Value, inside: Value | None) -> Value:
         """The total with one more vector, of which only the lanes `inside` count."""
-        x = b.splat(x, total.lanes)
+        x = x.splat(total.lanes)
         if self.shift is not None:
-            x = b.sub(x, b.splat(self.shift, total.lanes))
+            x = x - self.shift.splat(total.lanes)
         if inside is not None:
-            x = b.select(inside, x, self.start(b, total.lanes))
-        return b.fma(x, x, total) if self.squared else self.reducer.join(b, total, x)
+            x = select(inside, x, self.reducer.identity(self.dtype))
+        return fma(x, x, total) if self.squared else self.reducer.join(total, x)
 
 
 def running(total: Total) -> Running:
@@ -142,17 +150,14 @@ def sum_of(arg: Cell, shift: Value, *, squared: bool = False) -> Running:
     return Running(arg, _ADD, shift, squared)
 
 
-def near(b: Builder, shift: Value) -> Value:
+def near(shift: Value) -> Value:
     """A shift; where it is not finite, 0, so that sums say so by themselves."""
-    nothing = b.constant(0.0, shift.dtype, shift.lanes)
-    return b.select(b.compare("eq", b.sub(shift, shift), nothing), shift, nothing)
+    return select(shift - shift == 0.0, shift, 0.0)
 
 
-def moments(
-    b: Builder, shift: Value, total: Value, square: Value, count: Value
-) -> tuple[Value, Value]:
+def moments(shift: Value, total: Value, square: Value, count: Value) -> tuple[Value, Value]:
     """Mean and squares about it, from the sums of `count` differences from `shift` and squares."""
-    ahead = b.div(total, count)
-    about = b.sub(square, b.mul(total, ahead))
+    ahead = total / count
+    about = square - total * ahead
     # The maximum is its second operand where that is NaN.
-    return b.add(shift, ahead), b.max(b.constant(0.0, about.dtype, about.lanes), about)
+    return shift + ahead, maximum(0.0, about)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, select, shuffle
 from treadle.backends.codegen.loops.cells import CellWriter
 from treadle.backends.codegen.loops.plan import Plan
 from treadle.backends.codegen.scalars.code import load_value
@@ -43,7 +42,7 @@ class Squares:
     def __init__(self, writer: CellWriter, plan: Plan) -> None:
         self.writer = writer
         self.plan = plan
-        self._scratch: dict[Load, Value] = {}
+        self._scratch: dict[Load, Pointer] = {}
 
     def reserve(self) -> None:
         """Take memory for squares from the stack, at the top of the kernel, if they go there."""
@@ -52,15 +51,15 @@ class Squares:
             return
         for cell in self.plan.turned:
             dtype = compute_dtype(cell.dtype)
-            self._scratch[cell] = self.writer.b.stack(dtype, lanes * lanes)
+            self._scratch[cell] = self.writer.e.stack(dtype, lanes * lanes)
 
     def write(
         self, square: Square, tile_axis: Axis, lane_axis: Axis, point: Callable[[], None]
     ) -> None:
         """One square; `point` does the work on one of its rows, a vector."""
-        b, lanes = self.writer.b, self.plan.lanes
+        lanes = self.plan.lanes
         turned = {
-            cell: transposed(b, self._rows(cell, square, tile_axis, lane_axis))
+            cell: transposed(self._rows(cell, square, tile_axis, lane_axis))
             for cell in self.plan.turned
         }
 
@@ -77,28 +76,25 @@ class Squares:
             return
         for cell, vectors in turned.items():
             for k, value in enumerate(vectors):
-                b.store(self._scratch[cell], k * lanes, value, aligned=True)
-
-        def again(k: Value) -> None:
-            place = b.mul(k, lanes)
-            found = {c: b.load(m, place, lanes, aligned=True) for c, m in self._scratch.items()}
-            row(k, found)
-
-        b.loop(0, lanes, 1, again)
+                self._scratch[cell].store(k * lanes, value, aligned=True)
+        with self.writer.e.loop(lanes) as line:
+            place = line * lanes
+            found = {c: m.load(place, lanes, aligned=True) for c, m in self._scratch.items()}
+            row(line, found)
 
     def _row(self, square: Square, k: Value | int) -> tuple[Value, Value | None]:
         """Where row k of a square is, and which of its lanes exist."""
-        b, at = self.writer.b, self.writer.b.add(square.i, k)
+        at = square.i + k
         if not square.ragged:
             return at, None
-        inside = b.compare("lt", at, square.last)
-        room = b.select(inside, b.sub(square.stop, square.j), 0)
+        inside = at < square.last
+        room = select(inside, square.stop - square.j, 0)
         # What is stored is masked; what is loaded has to exist.
-        return b.min(at, b.sub(square.last, 1)), b.first_lanes(room, self.plan.lanes)
+        return minimum(at, square.last - 1), self.writer.e.first_lanes(room, self.plan.lanes)
 
     def _rows(self, cell: Load, square: Square, tile_axis: Axis, lane_axis: Axis) -> list[Value]:
         """The square as it lies in memory: vectors along the tile axis."""
-        b, lanes, writer = self.writer.b, self.plan.lanes, self.writer
+        lanes, writer = self.plan.lanes, self.writer
         ref, dtype, _ = writer.source(cell.source)
         memory = writer.parameters.pointer(ref, dtype)
         with writer.binding(tile_axis, square.i, ()), writer.binding(lane_axis, square.j, ()):
@@ -108,14 +104,14 @@ class Squares:
         for k in range(lanes):
             mask = None
             if square.ragged:
-                inside = b.compare("lt", b.add(square.j, k), square.stop)
-                mask = b.first_lanes(b.select(inside, b.sub(square.last, square.i), 0), lanes)
+                inside = square.j + k < square.stop
+                mask = writer.e.first_lanes(select(inside, square.last - square.i, 0), lanes)
             rows.append(load_value(memory, at, lanes, mask))
-            at = b.add(at, stride)
+            at = at + stride
         return rows
 
 
-def transposed(b: Builder, rows: Sequence[Value]) -> list[Value]:
+def transposed(rows: Sequence[Value]) -> list[Value]:
     """A square of vectors, transposed by exchanging blocks of 1, 2, 4, ... elements."""
     side, found = len(rows), list(rows)
     step = 1
@@ -125,6 +121,6 @@ def transposed(b: Builder, rows: Sequence[Value]) -> list[Value]:
         for k in range(side):
             if not k & step:
                 x, y = found[k], found[k + step]
-                found[k], found[k + step] = b.shuffle(x, y, low), b.shuffle(x, y, high)
+                found[k], found[k + step] = shuffle(x, y, low), shuffle(x, y, high)
         step *= 2
     return found

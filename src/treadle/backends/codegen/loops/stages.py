@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from treadle.backends.codegen.irregular.rows import vector_loop
-from treadle.backends.codegen.kernel.ir import KernelError, Value
+from treadle.backends.codegen.kernel.language import KernelError, Value, minimum
 from treadle.backends.codegen.loops.blocks import Blocks
 from treadle.backends.codegen.loops.cells import CellWriter, Source
 from treadle.backends.codegen.loops.division import Division
@@ -59,7 +59,7 @@ class StageWriter:
         columns: Columns,
         buffers: RowBuffers,
     ) -> None:
-        self.b = writer.b
+        self.e = writer.e
         self.parameters = writer.parameters
         self.writer = writer
         self.plan = plan
@@ -67,7 +67,7 @@ class StageWriter:
         self.memory = memory
         self.columns = columns
         self.buffers = buffers
-        self.blocks = Blocks(writer.b, writer.parameters)
+        self.blocks = Blocks(writer.e, writer.parameters)
         self.blocks.plan(plan, self._extent)
         self.part: Value | int = 0
         # Elements at the start of a part that are looked at before the rest; 0 for all.
@@ -85,7 +85,7 @@ class StageWriter:
             found = self._passed(stage, [running(t) for t in stage.totals])
             for total, value in zip(stage.totals, found, strict=True):
                 count = self.parameters.size(total.count)
-                whole = finish(self.b, total.op, value, count)
+                whole = finish(self.e, total.op, value, count)
                 self.writer.define(total, rounded(whole, total.dtype))
             self.writer.stage = stage.number + 1
             if stage.totals:
@@ -96,58 +96,55 @@ class StageWriter:
 
     def _passed(self, stage: Stage, sums: Sequence[Running]) -> list[Value]:
         """One pass over the reduced axes; what its reductions give, lanes combined."""
-        start = [s.start(self.b, self.plan.lanes) for s in sums]
-        found = self._loops(stage, sums, self.plan.loops, start)
+        totals = [s.start(self.e, self.plan.lanes) for s in sums]
+        self._loops(stage, sums, self.plan.loops, totals)
         if not self.plan.rows_reduced:
-            return list(found)
-        return [s.reducer.across(self.b, v) for s, v in zip(sums, found, strict=True)]
+            return totals
+        return [s.reducer.across(v) for s, v in zip(sums, totals, strict=True)]
 
     def _loops(
-        self, stage: Stage, sums: Sequence[Running], axes: Sequence[Axis], totals: Sequence[Value]
-    ) -> tuple[Value, ...]:
+        self, stage: Stage, sums: Sequence[Running], axes: Sequence[Axis], totals: list[Value]
+    ) -> None:
         """The loops over the reduced axes, outermost first."""
         if not axes:
-            return self._innermost(stage, sums, totals)
+            self._innermost(stage, sums, totals)
+            return
         start, stop = self._reach(axes[0])
+        with (
+            self.blocks.loop(axes[0], sums, start, stop, 1, carrying=totals) as i,
+            self.writer.inside(axes[0], i, needed=stage.needed),
+        ):
+            self._loops(stage, sums, axes[1:], totals)
 
-        def step(i: Value, *inner: Value) -> tuple[Value, ...]:
-            with self.writer.inside(axes[0], i, needed=stage.needed):
-                return self._loops(stage, sums, axes[1:], inner)
-
-        return self.blocks.loop(axes[0], sums, start, stop, 1, step, totals)
-
-    def _innermost(
-        self, stage: Stage, sums: Sequence[Running], totals: Sequence[Value]
-    ) -> tuple[Value, ...]:
+    def _innermost(self, stage: Stage, sums: Sequence[Running], totals: list[Value]) -> None:
         axis = self.plan.lane_axis
         if axis is None or not axis.reduced:
-            return self._point(stage, sums, None, totals)
-
-        def vector(i: Value, tail: Value | None, *inner: Value) -> tuple[Value, ...]:
-            with self.writer.inside(axis, i, tail):
-                return self._point(stage, sums, tail, inner)
-
-        start, stop = self._reach(axis)
+            self._point(stage, sums, None, totals)
+            return
         loop = partial(self.blocks.loop, axis, sums)
-        return self.vectors(axis, start, stop, vector, totals, loop)
+        for i, tail in self.vectors(axis, *self._reach(axis), totals, loop):
+            with self.writer.inside(axis, i, tail):
+                self._point(stage, sums, tail, totals)
 
     def vectors(
         self,
         axis: Axis,
         start: Value | int,
         stop: Value | int,
-        body: Callable[..., Any],
-        initial: Sequence[Value] = (),
-        loop: Callable[..., tuple[Value, ...]] | None = None,
-    ) -> tuple[Value, ...]:
-        """`body(index, mask, *carried)` for each vector of a range of the lane axis.
+        carrying: list[Value] | None = None,
+        loop: Callable[..., AbstractContextManager[Value]] | None = None,
+    ) -> Iterator[tuple[Value, Value | None]]:
+        """Blocks for the vectors of a range of the lane axis: see `vector_loop`.
 
         Extents that vectors fill are common, and half the code is about the rest of others.
         """
-        b, lanes, loop = self.b, self.plan.lanes, loop or self.b.loop
+        e, lanes, loop = self.e, self.plan.lanes, loop or self.e.loop
+        state = carrying if carrying is not None else []
         if not is_multiple(axis.extent, lanes):
-            return vector_loop(b, start, b.index(stop), lanes, body, initial, loop)
-        return loop(start, stop, lanes, lambda i, *c: body(i, None, *c), initial)
+            yield from vector_loop(e, start, e.index(stop), lanes, state, loop)
+            return
+        with loop(start, stop, lanes, carrying=state) as i:
+            yield i, None
 
     def part_of(
         self, axis: Axis, number: Value | int | None, length: Dim
@@ -157,8 +154,8 @@ class StageWriter:
         if number is None:
             return 0, extent
         step = self.parameters.size(length)
-        start = self.b.mul(self.b.index(number), step)
-        return start, self.b.min(self.b.add(start, step), extent)
+        start = self.e.index(number) * step
+        return start, minimum(start + step, extent)
 
     def _extent(self, axis: Axis) -> Dim:
         """Elements of a reduced axis, or of a part of it."""
@@ -171,7 +168,7 @@ class StageWriter:
             return 0, self.parameters.size(axis.extent)
         start, stop = self.part_of(axis, self.part, self.division.length)
         if self._ahead:
-            stop = self.b.min(self.b.add(start, self.parameters.size(self._ahead)), stop)
+            stop = minimum(start + self.parameters.size(self._ahead), stop)
         return start, stop
 
     def _point(
@@ -179,22 +176,20 @@ class StageWriter:
         stage: Stage,
         sums: Sequence[Running],
         tail: Value | None,
-        totals: Sequence[Value],
-    ) -> tuple[Value, ...]:
+        totals: list[Value],
+    ) -> None:
         """The work of one stage on one vector; `tail` masks lanes that are not reduced."""
-        b, found = self.b, []
         self.buffers.recall(stage)
         # Everything is computed before anything is stored: an output may lie on an input.
         for output in stage.outputs:
             self.writer.value(output.cell)
-        for one, before in zip(sums, totals, strict=True):
-            found.append(one.join(b, before, self.writer.value(one.arg), tail))
+        for i, one in enumerate(sums):
+            totals[i] = one.join(totals[i], self.writer.value(one.arg), tail)
         for column in stage.collected:
             self.columns.add(column, tail)
         for output in stage.outputs:
             self._store(output)
         self.buffers.save(stage)
-        return tuple(found)
 
     # -- parts of reductions ---------------------------------------------------------------
 
@@ -214,7 +209,7 @@ class StageWriter:
         rest = iter(found[len(alone) :])
         for (mean, shift), first, second in zip(shifts.items(), rest, rest, strict=True):
             count = self._count(mean, first)
-            mean_value, about = moments(self.b, shift, first, second, count)
+            mean_value, about = moments(shift, first, second, count)
             self._leave(mean, mean_value)
             self._leave(pairs[mean], about)
 
@@ -226,13 +221,12 @@ class StageWriter:
         """
         if not means:
             return {}
-        b = self.b
         self._ahead = self._looked_at()
         before = replace(stage, totals=tuple(means), outputs=(), collected=())
         found = self._passed(before, [running(m) for m in means])
         shifts = {}
         for mean, value in zip(means, found, strict=True):
-            shifts[mean] = near(b, b.div(value, self._count(mean, value)))
+            shifts[mean] = near(value / self._count(mean, value))
         self._ahead = 0
         return shifts
 
@@ -248,13 +242,13 @@ class StageWriter:
             raise KernelError("no axis is divided")
         start, stop = self._reach(axis)
         rows = self.parameters.size(total.count // axis.extent)
-        count = self.b.mul(self.b.sub(self.b.index(stop), start), rows)
-        return self.b.splat(self.b.cast(count, like.dtype), like.lanes)
+        count = (self.e.index(stop) - start) * rows
+        return count.cast(like.dtype).splat(like.lanes)
 
     def _leave(self, total: Total, value: Value) -> None:
         """Write the part of a reduction for the launch that joins them."""
         kept = product(total.node.output.type.shape)
-        offset = self.b.mul(self.b.index(self.part), self.parameters.size(kept))
+        offset = self.e.index(self.part) * self.parameters.size(kept)
         memory = self.parameters.pointer(self.memory.partial(total.node), value.dtype)
         self.writer.store(memory, total.place, value, offset)
 
