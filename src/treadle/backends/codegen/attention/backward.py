@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from treadle.backends.codegen.attention.operands import (
     LOG2_E,
@@ -29,8 +30,9 @@ from treadle.backends.codegen.attention.softmax import (
     powers,
     shift_of,
 )
-from treadle.backends.codegen.kernel.builder import Builder, kernel
-from treadle.backends.codegen.kernel.ir import Kernel, Value
+from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.ir import Function, Kernel
+from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum
 
 SLACK = 48
 """Zeros behind a row of weights, for tiles of keys that begin below the last one seen."""
@@ -67,16 +69,16 @@ def row_multiple(p: Problem) -> int:
 class _Scratch:
     """Memory of one call: packed operands, weights, their cotangents, and sums."""
 
-    q: Value
-    dy: Value
-    k_panels: Value
-    v_panels: Value
-    k: Value
-    weights: Value
-    dscores: Value
-    dq: Value
-    dk: Value
-    dv: Value
+    q: Pointer
+    dy: Pointer
+    k_panels: Pointer
+    v_panels: Pointer
+    k: Pointer
+    weights: Pointer
+    dscores: Pointer
+    dq: Pointer
+    dk: Pointer
+    dv: Pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,79 +95,80 @@ class _Item:
     dv: Matrix
 
 
+class _Tiles(NamedTuple):
+    """The products of a tile: what a kernel calls."""
+
+    scores: Function
+    dweights: Function
+    dq: Function
+    dk: Function
+    dv: Function
+
+    @staticmethod
+    def of(p: Problem, pitch: int) -> _Tiles:
+        """Those over weights with so many elements between rows."""
+        return _Tiles(
+            product(p, "scores_tile", Product(p.d_pitch, 1, p.tile_columns, pitch, depth=p.d)),
+            product(p, "dweights_tile", Product(p.e_pitch, 1, p.tile_columns, pitch, depth=p.e)),
+            product(p, "dq_tile", Product(pitch, 1, p.d_pitch, p.d_pitch)),
+            product(p, "dk_tile", Product(1, pitch, p.d_pitch, p.d_pitch, add=True)),
+            product(p, "dv_tile", Product(1, pitch, p.e_pitch, p.e_pitch, add=True)),
+        )
+
+
 class _Backward:
     """Writes the kernel of one problem."""
 
     def __init__(self, p: Problem, chunks: Chunks) -> None:
         self.p = p
-        self.chunks = chunks
+        self.chunks = c = chunks
+        self.e = e = KernelBuilder()
         names = ("q", "k", "v", "dy", "dq", "dk", "dv")
-        self.given = parameters(p, names, ("queries", "keys"))
+        self.given = parameters(e, p, names, ("queries", "keys"))
         self.queries, self.keys = self.given.sizes
-        pitch = chunks.pitch
-        self.tiles = {
-            "scores": Product(p.d_pitch, 1, p.tile_columns, pitch, depth=p.d),
-            "dweights": Product(p.e_pitch, 1, p.tile_columns, pitch, depth=p.e),
-            "dq": Product(pitch, 1, p.d_pitch, p.d_pitch),
-            "dk": Product(1, pitch, p.d_pitch, p.d_pitch, add=True),
-            "dv": Product(1, pitch, p.e_pitch, p.e_pitch, add=True),
-        }
-        self.functions = {n: product(p, f"{n}_tile", form) for n, form in self.tiles.items()}
+        self.tiles = _Tiles.of(p, chunks.pitch)
+        over = c.keys + p.tile_rows
+        self.scratch = _Scratch(
+            q=p.stack(e, c.rows, p.d_pitch),
+            dy=p.stack(e, c.rows, p.e_pitch),
+            k_panels=p.stack(e, c.keys, p.d),
+            v_panels=p.stack(e, c.keys, p.e),
+            k=p.stack(e, c.keys, p.d_pitch),
+            weights=p.stack(e, c.rows, c.pitch),
+            dscores=p.stack(e, c.rows, c.pitch),
+            dq=p.stack(e, p.tile_rows, p.d_pitch),
+            dk=p.stack(e, over, p.d_pitch),
+            dv=p.stack(e, over, p.e_pitch),
+        )
 
     def kernel(self) -> Kernel:
-        return kernel(
-            "attention_grad",
-            self.given.all,
-            self.write,
-            tuple(self.functions.values()),
-            self.p.target.features,
-        )
+        """One entry of the stack per item."""
+        with self.e.items() as item:
+            matrices, mask = self.given.at(item)
+            self.item(_Item(mask, *matrices))
+        return self.e.kernel("attention_grad", self.tiles, self.p.target.features)
 
-    def write(self, b: Builder, lo: Value, hi: Value) -> None:
-        p, c = self.p, self.chunks
-        over = c.keys + p.tile_rows
-        scratch = _Scratch(
-            q=p.stack(b, c.rows, p.d_pitch),
-            dy=p.stack(b, c.rows, p.e_pitch),
-            k_panels=p.stack(b, c.keys, p.d),
-            v_panels=p.stack(b, c.keys, p.e),
-            k=p.stack(b, c.keys, p.d_pitch),
-            weights=p.stack(b, c.rows, c.pitch),
-            dscores=p.stack(b, c.rows, c.pitch),
-            dq=p.stack(b, p.tile_rows, p.d_pitch),
-            dk=p.stack(b, over, p.d_pitch),
-            dv=p.stack(b, over, p.e_pitch),
-        )
-        b.loop(lo, hi, 1, lambda item: self.item(b, scratch, item))
-
-    def item(self, b: Builder, scratch: _Scratch, number: Value) -> None:
-        p = self.p
-        matrices, mask = self.given.at(b, number)
-        item = _Item(mask, *matrices)
-        zero = b.index(0)
-        keys = self.keys
-        pack_panels(b, p, item.k, zero, keys, p.d, scratch.k_panels)
-        pack_panels(b, p, item.v, zero, keys, p.e, scratch.v_panels)
+    def item(self, item: _Item) -> None:
+        e, p, scratch, keys = self.e, self.p, self.scratch, self.keys
+        zero = e.index(0)
+        pack_panels(e, p, item.k, zero, keys, p.d, scratch.k_panels)
+        pack_panels(e, p, item.v, zero, keys, p.e, scratch.v_panels)
         if self.chunks.dq:
-            counts = (keys, padded(b, keys, UNROLL))
-            pack_rows(b, p, item.k, zero, counts, p.d, scratch.k)
-        over = b.add(keys, p.tile_rows)
+            counts = (keys, padded(keys, UNROLL))
+            pack_rows(e, p, item.k, zero, counts, p.d, scratch.k)
+        over = keys + p.tile_rows
         if self.chunks.dk:
-            b.zero(scratch.dk, b.mul(over, p.d_pitch))
+            scratch.dk.zero(over * p.d_pitch)
         if self.chunks.dv:
-            b.zero(scratch.dv, b.mul(over, p.e_pitch))
-
-        def chunk(first: Value) -> None:
-            rows = b.min(b.sub(self.queries, first), self.chunks.rows)
-            _Chunk(self, scratch, item, first, rows).write(b)
-
-        b.loop(0, self.queries, self.chunks.rows, chunk)
+            scratch.dv.zero(over * p.e_pitch)
+        with e.loop(0, self.queries, self.chunks.rows) as first:
+            rows = minimum(self.queries - first, self.chunks.rows)
+            _Chunk(self, scratch, item, first, rows).write()
         if self.chunks.dk:
             # Packed rows of q hold the scale, and a factor that is taken out again.
-            factor = b.constant(1 / LOG2_E, p.compute)
-            unpack_rows(b, p, scratch.dk, item.dk, (zero, keys), p.d, lambda _: factor)
+            unpack_rows(e, p, scratch.dk, item.dk, (zero, keys), p.d, lambda _: 1 / LOG2_E)
         if self.chunks.dv:
-            unpack_rows(b, p, scratch.dv, item.dv, (zero, keys), p.e)
+            unpack_rows(e, p, scratch.dv, item.dv, (zero, keys), p.e)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,118 +189,111 @@ class _Chunk:
     def pitch(self) -> int:
         return self.kernel.chunks.pitch
 
-    def write(self, b: Builder) -> None:
-        p, scratch, item = self.p, self.scratch, self.item
-        filled = padded(b, self.rows, row_multiple(p))
+    def write(
+        self,
+    ) -> None:
+        e, p, scratch, item = self.kernel.e, self.p, self.scratch, self.item
+        filled = padded(self.rows, row_multiple(p))
         counts = (self.rows, filled)
-        pack_rows(b, p, item.q, self.first, counts, p.d, scratch.q, p.score_scale)
-        pack_rows(b, p, item.dy, self.first, counts, p.e, scratch.dy)
-        b.loop(0, self.rows, p.tile_rows, lambda row: self.tile(b, row))
-        seen = self.seen(b, self.rows)
+        pack_rows(e, p, item.q, self.first, counts, p.d, scratch.q, p.score_scale)
+        pack_rows(e, p, item.dy, self.first, counts, p.e, scratch.dy)
+        with e.loop(0, self.rows, p.tile_rows) as row:
+            self.tile(row)
+        seen = self.seen(self.rows)
         # Products over queries run over the filled rows, whose weights must be numbers.
-        left, width = b.sub(filled, self.rows), b.add(seen, SLACK)
+        left, width = filled - self.rows, seen + SLACK
 
-        def clear(r: Value) -> None:
-            start = b.mul(b.add(self.rows, r), self.pitch)
-            b.zero(b.offset(scratch.weights, start), width)
-            b.zero(b.offset(scratch.dscores, start), width)
+        with e.loop(left) as r:
+            start = (self.rows + r) * self.pitch
+            (scratch.weights + start).zero(width)
+            (scratch.dscores + start).zero(width)
+        with e.loop(0, seen, p.tile_rows) as key:
+            self.add_to_keys(key, filled)
 
-        b.loop(0, left, 1, clear)
-        b.loop(0, seen, p.tile_rows, lambda key: self.add_to_keys(b, key, filled))
-
-    def seen(self, b: Builder, end: Value) -> Value:
+    def seen(self, end: Value) -> Value:
         """How many keys the rows before row `end` of the chunk see."""
         keys = self.kernel.keys
-        return b.min(keys, b.add(self.first, end)) if self.p.causal else keys
+        return minimum(keys, self.first + end) if self.p.causal else keys
 
-    def tile(self, b: Builder, row: Value) -> None:
+    def tile(self, row: Value) -> None:
         """Weights, cotangents of scores and dq of a tile's rows."""
-        p, scratch, functions = self.p, self.scratch, self.kernel.functions
-        height = b.min(b.sub(self.rows, row), p.tile_rows)
-        count = self.seen(b, b.add(row, height))
-        q = b.offset(scratch.q, b.mul(row, p.d_pitch))
-        dy = b.offset(scratch.dy, b.mul(row, p.e_pitch))
-        start = b.mul(row, self.pitch)
-        weights, dscores = b.offset(scratch.weights, start), b.offset(scratch.dscores, start)
-
-        def panel(key: Value) -> None:
-            k, v = (
-                b.offset(scratch.k_panels, b.mul(key, p.d)),
-                b.offset(scratch.v_panels, b.mul(key, p.e)),
-            )
-            b.call(functions["scores"], q, k, b.offset(weights, key))
-            b.call(functions["dweights"], dy, v, b.offset(dscores, key))
-
-        b.loop(0, count, p.tile_columns, panel)
-        self.softmax(b, row, count)
+        e, p, scratch, tiles = self.kernel.e, self.p, self.scratch, self.kernel.tiles
+        height = minimum(self.rows - row, p.tile_rows)
+        count = self.seen(row + height)
+        q = scratch.q + row * p.d_pitch
+        dy = scratch.dy + row * p.e_pitch
+        start = row * self.pitch
+        weights, dscores = scratch.weights + start, scratch.dscores + start
+        with e.loop(0, count, p.tile_columns) as key:
+            k, v = scratch.k_panels + key * p.d, scratch.v_panels + key * p.e
+            e.call(tiles.scores, q, k, weights + key)
+            e.call(tiles.dweights, dy, v, dscores + key)
+        self.softmax(row, count)
         if self.kernel.chunks.dq:
-            depth = padded(b, count, UNROLL)
+            depth = padded(count, UNROLL)
             for column in range(0, p.d_pitch, p.tile_columns):
-                k, dq = b.offset(scratch.k, column), b.offset(scratch.dq, column)
-                b.call(functions["dq"], dscores, k, dq, depth)
-            rows = (b.add(self.first, row), height)
-            scale = b.constant(p.scale, p.compute)
-            unpack_rows(b, p, scratch.dq, self.item.dq, rows, p.d, lambda _: scale)
+                k, dq = scratch.k + column, scratch.dq + column
+                e.call(tiles.dq, dscores, k, dq, depth)
+            rows = (self.first + row, height)
+            unpack_rows(e, p, scratch.dq, self.item.dq, rows, p.d, lambda _: p.scale)
 
-    def softmax(self, b: Builder, row: Value, count: Value) -> None:
+    def softmax(self, row: Value, count: Value) -> None:
         """A tile's scores and weights' cotangents become weights and cotangents of scores.
 
         The scale is left out: q holds it for dk, and dq is multiplied by it at the end.
         """
-        p = self.p
-        starts = [b.mul(b.add(row, r), self.pitch) for r in range(p.tile_rows)]
-        weights = [b.offset(self.scratch.weights, s) for s in starts]
-        dscores = [b.offset(self.scratch.dscores, s) for s in starts]
-        queries = [b.add(b.add(self.first, row), r) for r in range(p.tile_rows)]
-        seen = [b.min(count, b.add(q, 1)) if p.causal else count for q in queries]
-        end = padded(b, count, max(p.lanes, UNROLL))
+        e, p = self.kernel.e, self.p
+        starts = [(row + r) * self.pitch for r in range(p.tile_rows)]
+        weights = [self.scratch.weights + s for s in starts]
+        dscores = [self.scratch.dscores + s for s in starts]
+        queries = [self.first + row + r for r in range(p.tile_rows)]
+        seen = [minimum(count, q + 1) if p.causal else count for q in queries]
+        end = padded(count, max(p.lanes, UNROLL))
         lines = Rows(tuple(weights), tuple(seen), end)
-        largest = largest_scores(b, p, lines, self.mask_rows(b, queries))
-        shifts = [shift_of(b, v) for v in largest]
-        totals, weighted = powers(b, p, lines, shifts, dscores)
-        inverses = [b.div(b.constant(1.0, p.compute), t) for t in totals]
-        means = [b.mul(w, i) for w, i in zip(weighted, inverses, strict=True)]
-
-        def turn(place: Value) -> None:
+        largest = largest_scores(e, p, lines, self.mask_rows(queries))
+        shifts = [shift_of(v) for v in largest]
+        totals, weighted = powers(e, p, lines, shifts, dscores)
+        inverses = [1.0 / t for t in totals]
+        means = [w * i for w, i in zip(weighted, inverses, strict=True)]
+        with e.loop(0, end, p.lanes) as place:
             for i, (line, other) in enumerate(zip(weights, dscores, strict=True)):
-                weight = b.mul(b.load(line, place, p.lanes, aligned=True), inverses[i])
-                b.store(line, place, weight, aligned=True)
-                given = b.load(other, place, p.lanes, aligned=True)
-                b.store(other, place, b.mul(weight, b.sub(given, means[i])), aligned=True)
-
-        b.loop(0, end, p.lanes, turn)
+                weight = line.load(place, p.lanes, aligned=True) * inverses[i]
+                line.store(place, weight, aligned=True)
+                given = other.load(place, p.lanes, aligned=True)
+                other.store(place, weight * (given - means[i]), aligned=True)
         # Tiles of keys reach a little beyond what a row sees.
         reach = p.tile_rows + UNROLL
         for line in (*weights, *dscores):
-            b.zero(b.offset(line, end), reach)
+            (line + end).zero(reach)
 
-    def mask_rows(self, b: Builder, queries: Sequence[Value]) -> MaskRows | None:
+    def mask_rows(self, queries: Sequence[Value]) -> MaskRows | None:
         """The mask's lines; rows of the tile that do not exist repeat the last one."""
         mask = self.item.mask
         if mask is None:
             return None
-        last = b.sub(self.kernel.queries, 1)
-        return MaskRows(mask, tuple(mask.row_at(b, b.min(q, last)) for q in queries), 0)
+        last = self.kernel.queries - 1
+        return MaskRows(mask, tuple(mask.row_at(minimum(q, last)) for q in queries), 0)
 
-    def add_to_keys(self, b: Builder, key: Value, filled: Value) -> None:
+    def add_to_keys(self, key: Value, filled: Value) -> None:
         """What the chunk adds to dk and dv of a tile's keys."""
-        p, scratch, wanted = self.p, self.scratch, self.kernel.chunks
-        start = b.index(0)
+        e, p, scratch = self.kernel.e, self.p, self.scratch
+        wanted, tiles = self.kernel.chunks, self.kernel.tiles
+        start = e.index(0)
         if p.causal:
-            start = b.max(b.sub(key, self.first), 0)
-            start = b.sub(start, b.rem(start, UNROLL))
-        depth = b.sub(filled, start)
-        corner = b.add(b.mul(start, self.pitch), key)
+            start = maximum(key - self.first, 0)
+            start = start - start % UNROLL
+        depth = filled - start
+        corner = start * self.pitch + key
         sums = []
         if wanted.dv:
-            sums.append(("dv", scratch.weights, scratch.dy, scratch.dv, p.e_pitch))
+            sums.append((tiles.dv, scratch.weights, scratch.dy, scratch.dv, p.e_pitch))
         if wanted.dk:
-            sums.append(("dk", scratch.dscores, scratch.q, scratch.dk, p.d_pitch))
-        for name, weights, rows, into, pitch in sums:
+            sums.append((tiles.dk, scratch.dscores, scratch.q, scratch.dk, p.d_pitch))
+        for tile, weights, rows, into, pitch in sums:
             for column in range(0, pitch, p.tile_columns):
-                other = b.offset(rows, b.add(b.mul(start, pitch), column))
-                target = b.offset(into, b.add(b.mul(key, pitch), column))
-                b.call(self.kernel.functions[name], b.offset(weights, corner), other, target, depth)
+                other = rows + (start * pitch + column)
+                target = into + (key * pitch + column)
+                e.call(tile, weights + corner, other, target, depth)
 
 
 @cache

@@ -12,6 +12,7 @@ and no step needs a sum across lanes but the transposed one that makes the score
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +23,20 @@ from treadle.backends.codegen.attention.operands import LOG2_E, round_up
 from treadle.backends.codegen.attention.row import MOST_UNROLLED, sum_lanes
 from treadle.backends.codegen.attention.softmax import power_of_two
 from treadle.backends.codegen.irregular.cache import bounded
-from treadle.backends.codegen.kernel.builder import Builder, kernel
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import (
+    Pointer,
+    Value,
+    copysign,
+    fma,
+    maximum,
+    minimum,
+    pointer,
+    select,
+    shuffle,
+    size,
+)
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -101,19 +114,19 @@ class Spec:
 class Seen:
     """Of the rows of an item: largest scores, sums, the first key that is seen and their end."""
 
-    largest: Value
-    sums: Value
-    begins: Value
-    ends: Value
+    largest: Pointer
+    sums: Pointer
+    begins: Pointer
+    ends: Pointer
 
 
 @dataclass(frozen=True, slots=True)
 class _Scratch(Seen):
     """Rows of an item: scaled queries and results; scores of one tile."""
 
-    q: Value
-    y: Value
-    scores: Value
+    q: Pointer
+    y: Pointer
+    scores: Pointer
 
 
 S = TypeVar("S", bound=Seen)
@@ -148,18 +161,18 @@ class _Keys:
     `scales` of keys and of values.
     """
 
-    k: Value
-    v: Value
-    scales: tuple[Value, ...] = ()
+    k: Pointer
+    v: Pointer
+    scales: tuple[Pointer, ...] = ()
     base: Value | None = None
     slots: Value | None = None
 
-    def slot(self, b: Builder, position: Value) -> Value:
+    def slot(self, position: Value) -> Value:
         """Where a position lies."""
         if self.base is None or self.slots is None:
             return position
-        at = b.sub(position, self.base)
-        return b.select(b.compare("lt", at, self.slots), at, b.sub(at, self.slots))
+        at = position - self.base
+        return select(at < self.slots, at, at - self.slots)
 
 
 class Rows(ABC, Generic[S]):
@@ -167,6 +180,8 @@ class Rows(ABC, Generic[S]):
 
     The head is the fastest, so that the rows of an item see nearly the same keys.
     """
+
+    e: KernelBuilder
 
     def __init__(self, spec: Spec) -> None:
         self.s = s = spec
@@ -180,74 +195,74 @@ class Rows(ABC, Generic[S]):
         self.number = dt.int32 if s.compute.itemsize == 4 else dt.int64
 
     @abstractmethod
-    def work(self, b: Builder, scratch: S, at: Item) -> None:
+    def work(self, scratch: S, at: Item) -> None:
         """The results of an item's rows."""
 
     @abstractmethod
-    def query(self, b: Builder, scratch: S, r: Value, place: Value) -> None:
+    def query(self, scratch: S, r: Value, place: Value) -> None:
         """The scaled query of a row, in scratch."""
 
-    def seen(self, b: Builder) -> tuple[Value, Value, Value, Value]:
+    def seen(self) -> tuple[Pointer, Pointer, Pointer, Pointer]:
         """Scratch for `Seen`."""
-        floats = [b.stack(self.s.compute, ROWS) for _ in range(2)]
-        numbers = [b.stack(self.number, ROWS) for _ in range(2)]
+        e = self.e
+        floats = [e.stack(self.s.compute, ROWS) for _ in range(2)]
+        numbers = [e.stack(self.number, ROWS) for _ in range(2)]
         return (floats[0], floats[1], numbers[0], numbers[1])
 
-    def item(self, b: Builder, scratch: S, item: Value) -> None:
+    def item(self, scratch: S, item: Value) -> None:
         """The results of some rows; zeros for padding."""
-        chunk, entry = b.rem(item, self.chunks), b.div(item, self.chunks)
-        head, row = b.rem(entry, self.shared), b.div(entry, self.shared)
+        e = self.e
+        chunk, entry = item % self.chunks, item // self.chunks
+        head, row = entry % self.shared, entry // self.shared
         most = MOST_POSITIONS if self.s.ring else self.capacity
-        start, end = (bounded(b.load(p, row), most) for p in self.places[:2])
-        count = b.max(b.min(b.sub(end, start), self.time), 0)
-        first = b.mul(chunk, ROWS)
-        every = b.min(b.sub(b.mul(self.time, self.group), first), ROWS)
-        meant = b.max(b.min(b.sub(b.mul(count, self.group), first), ROWS), 0)
-        queries = b.mul(entry, b.mul(self.group, self.time))
+        start, end = (bounded(p[row], most) for p in self.places[:2])
+        count = maximum(minimum(end - start, self.time), 0)
+        first = chunk * ROWS
+        every = minimum(self.time * self.group - first, ROWS)
+        meant = maximum(minimum(count * self.group - first, ROWS), 0)
+        queries = entry * (self.group * self.time)
 
         def place(r: Value) -> Value:
-            at = b.add(first, r)
-            step, member = b.div(at, self.group), b.rem(at, self.group)
-            return b.add(queries, b.add(b.mul(member, self.time), step))
+            at = first + r
+            step, member = at // self.group, at % self.group
+            return queries + (member * self.time + step)
 
         at = Item(entry, row, head, start, first, meant, place)
-        b.branch(b.compare("lt", 0, meant), lambda: self.work(b, scratch, at))
+        with e.when(meant > 0):
+            self.work(scratch, at)
 
-        def clear(r: Value) -> None:
-            b.zero(b.offset(self.y, b.mul(place(r), self.s.e)), self.s.e)
+        with e.loop(meant, every) as r:
+            (self.y + place(r) * self.s.e).zero(self.s.e)
 
-        b.loop(meant, every, 1, clear)
-
-    def prepare(self, b: Builder, scratch: S, at: Item, count: Value | int) -> None:
+    def prepare(self, scratch: S, at: Item, count: Value | int) -> None:
         """Queries, the keys that they see, and nothing summed but sinks; the last fills up."""
-        last, sink = b.sub(at.meant, 1), b.mul(at.head, self.group)
+        e = self.e
+        last, sink = at.meant - 1, at.head * self.group
 
-        def prepare(r: Value) -> None:
-            real = b.min(r, last)
-            number = b.add(at.first, real)
-            step, member = b.div(number, self.group), b.rem(number, self.group)
-            self.query(b, scratch, r, at.place(real))
-            self._see(b, scratch, r, b.add(at.start, step), b.add(sink, member))
+        with e.loop(count) as r:
+            real = minimum(r, last)
+            number = at.first + real
+            step, member = number // self.group, number % self.group
+            self.query(scratch, r, at.place(real))
+            self._see(scratch, r, at.start + step, sink + member)
 
-        b.loop(0, count, 1, prepare)
-
-    def span(self, b: Builder, scratch: S, at: Item) -> tuple[Value, Value]:
+    def span(self, scratch: S, at: Item) -> tuple[Value, Value]:
         """The first key that a row sees, and where those of the last row end."""
-        last = b.load(scratch.ends, b.sub(at.meant, 1))
-        return b.cast(b.load(scratch.begins, 0), dt.int64), b.cast(last, dt.int64)
+        last = scratch.ends[at.meant - 1]
+        return scratch.begins[0].cast(dt.int64), last.cast(dt.int64)
 
-    def _see(self, b: Builder, scratch: S, r: Value, position: Value, head: Value) -> None:
-        s = self.s
-        end = b.add(position, 1)
-        begin = b.index(0) if s.window is None else b.max(b.sub(end, s.window), 0)
-        b.store(scratch.begins, r, b.cast(begin, self.number))
-        b.store(scratch.ends, r, b.cast(end, self.number))
-        largest, total = b.constant(-math.inf, s.compute), b.constant(0.0, s.compute)
+    def _see(self, scratch: S, r: Value, position: Value, head: Value) -> None:
+        e, s = self.e, self.s
+        end = position + 1
+        begin = e.index(0) if s.window is None else maximum(end - s.window, 0)
+        scratch.begins[r] = begin.cast(self.number)
+        scratch.ends[r] = end.cast(self.number)
+        largest, total = e.constant(-math.inf, s.compute), e.constant(0.0, s.compute)
         if self.sinks is not None:
-            largest = b.mul(b.cast(b.load(self.sinks, head), s.compute), LOG2_E)
-            total = b.constant(1.0, s.compute)
-        b.store(scratch.largest, r, largest)
-        b.store(scratch.sums, r, total)
+            largest = self.sinks[head].cast(s.compute) * LOG2_E
+            total = e.constant(1.0, s.compute)
+        scratch.largest[r] = largest
+        scratch.sums[r] = total
 
 
 class _Cached(Rows[_Scratch]):
@@ -259,6 +274,7 @@ class _Cached(Rows[_Scratch]):
         self.scales = scales_of(spec)
         self.sequences = size("sequences")
         self.d_pitch, self.e_pitch = (round_up(n, spec.lanes) for n in (spec.d, spec.e))
+        self.e = KernelBuilder(self.parameters)
 
     @property
     def parameters(self) -> tuple[Value, ...]:
@@ -267,69 +283,65 @@ class _Cached(Rows[_Scratch]):
         sizes = self.sequences, self.shared, self.group, self.time, self.capacity, self.chunks
         return (self.q, self.k, self.v, self.y, *self.places, *self.scales, *more, *sizes)
 
-    def write(self, b: Builder, lo: Value, hi: Value) -> None:
+    def write(self) -> None:
         """The entry."""
-        s = self.s
+        e, s = self.e, self.s
         scratch = _Scratch(
-            *self.seen(b),
-            b.stack(s.compute, ROWS * self.d_pitch),
-            b.stack(s.compute, ROWS * self.e_pitch),
-            b.stack(s.compute, (BLOCK + s.together) * s.tile),
+            *self.seen(),
+            e.stack(s.compute, ROWS * self.d_pitch),
+            e.stack(s.compute, ROWS * self.e_pitch),
+            e.stack(s.compute, (BLOCK + s.together) * s.tile),
         )
-        b.loop(lo, hi, 1, lambda item: self.item(b, scratch, item))
+        with e.items() as item:
+            self.item(scratch, item)
 
-    def work(self, b: Builder, scratch: _Scratch, at: Item) -> None:
-        s = self.s
-        sequence = bounded(b.load(self.places[2], at.row), b.sub(self.sequences, 1))
-        line = b.mul(b.add(b.mul(sequence, self.shared), at.head), self.capacity)
+    def work(self, scratch: _Scratch, at: Item) -> None:
+        e, s = self.e, self.s
+        sequence = bounded(self.places[2][at.row], self.sequences - 1)
+        line = (sequence * self.shared + at.head) * self.capacity
         keys = _Keys(
-            b.offset(self.k, b.mul(line, s.d)),
-            b.offset(self.v, b.mul(line, s.e)),
-            tuple(b.offset(p, line) for p in self.scales),
+            self.k + line * s.d,
+            self.v + line * s.e,
+            tuple(p + line for p in self.scales),
         )
-        tiles = b.mul(b.div(b.add(at.meant, s.tile - 1), s.tile), s.tile)
-        self.prepare(b, scratch, at, tiles)
-        b.zero(scratch.y, b.mul(tiles, self.e_pitch))
-        lowest, most = self.span(b, scratch, at)
+        tiles = ((at.meant + (s.tile - 1)) // s.tile) * s.tile
+        self.prepare(scratch, at, tiles)
+        scratch.y.zero(tiles * self.e_pitch)
+        lowest, most = self.span(scratch, at)
 
-        def block(begin: Value) -> None:
-            stop = b.min(b.add(begin, BLOCK), most)
-            b.loop(0, tiles, s.tile, lambda r: self.tile(b, scratch, keys, r, begin, stop))
+        with e.loop(_aligned(s, lowest, BLOCK), most, BLOCK) as begin:
+            stop = minimum(begin + BLOCK, most)
+            with e.loop(0, tiles, s.tile) as r:
+                self.tile(scratch, keys, r, begin, stop)
+        with e.loop(at.meant) as r:
+            _finish(e, s, self.y, scratch, r, at.place(r))
 
-        b.loop(_aligned(b, s, lowest, BLOCK), most, BLOCK, block)
-        b.loop(0, at.meant, 1, lambda r: _finish(b, s, self.y, scratch, r, at.place(r)))
-
-    def query(self, b: Builder, scratch: _Scratch, r: Value, place: Value) -> None:
-        s = self.s
-        source, into = b.offset(self.q, b.mul(place, s.d)), b.mul(r, self.d_pitch)
+    def query(self, scratch: _Scratch, r: Value, place: Value) -> None:
+        e, s = self.e, self.s
+        source, into = self.q + place * s.d, r * self.d_pitch
         for column in range(0, s.d, s.lanes):
-            value = b.cast(b.load(source, column, s.lanes, _tail(b, s, s.d, column)), s.compute)
-            scaled = b.mul(value, s.factor)
-            b.store(b.offset(scratch.q, into), column, scaled, aligned=True)
+            value = source.load(column, s.lanes, _tail(e, s, s.d, column)).cast(s.compute)
+            scaled = value * s.factor
+            (scratch.q + into).store(column, scaled, aligned=True)
 
-    def tile(
-        self, b: Builder, scratch: _Scratch, keys: _Keys, r: Value, begin: Value, stop: Value
-    ) -> None:
+    def tile(self, scratch: _Scratch, keys: _Keys, r: Value, begin: Value, stop: Value) -> None:
         """The rows from r on against those keys of [begin, stop) that one of them sees."""
-        s = self.s
-        least = b.cast(b.load(scratch.begins, r), dt.int64)
-        most = b.cast(b.load(scratch.ends, b.add(r, s.tile - 1)), dt.int64)
-        begin, stop = b.max(begin, _aligned(b, self.s, least, s.together)), b.min(stop, most)
+        e, s = self.e, self.s
+        least = scratch.begins[r].cast(dt.int64)
+        most = scratch.ends[r + (s.tile - 1)].cast(dt.int64)
+        begin, stop = maximum(begin, _aligned(s, least, s.together)), minimum(stop, most)
         if s.ring:
-            base = b.mul(b.div(least, self.capacity), self.capacity)
+            base = (least // self.capacity) * self.capacity
             keys = _Keys(keys.k, keys.v, keys.scales, base, self.capacity)
 
-        def work() -> None:
-            largest = self.score(b, scratch, keys, r, (begin, stop), least)
-            factors = self.weigh(b, scratch, keys, r, largest, (begin, stop), least)
+        with e.when(begin < stop):
+            largest = self.score(scratch, keys, r, (begin, stop), least)
+            factors = self.weigh(scratch, keys, r, largest, (begin, stop), least)
             for column in range(0, self.e_pitch, s.columns * s.lanes):
-                self.average(b, scratch, keys, r, (begin, stop), least, column, factors)
-
-        b.branch(b.compare("lt", begin, stop), work)
+                self.average(scratch, keys, r, (begin, stop), least, column, factors)
 
     def score(
         self,
-        b: Builder,
         scratch: _Scratch,
         keys: _Keys,
         r: Value,
@@ -337,71 +349,72 @@ class _Cached(Rows[_Scratch]):
         least: Value,
     ) -> Value:
         """Scores, in units of log 2, in scratch; their largest, by lane."""
+        e = self.e
         s, (begin, stop) = self.s, span
-        limits = [_per_lane(b, s, x, r) for x in (scratch.begins, scratch.ends)]
+        limits = [_per_lane(s, x, r) for x in (scratch.begins, scratch.ends)]
         # What a last vector holds behind the block counts with the next one.
-        limits[1] = b.min(limits[1], b.splat(b.cast(stop, self.number), s.lanes))
+        limits[1] = minimum(limits[1], stop.cast(self.number).splat(s.lanes))
         shift = s.tile.bit_length() - 1
-        numbers = b.bitwise("shr", b.iota(self.number, s.lanes), shift)
-        queries = [b.offset(scratch.q, b.mul(b.add(r, i), self.d_pitch)) for i in range(s.tile)]
-        last = b.sub(stop, 1)
-
-        def turn(key: Value, largest: Value) -> tuple[Value, ...]:
-            slots = self.slots(b, keys, key, last, least)
-            lines = [b.offset(keys.k, b.mul(slot, s.d)) for slot in slots]
-            found = sum_lanes(b, self.products(b, queries, lines))
+        numbers = e.iota(self.number, s.lanes) >> shift
+        queries = [scratch.q + (r + i) * self.d_pitch for i in range(s.tile)]
+        last = stop - 1
+        largest = [e.constant(-math.inf, s.compute, s.lanes)]
+        with e.loop(begin, stop, s.together, carrying=largest) as key:
+            slots = self.slots(keys, key, last, least)
+            lines = [keys.k + slot * s.d for slot in slots]
+            found = sum_lanes(self.products(queries, lines))
             if s.scaled:
-                found = b.mul(found, self.scale(b, keys.scales[0], slots))
+                found = found * self.scale(keys.scales[0], slots)
             if s.softcap is not None:
-                found = b.mul(tanh(b, found), s.softcap * LOG2_E)
-            at = b.add(b.splat(b.cast(key, self.number), s.lanes), numbers)
-            seen = b.bitwise("and", b.compare("le", limits[0], at), b.compare("lt", at, limits[1]))
-            score = b.select(seen, found, b.constant(-math.inf, s.compute, s.lanes))
-            b.store(scratch.scores, b.mul(b.sub(key, begin), s.tile), score, aligned=True)
-            return (b.max(score, largest),)
+                found = tanh(found) * (s.softcap * LOG2_E)
+            at = key.cast(self.number).splat(s.lanes) + numbers
+            seen = (limits[0] <= at) & (at < limits[1])
+            score = select(seen, found, -math.inf)
+            scratch.scores.store((key - begin) * s.tile, score, aligned=True)
+            largest[0] = maximum(score, largest[0])
+        return largest[0]
 
-        lowest = b.constant(-math.inf, s.compute, s.lanes)
-        return b.loop(begin, stop, s.together, turn, (lowest,))[0]
-
-    def slots(self, b: Builder, keys: _Keys, key: Value, last: Value, least: Value) -> list[Value]:
+    def slots(self, keys: _Keys, key: Value, last: Value, least: Value) -> list[Value]:
         """Where the keys of a vector of scores lie, or others that are seen."""
-        places = [b.min(b.add(key, i), last) for i in range(self.s.together)]
+        places = [minimum(key + i, last) for i in range(self.s.together)]
         if self.s.window is not None:
-            places = [b.max(p, least) for p in places]
-        return [keys.slot(b, p) for p in places]
+            places = [maximum(p, least) for p in places]
+        return [keys.slot(p) for p in places]
 
-    def scale(self, b: Builder, scales: Value, slots: list[Value]) -> Value:
+    def scale(self, scales: Pointer, slots: list[Value]) -> Value:
         """Those of a vector of scores."""
-        s = self.s
+        e, s = self.e, self.s
         if len(slots) == 1:
-            return b.splat(b.cast(b.load(scales, slots[0]), s.compute), s.lanes)
-        found = b.constant(0.0, s.compute, len(slots))
+            return scales[slots[0]].cast(s.compute).splat(s.lanes)
+        found = e.constant(0.0, s.compute, len(slots))
         for i, slot in enumerate(slots):
-            found = b.insert(found, i, b.cast(b.load(scales, slot), s.compute))
-        return b.shuffle(found, found, [i // s.tile for i in range(s.lanes)])
+            found = found.insert(i, scales[slot].cast(s.compute))
+        return shuffle(found, found, [i // s.tile for i in range(s.lanes)])
 
-    def products(self, b: Builder, queries: list[Value], lines: list[Value]) -> tuple[Value, ...]:
+    def products(self, queries: list[Pointer], lines: list[Pointer]) -> list[Value]:
         """Sums by lane of each key times each query, keys outside."""
-        s = self.s
+        e, s = self.e, self.s
+        sums = [e.constant(0.0, s.compute, s.lanes)] * s.lanes
 
-        def turn(column: Value | int, *sums: Value, mask: Value | None = None) -> tuple[Value, ...]:
-            loaded = [b.cast(b.load(x, column, s.lanes, mask), s.compute) for x in lines]
-            rows = [b.load(q, column, s.lanes, aligned=True) for q in queries]
+        def add(column: Value | int, mask: Value | None = None) -> None:
+            loaded = [x.load(column, s.lanes, mask).cast(s.compute) for x in lines]
+            rows = [q.load(column, s.lanes, aligned=True) for q in queries]
             pairs = [(x, y) for x in loaded for y in rows]
-            return tuple(b.fma(x, y, t) for (x, y), t in zip(pairs, sums, strict=True))
+            sums[:] = [fma(x, y, t) for (x, y), t in zip(pairs, sums, strict=True)]
 
         full = s.d // s.lanes * s.lanes
-        sums = (b.constant(0.0, s.compute, s.lanes),) * s.lanes
         if full <= MOST_UNROLLED * s.lanes:
             for column in range(0, full, s.lanes):
-                sums = turn(column, *sums)
+                add(column)
         else:
-            sums = b.loop(0, full, s.lanes, turn, sums)
-        return turn(full, *sums, mask=_tail(b, s, s.d, full)) if full < s.d else sums
+            with e.loop(0, full, s.lanes, carrying=sums) as place:
+                add(place)
+        if full < s.d:
+            add(full, _tail(e, s, s.d, full))
+        return sums
 
     def weigh(
         self,
-        b: Builder,
         scratch: _Scratch,
         keys: _Keys,
         r: Value,
@@ -410,41 +423,34 @@ class _Cached(Rows[_Scratch]):
         least: Value,
     ) -> list[Value]:
         """Make scores weights, add them to the rows' sums; what earlier results are scaled by."""
+        e = self.e
         s, (begin, stop) = self.s, span
-        count, last = b.sub(stop, begin), b.sub(stop, 1) if self.s.scaled else stop
-        before = _per_lane(b, s, scratch.largest, r)
-        largest = b.max(before, _over_keys(b, s, largest, b.max))
-        shift = b.select(
-            b.compare("lt", b.abs(largest), math.inf),
-            largest,
-            b.constant(0.0, s.compute, s.lanes),
-        )
-
-        def turn(at: Value, total: Value) -> tuple[Value, ...]:
-            score = b.load(scratch.scores, at, s.lanes, aligned=True)
-            weight = power_of_two(b, b.sub(score, shift))
+        count, last = stop - begin, stop - 1 if self.s.scaled else stop
+        before = _per_lane(s, scratch.largest, r)
+        largest = maximum(before, _over_keys(s, largest, maximum))
+        shift = select(abs(largest) < math.inf, largest, 0.0)
+        total = [e.constant(0.0, s.compute, s.lanes)]
+        with e.loop(0, count * s.tile, s.lanes, carrying=total) as at:
+            score = scratch.scores.load(at, s.lanes, aligned=True)
+            weight = power_of_two(score - shift)
             factor = weight
             if s.scaled:
-                slots = self.slots(b, keys, b.add(begin, b.div(at, s.tile)), last, least)
-                factor = b.mul(weight, self.scale(b, keys.scales[1], slots))
-            b.store(scratch.scores, at, factor, aligned=True)
-            return (b.add(weight, total),)
-
-        zero = b.constant(0.0, s.compute, s.lanes)
-        (total,) = b.loop(0, b.mul(count, s.tile), s.lanes, turn, (zero,))
-        factor = power_of_two(b, b.sub(before, shift))
-        sums = b.fma(_per_lane(b, s, scratch.sums, r), factor, _over_keys(b, s, total, b.add))
+                slots = self.slots(keys, begin + at // s.tile, last, least)
+                factor = weight * self.scale(keys.scales[1], slots)
+            scratch.scores.store(at, factor, aligned=True)
+            total[0] = weight + total[0]
+        factor = power_of_two(before - shift)
+        sums = fma(_per_lane(s, scratch.sums, r), factor, _over_keys(s, total[0], operator.add))
         found = []
         for i in range(s.tile):
-            at = b.add(r, i)
-            b.store(scratch.sums, at, b.extract(sums, i))
-            b.store(scratch.largest, at, b.extract(largest, i))
-            found.append(b.extract(factor, i))
+            at = r + i
+            scratch.sums.store(at, sums.extract(i))
+            scratch.largest.store(at, largest.extract(i))
+            found.append(factor.extract(i))
         return found
 
     def average(
         self,
-        b: Builder,
         scratch: _Scratch,
         keys: _Keys,
         r: Value,
@@ -454,82 +460,75 @@ class _Cached(Rows[_Scratch]):
         factors: list[Value],
     ) -> None:
         """Some columns of a tile's results: scaled by the factors, and weighted values added."""
+        e = self.e
         s, (begin, stop) = self.s, span
         columns = range(first, min(s.e, first + s.columns * s.lanes), s.lanes)
         places = [
-            (b.offset(scratch.y, b.mul(b.add(r, i), self.e_pitch)), column)
+            (scratch.y + (r + i) * self.e_pitch, column)
             for i in range(s.tile)
             for column in columns
         ]
         sums = [
-            b.mul(b.load(row, column, s.lanes, aligned=True), factors[i // len(columns)])
+            row.load(column, s.lanes, aligned=True) * factors[i // len(columns)]
             for i, (row, column) in enumerate(places)
         ]
-
-        def turn(key: Value, *sums: Value) -> tuple[Value, ...]:
-            line = b.offset(keys.v, b.mul(keys.slot(b, key), s.e))
-            values = [
-                b.cast(b.load(line, c, s.lanes, _tail(b, s, s.e, c)), s.compute) for c in columns
-            ]
-            at = b.mul(b.sub(key, begin), s.tile)
-            found = []
+        read = begin if s.window is None else maximum(begin, least)
+        with e.loop(read, stop, carrying=sums) as key:
+            line = keys.v + keys.slot(key) * s.e
+            values = [line.load(c, s.lanes, _tail(e, s, s.e, c)).cast(s.compute) for c in columns]
+            at = (key - begin) * s.tile
             for i in range(s.tile):
-                weight = b.splat(b.load(scratch.scores, b.add(at, i)), s.lanes)
-                mine = sums[i * len(values) : (i + 1) * len(values)]
-                found += [b.fma(weight, v, t) for v, t in zip(values, mine, strict=True)]
-            return tuple(found)
-
-        read = begin if s.window is None else b.max(begin, least)
-        sums = list(b.loop(read, stop, 1, turn, sums))
+                weight = scratch.scores[at + i].splat(s.lanes)
+                mine = slice(i * len(values), (i + 1) * len(values))
+                sums[mine] = [fma(weight, v, t) for v, t in zip(values, sums[mine], strict=True)]
         for (row, column), value in zip(places, sums, strict=True):
-            b.store(row, column, value, aligned=True)
+            row.store(column, value, aligned=True)
 
 
-def _aligned(b: Builder, s: Spec, position: Value, step: int) -> Value:
+def _aligned(s: Spec, position: Value, step: int) -> Value:
     """Where blocks or vectors of keys begin: a query's sums are the same in any company."""
-    return position if s.window is None else b.mul(b.div(position, step), step)
+    return position if s.window is None else (position // step) * step
 
 
-def _per_lane(b: Builder, s: Spec, source: Value, r: Value) -> Value:
+def _per_lane(s: Spec, source: Pointer, r: Value) -> Value:
     """Numbers of a tile's rows, for each key that a vector holds."""
-    vector = b.load(source, r, s.tile)
-    return b.shuffle(vector, vector, [i % s.tile for i in range(s.lanes)])
+    vector = source.load(r, s.tile)
+    return shuffle(vector, vector, [i % s.tile for i in range(s.lanes)])
 
 
-def _finish(b: Builder, s: Spec, y: Value, scratch: _Scratch, r: Value, place: Value) -> None:
+def _finish(e: Builder, s: Spec, y: Pointer, scratch: _Scratch, r: Value, place: Value) -> None:
     """A row's result, divided by its sum."""
-    inverse = b.div(b.constant(1.0, s.compute), b.load(scratch.sums, r))
-    source = b.offset(scratch.y, b.mul(r, round_up(s.e, s.lanes)))
-    line = b.offset(y, b.mul(place, s.e))
+    inverse = 1.0 / scratch.sums[r]
+    source = scratch.y + r * round_up(s.e, s.lanes)
+    line = y + place * s.e
     for column in range(0, s.e, s.lanes):
-        value = b.mul(b.load(source, column, s.lanes, aligned=True), inverse)
-        b.store(line, column, b.cast(value, s.dtype), _tail(b, s, s.e, column))
+        value = source.load(column, s.lanes, aligned=True) * inverse
+        line.store(column, value.cast(s.dtype), _tail(e, s, s.e, column))
 
 
-def _tail(b: Builder, s: Spec, width: int, column: int) -> Value | None:
+def _tail(e: Builder, s: Spec, width: int, column: int) -> Value | None:
     """The mask of a vector of a row's columns; None where all exist."""
     left = width - column
-    return None if left >= s.lanes else b.first_lanes(left, s.lanes)
+    return None if left >= s.lanes else e.first_lanes(left, s.lanes)
 
 
-def _over_keys(b: Builder, s: Spec, x: Value, join: Callable[[Value, Value], Value]) -> Value:
+def _over_keys(s: Spec, x: Value, join: Callable[[Value, Value], Value]) -> Value:
     """Joins what lanes of one row hold; every lane has the result of its row."""
     distance = s.tile
     while distance < s.lanes:
         order = [i ^ distance for i in range(s.lanes)]
-        x = join(x, b.shuffle(x, x, order))
+        x = join(x, shuffle(x, x, order))
         distance *= 2
     return x
 
 
-def tanh(b: Builder, x: Value) -> Value:
+def tanh(x: Value) -> Value:
     """Exact to a unit in the last place of 1, which is all that scores need."""
-    power = power_of_two(b, b.mul(b.abs(x), -2 * LOG2_E))
-    one = b.constant(1.0, x.dtype, x.lanes)
-    return b.copysign(b.div(b.sub(one, power), b.add(one, power)), x)
+    power = power_of_two(abs(x) * (-2 * LOG2_E))
+    return copysign((1.0 - power) / (1.0 + power), x)
 
 
-def scales_of(spec: Spec) -> tuple[Value, ...]:
+def scales_of(spec: Spec) -> tuple[Pointer, ...]:
     """Parameters."""
     return tuple(pointer(dt.float32, n) for n in ("k_scales", "v_scales")) if spec.scaled else ()
 
@@ -538,4 +537,5 @@ def scales_of(spec: Spec) -> tuple[Value, ...]:
 def cached_kernel(spec: Spec) -> Kernel:
     """The kernel over (q, k, v, y, starts, ends, rows[, two scales][, sinks], sizes)."""
     made = _Cached(spec)
-    return kernel("cached_attention", made.parameters, made.write, (), spec.target.features)
+    made.write()
+    return made.e.kernel("cached_attention", (), spec.target.features)

@@ -23,7 +23,6 @@ from treadle.backends.codegen.attention.cached import (
     Rows,
     Seen,
     Spec,
-    scales_of,
     tanh,
 )
 from treadle.backends.codegen.attention.operands import LOG2_E
@@ -31,8 +30,18 @@ from treadle.backends.codegen.attention.softmax import power_of_two
 from treadle.backends.codegen.contraction.pair_tiles import Unit, unit_function
 from treadle.backends.codegen.contraction.pair_words import GROUP, LINES, PANEL, WIDTH, WORDS
 from treadle.backends.codegen.irregular.cache import bounded
-from treadle.backends.codegen.kernel.builder import Builder, kernel
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import (
+    Pointer,
+    Value,
+    fma,
+    maximum,
+    minimum,
+    pointer,
+    select,
+    size,
+)
 from treadle.base import dtype as dt
 
 STEP = 2 * WORDS
@@ -57,16 +66,16 @@ def words_kernel(spec: Spec) -> Kernel:
     Sizes are the sequences and heads of the cache, its capacity, and panels of a head.
     """
     made = _Words(spec)
-    return kernel("words_of_cache", made.parameters, made.write, (), spec.target.features)
+    made.write()
+    return made.e.kernel("words_of_cache", (), spec.target.features)
 
 
 @cache
 def pairs_kernel(spec: Spec) -> Kernel:
     """The kernel over (q, key words, value words, y, starts, ends[, sinks], sizes)."""
     made = _Pairs(spec)
-    functions = [made.function]
-    features = spec.target.features
-    return kernel("cached_attention_pairs", made.parameters, made.write, functions, features)
+    made.write()
+    return made.e.kernel("cached_attention_pairs", [made.function], spec.target.features)
 
 
 class _Words:
@@ -74,107 +83,92 @@ class _Words:
 
     def __init__(self, spec: Spec) -> None:
         self.s = spec
-        self.k, self.v = pointer(spec.kept, "k"), pointer(spec.kept, "v")
-        self.key_words, self.value_words = (pointer(dt.int32, n) for n in ("kw", "vw"))
-        self.scales = scales_of(spec)
-        self.ends, self.rows = pointer(spec.places[1], "ends"), pointer(spec.places[2], "rows")
-        names = ("sequences", "shared", "capacity", "panels")
-        self.sizes = [size(n) for n in names]
-        self.sequences, self.shared, self.capacity, self.panels = self.sizes
+        self.e = e = KernelBuilder()
+        self.k, self.v = e.pointer(spec.kept, "k"), e.pointer(spec.kept, "v")
+        self.key_words, self.value_words = (e.pointer(dt.int32, n) for n in ("kw", "vw"))
+        self.ends, self.rows = e.pointer(spec.places[1], "ends"), e.pointer(spec.places[2], "rows")
+        scales = ("k_scales", "v_scales") if spec.scaled else ()
+        self.scales = [e.pointer(dt.float32, n) for n in scales]
+        self.sequences, self.shared = e.sizes("sequences", "shared")
+        self.capacity, self.panels = e.sizes("capacity", "panels")
 
-    @property
-    def parameters(self) -> tuple[Value, ...]:
-        """In order."""
-        places = self.ends, self.rows
-        words = self.key_words, self.value_words
-        return (self.k, self.v, *words, *places, *self.scales, *self.sizes)
-
-    def write(self, b: Builder, lo: Value, hi: Value) -> None:
+    def write(self) -> None:
         """The entry."""
-        b.flushes = True
-        b.loop(lo, hi, 1, lambda item: self._item(b, item))
+        e = self.e
+        e.flushes = True
+        with e.items() as item:
+            panel, entry = item % self.panels, item // self.panels
+            head, row = entry % self.shared, entry // self.shared
+            end = bounded(self.ends[row], self.capacity)
+            sequence = bounded(self.rows[row], self.sequences - 1)
+            first = panel * STEP
+            line = (sequence * self.shared + head) * self.capacity
+            start = line + first
+            here = end - first
+            with e.when(here > 0):
+                self._panel(entry, panel, start, here)
 
-    def _item(self, b: Builder, item: Value) -> None:
-        panel, entry = b.rem(item, self.panels), b.div(item, self.panels)
-        head, row = b.rem(entry, self.shared), b.div(entry, self.shared)
-        end = bounded(b.load(self.ends, row), self.capacity)
-        sequence = bounded(b.load(self.rows, row), b.sub(self.sequences, 1))
-        first = b.mul(panel, STEP)
-        line = b.mul(b.add(b.mul(sequence, self.shared), head), self.capacity)
-        start = b.add(line, first)
-        here = b.sub(end, first)
+    def _panel(self, entry: Value, panel: Value, start: Value, here: Value) -> None:
+        """The words of the keys from `start` on, of which `here` have been written."""
+        steps = self.s.d // STEP
+        into = (entry * self.panels + panel) * (steps * PANEL)
+        scales = [p + start for p in self.scales]
+        words = self.key_words + into
+        self._keys(start * self.s.d, here, words, scales[:1])
+        for column in range(self.s.e // WIDTH):
+            place = entry * (self.s.e // WIDTH) + column
+            into = (place * self.panels + panel) * PANEL
+            source = start * self.s.e + column * WIDTH
+            self._values(source, here, self.value_words + into, scales[1:])
 
-        def work() -> None:
-            steps = self.s.d // STEP
-            into = b.mul(b.add(b.mul(entry, self.panels), panel), steps * PANEL)
-            scales = [b.offset(p, start) for p in self.scales]
-            into = b.offset(self.key_words, into)
-            self._keys(b, b.mul(start, self.s.d), here, into, scales[:1])
-            for column in range(self.s.e // WIDTH):
-                place = b.add(b.mul(entry, self.s.e // WIDTH), column)
-                into = b.mul(b.add(b.mul(place, self.panels), panel), PANEL)
-                source = b.add(b.mul(start, self.s.e), column * WIDTH)
-                self._values(b, source, here, b.offset(self.value_words, into), scales[1:])
-
-        b.branch(b.compare("lt", 0, here), work)
-
-    def _line(self, b: Builder, kept: Value, at: Value, there: Value, scale: list[Value]) -> Value:
+    def _line(self, kept: Pointer, at: Value, there: Value, scale: list[Value]) -> Value:
         """Sixteen numbers as bfloat16; 0 behind the last key, where anything may lie."""
-        mask = b.first_lanes(b.select(there, b.index(LINES), b.index(0)), LINES)
-        value = b.cast(b.load(kept, at, LINES, mask), dt.float32)
+        e = self.e
+        mask = e.first_lanes(select(there, e.index(LINES), 0), LINES)
+        value = kept.load(at, LINES, mask).cast(dt.float32)
         for factor in scale:
-            value = b.mul(value, b.splat(factor, LINES))
-        return b.cast(value, dt.bfloat16)
+            value = value * factor.splat(LINES)
+        return value.cast(dt.bfloat16)
 
-    def _scale(self, b: Builder, scales: list[Value], key: Value, here: Value) -> list[Value]:
+    def _scale(self, scales: list[Pointer], key: Value, here: Value) -> list[Value]:
         """That of a key; of the last one behind it."""
-        return [b.load(p, b.min(key, b.sub(here, 1))) for p in scales]
+        return [p[minimum(key, here - 1)] for p in scales]
 
-    def _keys(
-        self, b: Builder, first: Value, here: Value, into: Value, scales: list[Value]
-    ) -> None:
+    def _keys(self, first: Value, here: Value, into: Pointer, scales: list[Pointer]) -> None:
         """Columns are keys; words lie below each other."""
-
-        def key(j: Value) -> None:
-            line, there = b.add(first, b.mul(j, self.s.d)), b.compare("lt", j, here)
-            scale = self._scale(b, scales, j, here)
+        with self.e.loop(STEP) as j:
+            line, there = first + j * self.s.d, j < here
+            scale = self._scale(scales, j, here)
             for at in range(0, self.s.d, LINES):
-                words = b.bitcast(self._line(b, self.k, b.add(line, at), there, scale), dt.int32)
+                words = self._line(self.k, line + at, there, scale).bitcast(dt.int32)
                 step, word = divmod(at // 2, WORDS)
                 for i in range(LINES // 2):
                     place = step * PANEL + (word + i) * WIDTH
-                    b.store(into, b.add(j, place), b.extract(words, i))
+                    into.store(j + place, words.extract(i))
 
-        b.loop(0, STEP, 1, key)
-
-    def _values(
-        self, b: Builder, first: Value, here: Value, into: Value, scales: list[Value]
-    ) -> None:
+    def _values(self, first: Value, here: Value, into: Pointer, scales: list[Pointer]) -> None:
         """Columns are features; a word holds two neighboring keys."""
-
-        def word(w: Value) -> None:
+        with self.e.loop(WORDS) as w:
             for half in range(2):
                 found = []
                 for i in range(2):
-                    key = b.add(b.mul(w, 2), i)
-                    at = b.add(b.add(first, b.mul(key, self.s.e)), half * LINES)
-                    scale = self._scale(b, scales, key, here)
-                    line = self._line(b, self.v, at, b.compare("lt", key, here), scale)
-                    found.append(b.cast(b.bitcast(line, dt.uint16), dt.int32))
-                both = b.bitwise("or", found[0], b.bitwise("shl", found[1], 16))
-                b.store(into, b.add(b.mul(w, WIDTH), half * LINES), both)
-
-        b.loop(0, WORDS, 1, word)
+                    key = w * 2 + i
+                    at = first + key * self.s.e + half * LINES
+                    scale = self._scale(scales, key, here)
+                    line = self._line(self.v, at, key < here, scale)
+                    found.append(line.bitcast(dt.uint16).cast(dt.int32))
+                both = found[0] | (found[1] << 16)
+                into.store(w * WIDTH + half * LINES, both)
 
 
 @dataclass(frozen=True, slots=True)
 class _Scratch(Seen):
     """Rows of an item: queries, scores, weights, results."""
 
-    q: Value
-    scores: Value
-    weights: Value
-    y: Value
+    q: Pointer
+    scores: Pointer
+    weights: Pointer
+    y: Pointer
 
 
 class _Pairs(Rows[_Scratch]):
@@ -187,6 +181,7 @@ class _Pairs(Rows[_Scratch]):
         self.key_words, self.value_words = (pointer(dt.int32, n) for n in ("kw", "vw"))
         self.panels = size("panels")
         self.steps, self.columns = spec.d // STEP, spec.e // WIDTH
+        self.e = KernelBuilder(self.parameters)
 
     @property
     def parameters(self) -> tuple[Value, ...]:
@@ -196,146 +191,131 @@ class _Pairs(Rows[_Scratch]):
         sizes = self.shared, self.group, self.time, self.capacity, self.chunks, self.panels
         return (self.q, *words, self.y, *self.places[:2], *more, *sizes)
 
-    def write(self, b: Builder, lo: Value, hi: Value) -> None:
+    def write(self) -> None:
         """The entry."""
-        b.flushes = True
+        e = self.e
+        e.flushes = True
         scratch = _Scratch(
-            *self.seen(b),
-            b.stack(dt.int32, ROWS // LINES * self.steps * GROUP),
-            b.stack(dt.float32, PANELS * _TILE),
-            b.stack(dt.int32, ROWS // LINES * PANELS * GROUP),
-            b.stack(dt.float32, self.columns * _TILE),
+            *self.seen(),
+            e.stack(dt.int32, ROWS // LINES * self.steps * GROUP),
+            e.stack(dt.float32, PANELS * _TILE),
+            e.stack(dt.int32, ROWS // LINES * PANELS * GROUP),
+            e.stack(dt.float32, self.columns * _TILE),
         )
         if self.unit.matrices:
-            b.begin_matrices()
-        b.loop(lo, hi, 1, lambda item: self.item(b, scratch, item))
+            e.begin_matrices()
+        with e.items() as item:
+            self.item(scratch, item)
         if self.unit.matrices:
-            b.end_matrices()
+            e.end_matrices()
 
-    def work(self, b: Builder, scratch: _Scratch, at: Item) -> None:
-        self.prepare(b, scratch, at, ROWS)
-        b.zero(scratch.y, self.columns * _TILE)
-        lowest, most = self.span(b, scratch, at)
-        lowest = b.mul(b.div(lowest, BLOCK), BLOCK)
-        b.loop(lowest, most, BLOCK, lambda begin: self._block(b, scratch, at.entry, begin, most))
-        b.loop(0, at.meant, 1, lambda r: self._finish(b, scratch, r, at.place(r)))
+    def work(self, scratch: _Scratch, at: Item) -> None:
+        e = self.e
+        self.prepare(scratch, at, ROWS)
+        scratch.y.zero(self.columns * _TILE)
+        lowest, most = self.span(scratch, at)
+        lowest = (lowest // BLOCK) * BLOCK
+        with e.loop(lowest, most, BLOCK) as begin:
+            self._block(scratch, at.entry, begin, most)
+        with e.loop(at.meant) as r:
+            self._finish(scratch, r, at.place(r))
 
-    def query(self, b: Builder, scratch: _Scratch, r: Value, place: Value) -> None:
-        source = b.offset(self.q, b.mul(place, self.s.d))
-        group = b.mul(b.div(r, LINES), self.steps * GROUP)
-        into = b.offset(scratch.q, b.add(group, b.mul(b.rem(r, LINES), WORDS)))
+    def query(self, scratch: _Scratch, r: Value, place: Value) -> None:
+        source = self.q + place * self.s.d
+        group = (r // LINES) * (self.steps * GROUP)
+        into = scratch.q + (group + (r % LINES) * WORDS)
         for at in range(0, self.s.d, LINES):
-            value = b.cast(b.mul(b.load(source, at, LINES), self.s.factor), dt.bfloat16)
+            value = (source.load(at, LINES) * self.s.factor).cast(dt.bfloat16)
             step, word = divmod(at // 2, WORDS)
-            b.store(into, step * GROUP + word, b.bitcast(value, dt.int32))
+            into.store(step * GROUP + word, value.bitcast(dt.int32))
 
-    def _block(
-        self, b: Builder, scratch: _Scratch, entry: Value, begin: Value, most: Value
-    ) -> None:
+    def _block(self, scratch: _Scratch, entry: Value, begin: Value, most: Value) -> None:
         """All rows of an item against the keys of a block."""
-        first = b.div(begin, STEP)
-        count = b.min(PANELS, b.div(b.add(b.sub(most, begin), STEP - 1), STEP))
-        keys = b.mul(b.add(b.mul(entry, self.panels), first), self.steps * PANEL)
-
-        def panel(p: Value) -> None:
-            words = b.offset(self.key_words, b.add(keys, b.mul(p, self.steps * PANEL)))
-            into = b.offset(scratch.scores, b.mul(p, _TILE))
-            self._multiply(b, scratch.q, self.steps, words, self.steps, into, add=False)
-
-        b.loop(0, count, 1, panel)
-        b.loop(0, ROWS, 1, lambda r: self._weigh(b, scratch, r, begin, count))
+        e = self.e
+        first = begin // STEP
+        count = minimum(PANELS, (most - begin + (STEP - 1)) // STEP)
+        keys = (entry * self.panels + first) * (self.steps * PANEL)
+        with e.loop(count) as p:
+            words = self.key_words + (keys + p * (self.steps * PANEL))
+            into = scratch.scores + p * _TILE
+            self._multiply(scratch.q, self.steps, words, self.steps, into, add=False)
+        with e.loop(ROWS) as r:
+            self._weigh(scratch, r, begin, count)
         for column in range(self.columns):
-            place = b.mul(b.add(b.mul(entry, self.columns), column), self.panels)
-            words = b.offset(self.value_words, b.mul(b.add(place, first), PANEL))
-            into = b.offset(scratch.y, column * _TILE)
-            self._multiply(b, scratch.weights, PANELS, words, count, into, add=True)
+            place = (entry * self.columns + column) * self.panels
+            words = self.value_words + (place + first) * PANEL
+            into = scratch.y + column * _TILE
+            self._multiply(scratch.weights, PANELS, words, count, into, add=True)
 
     def _multiply(
         self,
-        b: Builder,
-        a: Value,
+        a: Pointer,
         pitch: int,
-        words: Value,
+        words: Pointer,
         steps: Value | int,
-        into: Value,
+        into: Pointer,
         *,
         add: bool,
     ) -> None:
         """All rows, whose groups are `pitch` steps long, times words."""
-        below = b.index(pitch * GROUP)
         for first in range(0, ROWS, self.unit.rows):
             group, line = divmod(first, LINES)
-            start = b.offset(a, group * pitch * GROUP + line * WORDS)
-            b.call(
-                self.function,
-                *(start, b.index(WORDS), b.index(GROUP), below),
-                *(words, words, b.index(steps)),
-                *(b.offset(into, first * WIDTH), b.index(int(add))),
-            )
+            start = a + (group * pitch * GROUP + line * WORDS)
+            rows = start, WORDS, GROUP, pitch * GROUP
+            self.e.call(self.function, *rows, words, words, steps, into + first * WIDTH, int(add))
 
-    def _weigh(self, b: Builder, scratch: _Scratch, r: Value, begin: Value, count: Value) -> None:
+    def _weigh(self, scratch: _Scratch, r: Value, begin: Value, count: Value) -> None:
         """Make a row's scores weights, as words; scale what it has so far."""
-        s = self.s
-        row = b.offset(scratch.scores, b.mul(r, WIDTH))
-        limits = [b.splat(b.load(x, r), LINES) for x in (scratch.begins, scratch.ends)]
-        lanes = b.iota(dt.int32, LINES)
-
-        def see(p: Value, largest: Value) -> tuple[Value, ...]:
+        e, s = self.e, self.s
+        row = scratch.scores + r * WIDTH
+        limits = [x[r].splat(LINES) for x in (scratch.begins, scratch.ends)]
+        lanes = e.iota(dt.int32, LINES)
+        best = [e.constant(-math.inf, dt.float32, LINES)]
+        with e.loop(count, carrying=best) as p:
             for half in range(2):
-                at = b.add(b.mul(p, _TILE), half * LINES)
-                found = b.load(row, at, LINES)
+                at = p * _TILE + half * LINES
+                found = row.load(at, LINES)
                 if s.softcap is not None:
-                    found = b.mul(tanh(b, found), s.softcap * LOG2_E)
-                key = b.add(b.add(begin, b.mul(p, STEP)), half * LINES)
-                keys = b.add(b.splat(b.cast(key, dt.int32), LINES), lanes)
-                seen = b.compare("lt", keys, limits[1])
+                    found = tanh(found) * (s.softcap * LOG2_E)
+                key = begin + p * STEP + half * LINES
+                keys = key.cast(dt.int32).splat(LINES) + lanes
+                seen = keys < limits[1]
                 if s.window is not None:
-                    seen = b.bitwise("and", seen, b.compare("le", limits[0], keys))
-                found = b.select(seen, found, b.constant(-math.inf, dt.float32, LINES))
-                b.store(row, at, found)
-                largest = b.max(found, largest)
-            return (largest,)
-
-        lowest = b.constant(-math.inf, dt.float32, LINES)
-        (found,) = b.loop(0, count, 1, see, (lowest,))
-        before = b.load(scratch.largest, r)
-        largest = b.max(before, b.reduce("max", found))
-        finite = b.compare("lt", b.abs(largest), math.inf)
-        shift = b.select(finite, largest, b.constant(0.0, dt.float32))
-        shifts = b.splat(shift, LINES)
-        into = b.mul(b.div(r, LINES), PANELS * GROUP)
-        words = b.offset(scratch.weights, b.add(into, b.mul(b.rem(r, LINES), WORDS)))
-
-        def weigh(p: Value, total: Value) -> tuple[Value, ...]:
+                    seen = seen & (limits[0] <= keys)
+                found = select(seen, found, -math.inf)
+                row[at] = found
+                best[0] = maximum(found, best[0])
+        before = scratch.largest[r]
+        largest = maximum(before, best[0].reduce("max"))
+        shifts = select(abs(largest) < math.inf, largest, 0.0).splat(LINES)
+        into = (r // LINES) * (PANELS * GROUP)
+        words = scratch.weights + (into + (r % LINES) * WORDS)
+        total = [e.constant(0.0, dt.float32, LINES)]
+        with e.loop(count, carrying=total) as p:
             for half in range(2):
-                score = b.load(row, b.add(b.mul(p, _TILE), half * LINES), LINES)
-                weight = power_of_two(b, b.sub(score, shifts))
-                total = b.add(weight, total)
-                rounded = b.bitcast(b.cast(weight, dt.bfloat16), dt.int32)
-                b.store(words, b.add(b.mul(p, GROUP), half * LINES // 2), rounded)
-            return (total,)
+                score = row.load(p * _TILE + half * LINES, LINES)
+                weight = power_of_two(score - shifts)
+                total[0] = weight + total[0]
+                rounded = weight.cast(dt.bfloat16).bitcast(dt.int32)
+                words.store(p * GROUP + half * LINES // 2, rounded)
+        factor = power_of_two(before.splat(LINES) - shifts)
+        single = factor.extract(0)
+        scratch.sums[r] = fma(scratch.sums[r], single, total[0].reduce("add"))
+        scratch.largest[r] = largest
 
-        (total,) = b.loop(0, count, 1, weigh, (b.constant(0.0, dt.float32, LINES),))
-        factor = power_of_two(b, b.sub(b.splat(before, LINES), shifts))
-        single = b.extract(factor, 0)
-        b.store(scratch.sums, r, b.fma(b.load(scratch.sums, r), single, b.reduce("add", total)))
-        b.store(scratch.largest, r, largest)
-
-        def rescale() -> None:
+        with e.when(single != 1.0):
             for column in range(self.columns):
-                y = b.offset(scratch.y, b.add(b.mul(r, WIDTH), column * _TILE))
+                y = scratch.y + (r * WIDTH + column * _TILE)
                 for half in range(2):
-                    value = b.load(y, half * LINES, LINES)
-                    b.store(y, half * LINES, b.mul(value, factor))
+                    value = y.load(half * LINES, LINES)
+                    y.store(half * LINES, value * factor)
 
-        b.branch(b.compare("ne", single, 1.0), rescale)
-
-    def _finish(self, b: Builder, scratch: _Scratch, r: Value, place: Value) -> None:
+    def _finish(self, scratch: _Scratch, r: Value, place: Value) -> None:
         """A row's result, divided by its sum."""
-        inverse = b.div(b.constant(1.0, dt.float32), b.load(scratch.sums, r))
-        line = b.offset(self.y, b.mul(place, self.s.e))
-        source = b.offset(scratch.y, b.mul(r, WIDTH))
+        inverse = 1.0 / scratch.sums[r]
+        line = self.y + place * self.s.e
+        source = scratch.y + r * WIDTH
         for at in range(0, self.s.e, LINES):
             column, half = divmod(at, WIDTH)
-            value = b.load(source, column * _TILE + half, LINES)
-            b.store(line, at, b.mul(value, inverse))
+            value = source.load(column * _TILE + half, LINES)
+            line[at] = value * inverse

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value, pointer, size
+from treadle.backends.codegen.kernel.builder import Builder, builder_of
+from treadle.backends.codegen.kernel.language import Pointer, Value
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -82,9 +82,9 @@ class Problem:
         """What packed rows of q are multiplied by."""
         return self.scale * LOG2_E
 
-    def stack(self, b: Builder, *extents: int) -> Value:
+    def stack(self, e: Builder, *extents: int) -> Pointer:
         """Scratch of the compute type."""
-        return b.stack(self.compute, math.prod(extents))
+        return e.stack(self.compute, math.prod(extents))
 
 
 def round_up(n: int, multiple: int) -> int:
@@ -92,9 +92,9 @@ def round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-def padded(b: Builder, n: Value, multiple: int) -> Value:
+def padded(n: Value, multiple: int) -> Value:
     """`round_up` of a value that is not negative."""
-    return b.mul(b.div(b.add(n, multiple - 1), multiple), multiple)
+    return ((n + (multiple - 1)) // multiple) * multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,56 +108,50 @@ class Matrix:
         unit: whether columns are adjacent.
     """
 
-    pointer: Value
+    pointer: Pointer
     batch: tuple[Value, ...]
     row: Value
     step: Value
     unit: bool = True
 
-    @property
-    def parameters(self) -> tuple[Value, ...]:
-        """In the order in which a launch passes them."""
-        return (self.pointer, *self.batch, self.row, self.step)
-
-    def at(self, b: Builder, place: Sequence[Value]) -> Matrix:
+    def at(self, place: Sequence[Value]) -> Matrix:
         """The matrix at a place in the batch."""
         start = self.pointer
         for index, stride in zip(place, self.batch, strict=True):
-            start = b.offset(start, b.mul(index, stride))
+            start = start + index * stride
         return Matrix(start, (), self.row, self.step, self.unit)
 
-    def row_at(self, b: Builder, index: Value) -> Value:
+    def row_at(self, index: Value) -> Pointer:
         """Pointer to a row's first element."""
-        return b.offset(self.pointer, b.mul(index, self.row))
+        return self.pointer + index * self.row
 
     def load(
-        self, b: Builder, row: Value, column: Value | int, lanes: int, mask: Value | None = None
+        self, row: Pointer, column: Value | int, lanes: int, mask: Value | None = None
     ) -> Value:
         """Neighbouring columns of a row that `row_at` gave, in the compute type."""
         if self.unit or lanes == 1:
-            start = column if self.unit else b.mul(self.step, column)
-            found = b.load(row, start, lanes, mask)
+            start = column if self.unit else self.step * column
+            found = row.load(start, lanes, mask)
         else:
-            places = b.mul(b.add(b.iota(dt.int64, lanes), b.index(column)), self.step)
-            found = b.gather(row, places, mask)
-        return b.cast(found, compute_type(found.dtype))
+            places = (builder_of(row).iota(dt.int64, lanes) + column) * self.step
+            found = row.gather(places, mask)
+        return found.cast(compute_type(found.dtype))
 
-    def store(
-        self, b: Builder, row: Value, column: int, value: Value, mask: Value | None = None
-    ) -> None:
+    def store(self, row: Pointer, column: int, value: Value, mask: Value | None = None) -> None:
         """Write neighbouring columns of a row that `row_at` gave."""
-        narrow = b.cast(value, row.dtype)
+        narrow = value.cast(row.dtype)
         if self.unit:
-            b.store(row, column, narrow, mask)
+            row.store(column, narrow, mask)
         else:
-            places = b.mul(b.add(b.iota(dt.int64, value.lanes), column), self.step)
-            b.scatter(row, places, narrow, mask)
+            places = (builder_of(row).iota(dt.int64, value.lanes) + column) * self.step
+            row.scatter(places, narrow, mask)
 
 
-def matrix(name: str, dtype: DType, rank: int, unit: bool) -> Matrix:
-    """Fresh parameters for one operand."""
-    batch = tuple(size(f"{name}_batch{i}") for i in range(rank))
-    return Matrix(pointer(dtype, name), batch, size(f"{name}_row"), size(f"{name}_step"), unit)
+def matrix(e: Builder, name: str, dtype: DType, rank: int, unit: bool) -> Matrix:
+    """Further parameters of a kernel: one operand."""
+    start = e.pointer(dtype, name)
+    batch = tuple(e.sizes(*(f"{name}_batch{i}" for i in range(rank))))
+    return Matrix(start, batch, e.size(f"{name}_row"), e.size(f"{name}_step"), unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,31 +170,26 @@ class Parameters:
     sizes: tuple[Value, ...]
     extents: tuple[Value, ...]
 
-    @property
-    def all(self) -> tuple[Value, ...]:
-        """In the order in which a launch passes them."""
-        stacks = self.matrices if self.mask is None else (*self.matrices, self.mask)
-        return (*(v for m in stacks for v in m.parameters), *self.sizes, *self.extents)
-
-    def at(self, b: Builder, entry: Value) -> tuple[list[Matrix], Matrix | None]:
+    def at(self, entry: Value) -> tuple[list[Matrix], Matrix | None]:
         """The matrices and the mask of one entry of the batch."""
-        place = split(b, entry, self.extents)
-        mask = None if self.mask is None else self.mask.at(b, place)
-        return [m.at(b, place) for m in self.matrices], mask
+        place = split(entry, self.extents)
+        mask = None if self.mask is None else self.mask.at(place)
+        return [m.at(place) for m in self.matrices], mask
 
 
-def parameters(p: Problem, names: Sequence[str], sizes: Sequence[str]) -> Parameters:
-    """Fresh parameters for matrices and sizes of these names."""
-    stacks = [matrix(n, p.dtype, p.rank, p.unit[i]) for i, n in enumerate(names)]
-    mask = None if p.mask is None else matrix("mask", p.mask, p.rank, p.unit[len(names)])
-    extents = tuple(size(f"extent{i}") for i in range(p.rank))
-    return Parameters(tuple(stacks), mask, tuple(map(size, sizes)), extents)
+def parameters(e: Builder, p: Problem, names: Sequence[str], sizes: Sequence[str]) -> Parameters:
+    """Further parameters of a kernel: matrices and sizes of these names, in order."""
+    stacks = [matrix(e, n, p.dtype, p.rank, p.unit[i]) for i, n in enumerate(names)]
+    mask = None if p.mask is None else matrix(e, "mask", p.mask, p.rank, p.unit[len(names)])
+    found = e.sizes(*sizes)
+    extents = e.sizes(*(f"extent{i}" for i in range(p.rank)))
+    return Parameters(tuple(stacks), mask, tuple(found), tuple(extents))
 
 
-def split(b: Builder, item: Value, extents: Sequence[Value]) -> tuple[Value, ...]:
+def split(item: Value, extents: Sequence[Value]) -> tuple[Value, ...]:
     """The row-major place of an item in the batch."""
     place: list[Value] = []
     for extent in reversed(extents[1:]):
-        place.append(b.rem(item, extent))
-        item = b.div(item, extent)
+        place.append(item % extent)
+        item = item // extent
     return (item, *reversed(place))

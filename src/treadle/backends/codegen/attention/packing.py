@@ -10,17 +10,17 @@ from collections.abc import Callable
 
 from treadle.backends.codegen.attention.operands import Matrix, Problem, padded, round_up
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, shuffle
 
 
 def pack_rows(
-    b: Builder,
+    e: Builder,
     p: Problem,
     source: Matrix,
     first: Value,
     counts: tuple[Value, Value],
     width: int,
-    target: Value,
+    target: Pointer,
     scale: float = 1.0,
 ) -> None:
     """Rows from `first` on, times `scale`, one after the other; zeros fill up columns and rows.
@@ -30,66 +30,59 @@ def pack_rows(
     pitch = round_up(width, p.tile_columns)
     taken, wanted = counts
 
-    def row(index: Value) -> None:
-        start = source.row_at(b, b.add(first, index))
-        into = b.offset(target, b.mul(index, pitch))
+    with e.loop(taken) as index:
+        start = source.row_at(first + index)
+        into = target + index * pitch
         for column in range(0, pitch, p.lanes):
             if column < width:
-                value = source.load(b, start, column, p.lanes, tail(b, p, width - column))
+                value = source.load(start, column, p.lanes, tail(e, p, width - column))
                 if scale != 1.0:
-                    value = b.mul(value, scale)
+                    value = value * scale
             else:
-                value = b.constant(0.0, p.compute, p.lanes)
-            b.store(into, column, value, aligned=True)
-
-    b.loop(0, taken, 1, row)
-    b.zero(b.offset(target, b.mul(taken, pitch)), b.mul(b.sub(wanted, taken), pitch))
+                value = e.constant(0.0, p.compute, p.lanes)
+            into.store(column, value, aligned=True)
+    (target + taken * pitch).zero((wanted - taken) * pitch)
 
 
-def tail(b: Builder, p: Problem, left: int) -> Value | None:
+def tail(e: Builder, p: Problem, left: int) -> Value | None:
     """The mask of a vector of which `left` lanes exist; None where all do."""
-    return None if left >= p.lanes else b.first_lanes(left, p.lanes)
+    return None if left >= p.lanes else e.first_lanes(left, p.lanes)
 
 
 def pack_panels(
-    b: Builder,
+    e: Builder,
     p: Problem,
     source: Matrix,
     first: Value,
     count: Value,
     width: int,
-    target: Value,
+    target: Pointer,
 ) -> None:
     """Rows from `first` on, transposed: panels [width][tile columns], each of that many rows.
 
     A last panel that is not full repeats the last row.
     """
     columns, lanes = p.tile_columns, p.lanes
-    last = b.sub(count, 1)
+    last = count - 1
 
-    def group(begin: Value) -> None:
-        rows = [source.row_at(b, b.add(first, b.min(b.add(begin, r), last))) for r in range(lanes)]
+    with e.loop(0, padded(count, columns), lanes) as begin:
+        rows = [source.row_at(first + minimum(begin + r, last)) for r in range(lanes)]
         # Rows [begin, begin + lanes) are one half of panel begin // columns.
-        half = b.rem(begin, columns)
-        into = b.offset(target, b.add(b.mul(b.sub(begin, half), width), half))
-
-        def block(column: Value) -> None:
-            values = [source.load(b, row, column, lanes) for row in rows]
-            for i, value in enumerate(transpose(b, values)):
-                b.store(into, b.mul(b.add(column, i), columns), value, aligned=True)
-
+        half = begin % columns
+        into = target + ((begin - half) * width + half)
         whole = width // lanes * lanes
-        b.loop(0, whole, lanes, block)
+        with e.loop(0, whole, lanes) as column:
+            values = [source.load(row, column, lanes) for row in rows]
+            for i, value in enumerate(transpose(values)):
+                into.store((column + i) * columns, value, aligned=True)
         if whole < width:
-            mask = tail(b, p, width - whole)
-            values = [source.load(b, row, whole, lanes, mask) for row in rows]
-            for i, value in enumerate(transpose(b, values)[: width - whole]):
-                b.store(into, (whole + i) * columns, value, aligned=True)
-
-    b.loop(0, padded(b, count, columns), lanes, group)
+            mask = tail(e, p, width - whole)
+            values = [source.load(row, whole, lanes, mask) for row in rows]
+            for i, value in enumerate(transpose(values)[: width - whole]):
+                into.store((whole + i) * columns, value, aligned=True)
 
 
-def transpose(b: Builder, rows: list[Value]) -> list[Value]:
+def transpose(rows: list[Value]) -> list[Value]:
     """The columns of a square block of vectors."""
     lanes = len(rows)
     found = list(rows)
@@ -100,15 +93,15 @@ def transpose(b: Builder, rows: list[Value]) -> list[Value]:
         for i in range(lanes):
             if not i & distance:
                 x, y = found[i], found[i + distance]
-                found[i], found[i + distance] = b.shuffle(x, y, low), b.shuffle(x, y, high)
+                found[i], found[i + distance] = shuffle(x, y, low), shuffle(x, y, high)
         distance //= 2
     return found
 
 
 def unpack_rows(
-    b: Builder,
+    e: Builder,
     p: Problem,
-    source: Value,
+    source: Pointer,
     target: Matrix,
     rows: tuple[Value | int, Value],
     width: int,
@@ -121,14 +114,12 @@ def unpack_rows(
     pitch = round_up(width, p.tile_columns)
     first, count = rows
 
-    def row(index: Value) -> None:
-        start = target.row_at(b, b.add(index, first))
+    with e.loop(count) as index:
+        start = target.row_at(index + first)
         scale = None if factor is None else factor(index)
         for column in range(0, width, p.lanes):
-            place = b.add(b.mul(index, pitch), column)
-            value = b.load(source, place, p.lanes, aligned=True)
+            place = index * pitch + column
+            value = source.load(place, p.lanes, aligned=True)
             if scale is not None:
-                value = b.mul(value, scale)
-            target.store(b, start, column, value, tail(b, p, width - column))
-
-    b.loop(0, count, 1, row)
+                value = value * scale
+            target.store(start, column, value, tail(e, p, width - column))

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treadle.backends.codegen.attention.operands import UNROLL, Problem
-from treadle.backends.codegen.kernel.builder import Builder, function
-from treadle.backends.codegen.kernel.ir import Function, Value, pointer, size
+from treadle.backends.codegen.kernel.builder import Builder
+from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.language import Pointer, Value, fma
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,58 +37,41 @@ class Product:
 
 def product(p: Problem, name: str, form: Product) -> Function:
     """The function (a, b, c[, depth])."""
-    a, other, c = (pointer(p.compute, n) for n in "abc")
-    depth = size("depth")
-    parameters = (a, other, c, depth) if form.depth is None else (a, other, c)
+    e = Builder()
+    a, b, c = (e.pointer(p.compute, n) for n in "abc")
+    whole = e.size("depth") if form.depth is None else form.depth // UNROLL * UNROLL
+    places = [
+        (r, r * form.target + half)
+        for r in range(p.tile_rows)
+        for half in range(0, p.tile_columns, p.lanes)
+    ]
+    zero = e.constant(0.0, p.compute, p.lanes)
+    totals = [c.load(place, p.lanes, aligned=True) if form.add else zero for _, place in places]
 
-    def write(b: Builder) -> None:
-        places = [
-            (r, r * form.target + half)
-            for r in range(p.tile_rows)
-            for half in range(0, p.tile_columns, p.lanes)
-        ]
-        zero = b.constant(0.0, p.compute, p.lanes)
-        totals = tuple(
-            b.load(c, place, p.lanes, aligned=True) if form.add else zero for _, place in places
-        )
+    def turn(k: Value | int, steps: int) -> None:
+        rows, columns = a + k * form.step, b + k * form.pitch
+        for i in range(steps):
+            _step(p, form, (rows, columns), i, totals)
 
-        def turn(k: Value | int, *totals: Value, steps: int) -> tuple[Value, ...]:
-            rows = b.offset(a, b.mul(b.index(k), form.step))
-            columns = b.offset(other, b.mul(b.index(k), form.pitch))
-            for i in range(steps):
-                totals = _step(b, p, form, (rows, columns), i, totals)
-            return totals
-
-        def several(k: Value, *totals: Value) -> tuple[Value, ...]:
-            return turn(k, *totals, steps=UNROLL)
-
-        whole: Value | int = depth if form.depth is None else form.depth // UNROLL * UNROLL
-        totals = b.loop(0, whole, UNROLL, several, totals)
-        if form.depth is not None and form.depth % UNROLL:
-            totals = turn(form.depth // UNROLL * UNROLL, *totals, steps=form.depth % UNROLL)
-        for (_, place), total in zip(places, totals, strict=True):
-            b.store(c, place, total, aligned=True)
-
-    return function(name, parameters, write)
+    with e.loop(0, whole, UNROLL, carrying=totals) as k:
+        turn(k, UNROLL)
+    if form.depth is not None and form.depth % UNROLL:
+        turn(form.depth // UNROLL * UNROLL, form.depth % UNROLL)
+    for (_, place), total in zip(places, totals, strict=True):
+        c.store(place, total, aligned=True)
+    return e.function(name)
 
 
 def _step(
-    b: Builder,
-    p: Problem,
-    form: Product,
-    places: tuple[Value, Value],
-    i: int,
-    totals: tuple[Value, ...],
-) -> tuple[Value, ...]:
+    p: Problem, form: Product, places: tuple[Pointer, Pointer], i: int, totals: list[Value]
+) -> None:
     """One step of the reduction: an outer product added to the tile."""
     rows, columns = places
     vectors = [
-        b.load(columns, i * form.pitch + half, p.lanes, aligned=True)
+        columns.load(i * form.pitch + half, p.lanes, aligned=True)
         for half in range(0, p.tile_columns, p.lanes)
     ]
-    added: list[Value] = []
     for r in range(p.tile_rows):
-        x = b.splat(b.load(rows, r * form.row + i * form.step), p.lanes)
-        mine = totals[r * len(vectors) : (r + 1) * len(vectors)]
-        added += [b.fma(x, y, total) for y, total in zip(vectors, mine, strict=True)]
-    return tuple(added)
+        x = rows[r * form.row + i * form.step].splat(p.lanes)
+        mine = slice(r * len(vectors), (r + 1) * len(vectors))
+        totals[mine] = [fma(x, y, total) for y, total in zip(vectors, totals[mine], strict=True)]

@@ -5,7 +5,8 @@ Each key and value is used once per item, so they are read where they lie and no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from collections.abc import Sequence
 from functools import cache
 
 from treadle.backends.codegen.attention.operands import (
@@ -23,8 +24,9 @@ from treadle.backends.codegen.attention.softmax import (
     powers,
     shift_of,
 )
-from treadle.backends.codegen.kernel.builder import Builder, kernel
-from treadle.backends.codegen.kernel.ir import Kernel, Value
+from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import Pointer, Value, fma, minimum, shuffle
 
 MOST_UNROLLED = 16
 """Vectors of a row up to which a product with it is written without a loop."""
@@ -37,77 +39,73 @@ class _RowKernel:
 
     def __init__(self, p: Problem, keys: int) -> None:
         self.p = p
-        self.most_keys = keys
-        self.given = parameters(p, ("q", "k", "v", "y"), ("queries", "keys"))
+        self.e = e = KernelBuilder()
+        self.given = parameters(e, p, ("q", "k", "v", "y"), ("queries", "keys"))
         self.queries, self.keys = self.given.sizes
+        self.packed, self.scores = p.stack(e, p.d_pitch), p.stack(e, keys)
 
     def kernel(self) -> Kernel:
-        return kernel("attention_row", self.given.all, self.write, (), self.p.target.features)
+        with self.e.items() as item:
+            self.item(item)
+        return self.e.kernel("attention_row", (), self.p.target.features)
 
-    def write(self, b: Builder, lo: Value, hi: Value) -> None:
-        q = self.p.stack(b, self.p.d_pitch)
-        scores = self.p.stack(b, self.most_keys)
-        b.loop(lo, hi, 1, lambda item: self.item(b, q, scores, item))
-
-    def item(self, b: Builder, packed: Value, scores: Value, item: Value) -> None:
+    def item(self, item: Value) -> None:
         """One query of one entry."""
-        p = self.p
-        (q, k, v, y), mask = self.given.at(b, b.div(item, self.queries))
-        query = b.rem(item, self.queries)
-        seen = b.min(self.keys, b.add(query, 1)) if p.causal else self.keys
-        row = q.row_at(b, query)
+        e, p, scores = self.e, self.p, self.scores
+        (q, k, v, y), mask = self.given.at(item // self.queries)
+        query = item % self.queries
+        seen = minimum(self.keys, query + 1) if p.causal else self.keys
+        row = q.row_at(query)
         for column in range(0, p.d, p.lanes):
-            value = q.load(b, row, column, p.lanes, tail(b, p, p.d - column))
-            b.store(packed, column, b.mul(value, p.score_scale), aligned=True)
-        _score(b, p, k, packed, scores, seen)
-        line = Rows((scores,), (seen,), padded(b, seen, p.lanes))
-        given = None if mask is None else MaskRows(mask, (mask.row_at(b, query),), 0)
-        (largest,) = largest_scores(b, p, line, given)
-        (total,), _ = powers(b, p, line, [shift_of(b, largest)])
-        inverse = b.div(b.constant(1.0, p.compute), total)
-        result = y.row_at(b, query)
+            value = q.load(row, column, p.lanes, tail(e, p, p.d - column))
+            self.packed.store(column, value * p.score_scale, aligned=True)
+        _score(e, p, k, self.packed, scores, seen)
+        line = Rows((scores,), (seen,), padded(seen, p.lanes))
+        given = None if mask is None else MaskRows(mask, (mask.row_at(query),), 0)
+        (largest,) = largest_scores(e, p, line, given)
+        (total,), _ = powers(e, p, line, [shift_of(largest)])
+        inverse = 1.0 / total
+        result = y.row_at(query)
         for first in range(0, p.e, COLUMNS * p.lanes):
             columns = tuple(range(first, min(p.e, first + COLUMNS * p.lanes), p.lanes))
-            sums = _Average(p, v, scores, columns).write(b, seen)
+            sums = _average(e, p, v, scores, columns, seen)
             for column, value in zip(columns, sums, strict=True):
-                y.store(b, result, column, b.mul(value, inverse), tail(b, p, p.e - column))
+                y.store(result, column, value * inverse, tail(e, p, p.e - column))
 
 
-def _score(b: Builder, p: Problem, k: Matrix, q: Value, scores: Value, count: Value) -> None:
+def _score(e: Builder, p: Problem, k: Matrix, q: Pointer, scores: Pointer, count: Value) -> None:
     """q k^T for a vector of keys at a time; the last vector repeats the last key."""
-    distances = [b.mul(k.row, r) for r in range(p.lanes)]
-    last = b.sub(count, 1)
+    distances = [k.row * r for r in range(p.lanes)]
+    last = count - 1
 
-    def whole(begin: Value) -> None:
-        first = k.row_at(b, begin)
-        group(begin, [b.offset(first, d) for d in distances])
+    def group(begin: Value, rows: list[Pointer]) -> None:
+        sums = [e.constant(0.0, p.compute, p.lanes)] * p.lanes
 
-    def part(begin: Value) -> None:
-        group(begin, [k.row_at(b, b.min(b.add(begin, r), last)) for r in range(p.lanes)])
-
-    def group(begin: Value, rows: list[Value]) -> None:
-        def turn(column: Value | int, *sums: Value, mask: Value | None = None) -> tuple[Value, ...]:
-            x = b.load(q, column, p.lanes, aligned=True)
-            loaded = [k.load(b, row, column, p.lanes, mask) for row in rows]
-            return tuple(b.fma(x, y, s) for y, s in zip(loaded, sums, strict=True))
+        def add(column: Value | int, mask: Value | None = None) -> None:
+            x = q.load(column, p.lanes, aligned=True)
+            loaded = [k.load(row, column, p.lanes, mask) for row in rows]
+            sums[:] = [fma(x, y, s) for y, s in zip(loaded, sums, strict=True)]
 
         full = p.d // p.lanes * p.lanes
-        sums = (b.constant(0.0, p.compute, p.lanes),) * p.lanes
         if full <= MOST_UNROLLED * p.lanes:
             for column in range(0, full, p.lanes):
-                sums = turn(column, *sums)
+                add(column)
         else:
-            sums = b.loop(0, full, p.lanes, turn, sums)
+            with e.loop(0, full, p.lanes, carrying=sums) as place:
+                add(place)
         if full < p.d:
-            sums = turn(full, *sums, mask=tail(b, p, p.d - full))
-        b.store(scores, begin, sum_lanes(b, sums), aligned=True)
+            add(full, tail(e, p, p.d - full))
+        scores.store(begin, sum_lanes(sums), aligned=True)
 
-    full_groups = b.sub(count, b.rem(count, p.lanes))
-    b.loop(0, full_groups, p.lanes, whole)
-    b.loop(full_groups, count, p.lanes, part)
+    full_groups = count - count % p.lanes
+    with e.loop(0, full_groups, p.lanes) as begin:
+        first = k.row_at(begin)
+        group(begin, [first + d for d in distances])
+    with e.loop(full_groups, count, p.lanes) as begin:
+        group(begin, [k.row_at(minimum(begin + r, last)) for r in range(p.lanes)])
 
 
-def sum_lanes(b: Builder, vectors: tuple[Value, ...]) -> Value:
+def sum_lanes(vectors: Sequence[Value]) -> Value:
     """A vector whose lane i is the sum of all lanes of vector i; as many vectors as lanes."""
     lanes = len(vectors)
     found = list(vectors)
@@ -116,48 +114,39 @@ def sum_lanes(b: Builder, vectors: tuple[Value, ...]) -> Value:
         low = [j if not j & h else lanes + j - h for j in range(lanes)]
         high = [j + h if not j & h else lanes + j for j in range(lanes)]
         found = [
-            b.add(b.shuffle(x, y, low), b.shuffle(x, y, high))
+            shuffle(x, y, low) + shuffle(x, y, high)
             for x, y in zip(found[:h], found[h:], strict=True)
         ]
     return found[0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Average:
-    """The sum of values times weights, in some columns."""
+def _average(
+    e: Builder,
+    p: Problem,
+    values: Matrix,
+    weights: Pointer,
+    columns: tuple[int, ...],
+    count: Value,
+) -> list[Value]:
+    """The sum of values times weights, in some columns: one vector each."""
+    # Keys take turns between two sums.
+    halves = [[e.constant(0.0, p.compute, p.lanes)] * len(columns) for _ in range(2)]
 
-    p: Problem
-    values: Matrix
-    weights: Value
-    columns: tuple[int, ...]
+    def add(key: Value, sums: list[Value]) -> None:
+        """One key's share."""
+        row = values.row_at(key)
+        weight = weights[key].splat(p.lanes)
+        for i, column in enumerate(columns):
+            value = values.load(row, column, p.lanes, tail(e, p, p.e - column))
+            sums[i] = fma(weight, value, sums[i])
 
-    def write(self, b: Builder, count: Value) -> list[Value]:
-        """One vector per column."""
-        p, many = self.p, len(self.columns)
-
-        def several(key: Value, *sums: Value) -> tuple[Value, ...]:
-            found = sums
-            for i in range(UNROLL):
-                found = self.step(b, b.add(key, i), found, i % 2)
-            return found
-
-        def one(key: Value, *sums: Value) -> tuple[Value, ...]:
-            return self.step(b, key, sums, 0)
-
-        whole = b.sub(count, b.rem(count, UNROLL))
-        sums = b.loop(0, whole, UNROLL, several, [b.constant(0.0, p.compute, p.lanes)] * 2 * many)
-        sums = b.loop(whole, count, 1, one, sums)
-        return [b.add(x, y) for x, y in zip(sums[:many], sums[many:], strict=True)]
-
-    def step(self, b: Builder, key: Value, sums: tuple[Value, ...], half: int) -> tuple[Value, ...]:
-        """One key's share, added to the first or second half of the sums."""
-        p, found = self.p, list(sums)
-        row = self.values.row_at(b, key)
-        weight = b.splat(b.load(self.weights, key), p.lanes)
-        for i, column in enumerate(self.columns, half * len(self.columns)):
-            value = self.values.load(b, row, column, p.lanes, tail(b, p, p.e - column))
-            found[i] = b.fma(weight, value, found[i])
-        return tuple(found)
+    whole = count - count % UNROLL
+    with e.loop(0, whole, UNROLL, carrying=(*halves,)) as key:
+        for i in range(UNROLL):
+            add(key + i, halves[i % 2])
+    with e.loop(whole, count, carrying=(*halves,)) as key:
+        add(key, halves[0])
+    return list(map(operator.add, *halves))
 
 
 @cache

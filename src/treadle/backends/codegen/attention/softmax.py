@@ -10,14 +10,14 @@ and loops are as few as for one row.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from treadle.backends.codegen.attention.operands import LOG2_E, Matrix, Problem
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.language import Pointer, Value, fma, maximum, select
 from treadle.backends.codegen.scalars.vector_math_format import format_of, polynomial, two_to_the
 from treadle.base import dtype as dt
 
@@ -51,30 +51,25 @@ class Rows:
             lies between may be anything, and becomes 0.
     """
 
-    scores: tuple[Value, ...]
+    scores: tuple[Pointer, ...]
     seen: tuple[Value, ...]
     end: Value
 
     def visit(
-        self, b: Builder, p: Problem, turn: Turn, initial: Sequence[Value]
-    ) -> tuple[Value, ...]:
-        """`carried = turn(place, masks, *carried)` for every place of a vector.
+        self, e: Builder, lanes: int, carrying: list[Value]
+    ) -> Iterator[tuple[Value, list[Value | None]]]:
+        """Blocks for every place of a vector: (place, masks of the lanes that are seen, by row).
 
-        `masks` holds the lanes that are seen, by row, and is None where all are.
+        The first block has whole vectors, whose masks are None; the second one the others.
         """
         least = self.seen[0]
-        whole = b.sub(least, b.rem(least, p.lanes))
-
-        def full(place: Value, *carried: Value) -> tuple[Value, ...]:
-            return tuple(turn(place, None, *carried))
-
-        def part(place: Value, *carried: Value) -> tuple[Value, ...]:
+        whole = least - least % lanes
+        with e.loop(0, whole, lanes, carrying=carrying) as place:
+            yield place, [None] * len(self.seen)
+        with e.loop(whole, self.end, lanes, carrying=carrying) as place:
             # No fewer than no lanes: a count is not negative.
-            left = [b.max(b.sub(seen, place), 0) for seen in self.seen]
-            return tuple(turn(place, [b.first_lanes(n, p.lanes) for n in left], *carried))
-
-        carried = b.loop(0, whole, p.lanes, full, initial)
-        return b.loop(whole, self.end, p.lanes, part, carried)
+            left = [maximum(seen - place, 0) for seen in self.seen]
+            yield place, [e.first_lanes(n, lanes) for n in left]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,64 +77,56 @@ class MaskRows:
     """A mask's lines for some queries, whose columns count from `first_key`."""
 
     mask: Matrix
-    lines: tuple[Value, ...]
+    lines: tuple[Pointer, ...]
     first_key: Value | int
 
-    def apply(
-        self, b: Builder, p: Problem, row: int, place: Value, score: Value, valid: Value | None
-    ) -> Value:
+    def apply(self, p: Problem, row: int, place: Value, score: Value, valid: Value | None) -> Value:
         """A vector of scores, masked."""
-        at = b.add(place, self.first_key) if isinstance(self.first_key, Value) else place
-        given = self.mask.load(b, self.lines[row], at, p.lanes, valid)
-        hidden = b.constant(-math.inf, p.compute, p.lanes)
+        at = place + self.first_key if isinstance(self.first_key, Value) else place
+        given = self.mask.load(self.lines[row], at, p.lanes, valid)
         if given.dtype is dt.bool_:
-            return b.select(given, score, hidden)
+            return select(given, score, -math.inf)
         # The lowest number is a usual mask: a row of it has equal weights, one of -inf has none.
         lowest = -float(np.finfo(p.compute.numpy).max)
-        scaled = b.max(lowest, b.mul(given, LOG2_E))
-        return b.add(score, b.select(b.compare("eq", given, hidden), hidden, scaled))
+        scaled = maximum(lowest, given * LOG2_E)
+        return score + select(given == -math.inf, -math.inf, scaled)
 
 
-def largest_scores(b: Builder, p: Problem, rows: Rows, mask: MaskRows | None) -> list[Value]:
+def largest_scores(e: Builder, p: Problem, rows: Rows, mask: MaskRows | None) -> list[Value]:
     """Each row's largest score, -inf where no key is seen; applies the mask to the scores."""
-    lowest = b.constant(-math.inf, p.compute, p.lanes)
-
-    def turn(place: Value, valid: list[Value] | None, *largest: Value) -> list[Value]:
-        found: list[Value] = []
-        for i, line in enumerate(rows.scores):
-            score = b.load(line, place, p.lanes, aligned=True)
-            lanes = None if valid is None else valid[i]
+    largest = [e.constant(-math.inf, p.compute, p.lanes)] * len(rows.scores)
+    for place, masks in rows.visit(e, p.lanes, largest):
+        for i, (line, valid) in enumerate(zip(rows.scores, masks, strict=True)):
+            score = line.load(place, p.lanes, aligned=True)
             if mask is not None:
-                score = mask.apply(b, p, i, place, score, lanes)
-                b.store(line, place, score, aligned=True)
-            if lanes is not None:
-                score = b.select(lanes, score, lowest)
-            found.append(b.max(score, largest[i]))
-        return found
-
-    return [b.reduce("max", v) for v in rows.visit(b, p, turn, [lowest] * len(rows.scores))]
+                score = mask.apply(p, i, place, score, valid)
+                line.store(place, score, aligned=True)
+            if valid is not None:
+                score = select(valid, score, -math.inf)
+            largest[i] = maximum(score, largest[i])
+    return [v.reduce("max") for v in largest]
 
 
-def shift_of(b: Builder, largest: Value) -> Value:
+def shift_of(largest: Value) -> Value:
     """What is subtracted from scores: the largest one, or 0 where that is infinite."""
-    return b.select(b.compare("lt", b.abs(largest), math.inf), largest, 0.0)
+    return select(abs(largest) < math.inf, largest, 0.0)
 
 
-def power_of_two(b: Builder, x: Value) -> Value:
+def power_of_two(x: Value) -> Value:
     """2**x for x of at most 0, and 0 where that is subnormal; NaN for NaN and +inf."""
     form = format_of(x)
-    bounded = b.max(-float(form.bias), x)
-    shifted = b.add(bounded, form.magic + form.bias)
-    rest = b.sub(bounded, b.sub(shifted, form.magic + form.bias))
-    return b.mul(polynomial(rest, _POWERS[x.dtype]), two_to_the(shifted, form))
+    bounded = maximum(-float(form.bias), x)
+    shifted = bounded + (form.magic + form.bias)
+    rest = bounded - (shifted - (form.magic + form.bias))
+    return polynomial(rest, _POWERS[x.dtype]) * two_to_the(shifted, form)
 
 
 def powers(
-    b: Builder,
+    e: Builder,
     p: Problem,
     rows: Rows,
     shifts: Sequence[Value],
-    weighted: Sequence[Value] | None = None,
+    weighted: Sequence[Pointer] | None = None,
 ) -> tuple[list[Value], list[Value]]:
     """Make scores 2**(score - shift); by row, their sums and those of products with `weighted`.
 
@@ -148,27 +135,23 @@ def powers(
     subnormal, and a processor takes a hundred cycles for each of those.
     """
     count = len(rows.scores)
-    zero = b.constant(0.0, p.compute, p.lanes)
+    zero = e.constant(0.0, p.compute, p.lanes)
     least = -float(format_of(zero).bias // 2)
-    many = [b.splat(s, p.lanes) for s in shifts]
-
-    def turn(place: Value, valid: list[Value] | None, *sums: Value) -> list[Value]:
-        found = list(sums)
-        for i, line in enumerate(rows.scores):
-            score = b.load(line, place, p.lanes, aligned=True)
-            below = b.sub(score, many[i])
-            power = power_of_two(b, below)
+    many = [s.splat(p.lanes) for s in shifts]
+    sums = [zero] * (count if weighted is None else 2 * count)
+    for place, masks in rows.visit(e, p.lanes, sums):
+        for i, (line, valid) in enumerate(zip(rows.scores, masks, strict=True)):
+            score = line.load(place, p.lanes, aligned=True)
+            below = score - many[i]
+            power = power_of_two(below)
             if weighted is not None:
-                power = b.select(b.compare("lt", below, least), zero, power)
+                power = select(below < least, 0.0, power)
             if valid is not None:
-                power = b.select(valid[i], power, zero)
-            b.store(line, place, power, aligned=True)
-            found[i] = b.add(sums[i], power)
+                power = select(valid, power, 0.0)
+            line.store(place, power, aligned=True)
+            sums[i] = sums[i] + power
             if weighted is not None:
-                other = b.load(weighted[i], place, p.lanes, aligned=True)
-                found[count + i] = b.fma(power, other, sums[count + i])
-        return found
-
-    carried = [zero] * (count if weighted is None else 2 * count)
-    sums = [b.reduce("add", s) for s in rows.visit(b, p, turn, carried)]
-    return sums[:count], sums[count:]
+                other = weighted[i].load(place, p.lanes, aligned=True)
+                sums[count + i] = fma(power, other, sums[count + i])
+    found = [s.reduce("add") for s in sums]
+    return found[:count], found[count:]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import reduce
 from typing import Any, TypeVar, cast
 
 from treadle.backends.codegen.kernel.ir import (
@@ -70,17 +72,21 @@ class Builder(Spelled):
         """Several of these."""
         return [self.size(name) for name in names]
 
-    def record(self, kind: type[R], **pointers: DType) -> R:
-        """Further parameters, one for each field of a named tuple: pointers to elements of the
-        types that are given, and sizes.
+    def record(self, kind: type[R], **given: DType | Callable[[], Any]) -> R:
+        """Further parameters, one for each field of a named tuple, in order.
+
+        A field is a pointer to elements of the type that is given for it, what a function that is
+        given makes of it, or a size.
         """
         fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
-        kinds = (pointers.get(name) for name in fields)
-        made = (
-            self.size(name) if dtype is None else self.pointer(dtype, name)
-            for name, dtype in zip(fields, kinds, strict=True)
-        )
-        return kind(*made)
+
+        def made(name: str) -> Any:
+            how = given.get(name)
+            if how is None:
+                return self.size(name)
+            return self.pointer(how, name) if isinstance(how, DType) else how()
+
+        return kind(*map(made, fields))
 
     # -- instructions ----------------------------------------------------------------------
 
@@ -217,6 +223,11 @@ class Builder(Spelled):
             yield
             branch.otherwise_values = _check(lists, branch.results)
         _assign(lists, branch.results)
+
+    def when_all(self, conditions: Iterable[Value | None]) -> AbstractContextManager[None]:
+        """A block that runs where every condition that is given holds; always where none is."""
+        given = [c for c in conditions if c is not None]
+        return self.when(reduce(operator.and_, given)) if given else nullcontext()
 
     @contextmanager
     def unless(self, condition: Value, *, changing: Changing[Any] = ()) -> Iterator[None]:
