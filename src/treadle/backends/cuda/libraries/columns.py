@@ -170,7 +170,7 @@ def _element(
     cell: tuple[Value, Value],
     window: tuple[Value, Value],
 ) -> Value:
-    """Where the cell (p, q) of the window (i, j) lies in the matrices."""
+    """Return the place of cell (p, q) of window (i, j) in the matrices."""
     (p, q), (i, j) = cell, window
     row = ((channel * s.down + p) * s.along + q) * s.row_step
     return image * s.image_step + row + (i * s.columns_out + j)
