@@ -274,7 +274,7 @@ def test_programs_with_collectives_are_kept(world: Twins) -> None:
     for ours, theirs in zip(again(mge.tensor(X)), wanted, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs)
     assert world.seen == seen
-    stages = again.variants[0].stages
+    stages = again.variants[0].inspected
     assert "compile" not in stages.report.seconds
     assert stages.executor is not None and stages.executor.loaded.plan.host
     assert "2 buckets" in stages.explained()

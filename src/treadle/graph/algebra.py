@@ -16,6 +16,7 @@ from treadle.ops.elementwise import Add, Cast, Div, Maximum, Minimum, Mul, Neg, 
 from treadle.ops.logic import LogicalNot
 from treadle.ops.movement import Broadcast
 from treadle.ops.op import Op
+from treadle.ops.quant import Saturate
 from treadle.ops.select import Where
 from treadle.ops.unary import Abs, Ceil, Exp, Floor, Log, Log1p, Relu, Round, RoundEven, Sign, Trunc
 
@@ -227,6 +228,13 @@ SIGNS = (
         keep("x"),
         "fast",  # -0 + 0 is 0.
         example=lambda x: x + x.constant(0),
+        dtypes=FLOATS,
+    ),
+    Rule(
+        "saturate(x + 0) => saturate(x)",  # Integers have one zero.
+        P(Saturate, (commuting(Add, "x", Filled(0.0)),)),
+        lambda m: m.apply(m.root.op, m["x"]) if m["x"].type.shape == m.type.shape else None,
+        example=lambda x: Saturate()(x + x.constant(0)),
         dtypes=FLOATS,
     ),
     Rule(

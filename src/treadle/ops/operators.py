@@ -261,6 +261,8 @@ def product_of(dtype: DType, transpose_x: bool = False, transpose_y: bool = Fals
 
 def _matrix_product(x: T, y: T) -> T:
     """NumPy's `@`: a vector counts as one row or one column, an axis that the result drops."""
+    if x.type.ndim > 1 < y.type.ndim:
+        return product_of(x.type.dtype)(x, y)
     rows = x.reshape((1, *x.type.shape)) if x.type.ndim == 1 else x
     columns = y.reshape((*y.type.shape, 1)) if y.type.ndim == 1 else y
     product = product_of(x.type.dtype)(rows, columns)

@@ -1,6 +1,7 @@
 """Graphs of PyTorch's quantization run on integers, and give its levels."""
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -17,9 +18,8 @@ from torch import nn  # noqa: E402
 
 import treadle as mge  # noqa: E402
 from treadle.engine.pipeline import Stages  # noqa: E402
-from treadle.inspect import Inspected  # noqa: E402
 from treadle.interop.torch import from_exported, left_to_torch  # noqa: E402
-from treadle.interop.torch.parts import Instance  # noqa: E402
+from treadle.interop.torch.parts import Instance, Variant  # noqa: E402
 
 importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers the operators
 OPS = torch.ops.quantized_decomposed
@@ -63,10 +63,7 @@ def within_a_level(found: Any, expected: Any) -> None:
 
 def kinds(graph: Any) -> set[str]:
     """Ops of a graph as the engine runs it."""
-    stages = Inspected(Stages(graph))
-    return {
-        node.op.name for node in stages.target.prepare(stages.source, stages.report).graph.nodes
-    }
+    return {node.op.name for node in Stages(graph).prepared.graph.nodes}
 
 
 def test_what_is_compiled_has_pytorchs_levels() -> None:
@@ -78,11 +75,14 @@ def test_what_is_compiled_has_pytorchs_levels() -> None:
 
 
 def test_products_between_roundings_are_on_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Instance] = []
-    call = Instance.__call__
-    monkeypatch.setattr(
-        Instance, "__call__", lambda self, given: seen.append(self) or call(self, given)
-    )
+    seen: list[Variant] = []
+    at = Variant.at
+
+    def noted(self: Variant, extents: Mapping[str, int]) -> Instance | None:
+        seen.append(self)
+        return at(self, extents)
+
+    monkeypatch.setattr(Variant, "at", noted)
     levels = OPS.quantize_per_tensor(torch.randn(8, 5), 0.02, 0, *SIGNED)
 
     def product(x: Any, levels: Any) -> Any:
@@ -93,8 +93,8 @@ def test_products_between_roundings_are_on_integers(monkeypatch: pytest.MonkeyPa
     x = torch.randint(0, 256, (4, 8), dtype=torch.uint8)
     found, expected = torch.compile(product, backend="treadle")(x, levels), product(x, levels)
     assert (found.int() - expected.int()).abs().max() <= 1
-    (program,) = seen
-    assert "int_matmul" in kinds(program.stages.source.graph)
+    (part,) = seen
+    assert "int_matmul" in kinds(part.graph)
 
 
 def test_exported_programs_and_scales_that_are_chosen_while_running() -> None:

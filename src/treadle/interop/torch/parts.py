@@ -156,6 +156,7 @@ class Instance:
         is_plain: bool,
         home: Home,
     ) -> None:
+        self.runner = runner
         self._home = home
         self._run = runner.run
         self.straight = (
