@@ -180,7 +180,8 @@ O.SGD(net.parameters(), lr=0.1).step() | changes nothing: none of its 4 paramete
 several(step(compiled=True, clear=False), 3) | earlier step again.*opt\.step\(\)\.clear_grad\(\)
 compiled(lambda a: a * __import__("random").random())  | drawn from random .*treadle\.random
 compiled(lambda a: a * np.random.rand())               | drawn from numpy\.random
-[changing(F.ones(n)) for n in range(1, 12)]            | another shape.*dynamic=
+[fixed(F.ones(n)) for n in range(1, 12)]               | another shape.*dynamic=
+[turning(F.ones(n)) for n in range(1, 12)]             | arg0_0 at .*test_mistakes.*x\.shape
 [changing(x, n / 7) for n in range(1, 12)]             | another Python number.*pass a tensor
 """
 
@@ -272,6 +273,8 @@ def known() -> dict[str, Any]:
         "backward_of_float": backward_of_float,
         "compiled": lambda f: mge.jit.compile(f)(x),
         "changing": mge.jit.compile(lambda *given: given[0] * given[-1]),
+        "fixed": mge.jit.compile(dynamic=False)(lambda given: given * 2),
+        "turning": mge.jit.compile(lambda given: given * len(range(given.shape[0]))),
         "several": lambda f, times: [f(x) for _ in range(times)],
     }
 

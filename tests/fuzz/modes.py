@@ -102,6 +102,23 @@ def _elsewhere(program: Program) -> Calls:
     return [*found, [y.numpy() for y in function(*other.inputs)]]
 
 
+def _automatic(program: Program) -> Calls:
+    """A program whose extents have become symbols, since others came."""
+    bound = program.bound()
+    if program.changes:
+        return []
+    function = mge.jit.compile(bound.function)
+    other, larger = (p.bound() for p in (grown(program), grown(grown(program))))
+    try:
+        function(*bound.inputs)
+        function(*larger.inputs)
+    except TreadleError:
+        return []
+    found = [[y.numpy() for y in function(*other.inputs)] for _ in range(2)]
+    bound.change()
+    return [*found, [y.numpy() for y in function(*other.inputs)]]
+
+
 def _traced(program: Program) -> Calls:
     return _calls(program, mge.jit.trace)
 
@@ -175,6 +192,7 @@ MODES: dict[str, Callable[[Program], Calls]] = {
     "sink": _sunk,
     "dynamic": _dynamic,
     "other extents": _elsewhere,
+    "changing extents": _automatic,
     "program file": _saved,
     "model file": _dumped,
     "1 thread": _threads(1),
@@ -293,7 +311,7 @@ def _compared(truth: Truth, mode: str) -> str:
         truth = Truth(truth.program, change=False)
         truth.calls, truth.spread = truth.calls[2:], truth.spread[2:]
     program = truth.program
-    if mode == "other extents":
+    if mode in ("other extents", "changing extents"):
         truth = Truth(grown(program))
     try:
         got = MODES[mode](program)

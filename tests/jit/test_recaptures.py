@@ -43,7 +43,7 @@ X = np.ones((2, 3), "float32")
     [
         (lambda i: (mge.tensor(X), 0.1 * i), r"another Python number, argument 1: .*mge.tensor\("),
         (lambda i: (mge.tensor(X), i), "another Python number, argument 1: 7, then 8"),
-        (lambda i: (mge.tensor(np.ones(i + 1)),), r"another shape, .*\(9,\); .*dynamic="),
+        (lambda i: (mge.tensor(np.ones((1,) * i)),), r"another shape, .*, 1\); .*dynamic="),
         (lambda i: (mge.tensor(X), *[1.0] * i), "another structure"),
     ],
 )
@@ -54,6 +54,27 @@ def test_many_programs(
         calls(make)
     told = {r.getMessage() for r in caplog.records if "program number" in r.getMessage()}
     assert len(told) == 1 and re.search(says, told.pop())
+
+
+def test_shapes_that_stay_numbers_by_wish(caplog: pytest.LogCaptureFixture) -> None:
+    made = mge.jit.compile(dynamic=False)(lambda x: x * 2)
+    with listening(caplog):
+        for n in range(MANY + 4):
+            made.lower(mge.tensor(np.ones(n + 1)))
+    (told,) = {r.getMessage() for r in caplog.records if "program number" in r.getMessage()}
+    assert re.search(r"another shape, .*\(9,\); .*dynamic=", told)
+
+
+def test_extents_whose_number_is_asked_for_are_told_with_the_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = mge.jit.compile(lambda x: x * len(range(x.shape[0])))
+    with listening(caplog):
+        for n in range(MANY + 4):
+            made.lower(mge.tensor(np.ones((n + 1, n + 2))))
+    (told,) = {r.getMessage() for r in caplog.records if "program number" in r.getMessage()}
+    assert re.search(r"another shape, .*arg0_0 at .*test_recaptures\.py:\d+", told), told
+    assert "arg0_1" not in told
 
 
 def test_a_few_programs_pass_in_silence(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -29,6 +29,8 @@ from treadle.jit.captured import (
     State,
     fits,
     held,
+    numbers_at,
+    source_at,
 )
 from treadle.runtime.array import to_device, to_host
 from treadle.runtime.host import OwnMemory
@@ -124,22 +126,23 @@ class Binding:
             self._run_if_unchanged = executor.run_if_unchanged
             self._found = _finders(self._captured.sources[: self._varying], self._readers)
 
-    def at(self, captured: Callable[[], Captured], executor: Runner) -> Binding:
-        """The same handles with a program at certain extents.
-
-        Args:
-            captured: gives what was captured, at these extents.
-            executor: of the program.
-        """
+    def at(self, extents: Mapping[str, int], executor: Runner) -> Binding:
+        """The same handles with a program at certain extents, by symbol."""
         made = object.__new__(Binding)
         made.__dict__.update(self.__dict__)
         made.executor = executor
+        made._leaves = numbers_at(self._leaves, extents)
         if self._open:
-            found = captured()
-            made._readers = list(self._readers)
+            captured, made._readers = self._captured, list(self._readers)
             for i in self._open:
-                type_, place = found.graph.input_types[i], found.at[i]
-                made._readers[i] = _reader(found.sources[i], type_, place, self._dense)
+                source, type_ = (
+                    source_at(captured.sources[i], extents),
+                    captured.graph.input_types[i],
+                )
+                shape = tuple(numbers_at(type_.shape, extents))
+                made._readers[i] = _reader(
+                    source, type_.with_shape(shape), captured.at[i], self._dense
+                )
         if self._open or self._found is None:
             made._look_natively()
         elif isinstance(executor, Instance):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,18 @@ class HostValue:
 
 
 Source = Argument | State | GradOf | HostValue
+
+
+def source_at(source: Source, extents: Mapping[str, int]) -> Source:
+    """Return a source with numbers for its extents."""
+    if not isinstance(source, HostValue):
+        return source
+    return replace(source, extents=tuple(numbers_at(source.extents, extents)))
+
+
+def numbers_at(values: Iterable[Any], extents: Mapping[str, int]) -> list[Any]:
+    """Return values with numbers for those that are expressions."""
+    return [evaluate(x, extents) if isinstance(x, Expr) else x for x in values]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -15,7 +15,6 @@ from treadle.autodiff.tape import Tape
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.modes import ACTIVE, LOCAL
-from treadle.base.shape import Shape
 from treadle.base.spelling import refuse
 from treadle.engine.execute import Instance, Timeline
 from treadle.engine.execute.counters import Counters
@@ -23,14 +22,13 @@ from treadle.engine.options import Options
 from treadle.graph.ir import Graph
 from treadle.inspect import Inspected
 from treadle.jit.binding import StateChanged
-from treadle.jit.capture import ManagerInside, capture
-from treadle.jit.captured import Captured
-from treadle.jit.dynamic import Axes, checked_axes, declared_axes, extents_of, symbolic_shapes
-from treadle.jit.family import Family
+from treadle.jit.capture import ManagerInside
+from treadle.jit.choosing import CAST, RECORDED, Captures, name_of
+from treadle.jit.dynamic import Dynamic, checked_axes
 from treadle.jit.order import agree_on_order
-from treadle.jit.recaptures import MANY, tell_of_many, tell_of_pins
+from treadle.jit.recaptures import MANY, tell_of_many
 from treadle.jit.recorded import call_recorded
-from treadle.jit.variants import Single, Variant, interface_of
+from treadle.jit.variants import Variant
 from treadle.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -46,18 +44,15 @@ MOST_VARIANTS = 64
 class Compiled(Generic[P, R]):
     """A function that runs as a native program; made by `jit.compile`."""
 
-    def __init__(
-        self, function: Callable[P, R], options: Options, dynamic: Axes | None = None
-    ) -> None:
+    def __init__(self, function: Callable[P, R], options: Options, dynamic: Dynamic = None) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._options = options
-        self._dynamic = None if dynamic is None else checked_axes(dynamic)
-        self._families: dict[Any, list[Family]] = {}
+        self._dynamic = checked_axes(dynamic)
+        self._captures = Captures(function, options, self._dynamic)
         self._variants: dict[Any, list[Variant]] = {}
         self._lock = threading.RLock()
         self._runs = False
-        self._captures = 0
         self._latest: Any = None
         self._told = False
 
@@ -91,7 +86,7 @@ class Compiled(Generic[P, R]):
         """A call that a tape has to differentiate."""
         if tape.watch is not None:  # Somebody looks at every op.
             return self._function(*args, **kwargs)
-        key = ("recorded", key)
+        key = (RECORDED, key)
         for variant in self._variants.get(key, ()):
             if variant.valid(leaves):
                 break
@@ -104,7 +99,7 @@ class Compiled(Generic[P, R]):
             return self._function(*args, **kwargs)
         if not self._runs:
             self._agree(variant)
-        return call_recorded(variant.binding(), variant.rule(), tape, leaves)
+        return call_recorded(variant.binding(), variant.rule, variant.extents, tape, leaves)
 
     def _agree(self, variant: Variant) -> None:
         """Before the first run, with the other processes of the groups that it speaks to."""
@@ -115,7 +110,7 @@ class Compiled(Generic[P, R]):
         """As a method: one program per instance, kept with the instance."""
         if instance is None:
             return self
-        name = f"_compiled_{_name_of(self._function)}"
+        name = f"_compiled_{name_of(self._function)}"
         bound = instance.__dict__.get(name)
         if bound is None:
             method = MethodType(self._function, instance)
@@ -127,52 +122,15 @@ class Compiled(Generic[P, R]):
             for variant in self._variants.get(key, ()):
                 if variant.valid(leaves):  # Another thread was quicker.
                     return variant
-            variant = self._made(key, leaves, args, kwargs)
-            if self._captures > MANY and not self._told:
+            variant = self._captures.variant(key, leaves, args, kwargs)
+            if self._captures.count > MANY and not self._told:
                 self._told = True
-                tell_of_many(_name_of(self._function), self._latest, key)
+                tell_of_many(name_of(self._function), self._latest, key, self._captures.pins)
             self._latest = key
             kept = self._variants.setdefault(key, [])
             kept.append(variant)
             self._trim()
             return variant
-
-    def _made(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Variant:
-        """A new program: of a capture that serves other extents, too, where axes are dynamic."""
-        name = _name_of(self._function)
-        axes: Axes | None = self._dynamic
-        if axes is None:
-            axes = declared_axes(self._function, args, kwargs) if self._variants else {}
-        if not axes:
-            given, named = replaced(args, kwargs, leaves)
-            return Single(self._captured(given, named, name), self._options)
-        extents = extents_of(leaves, axes)
-        shapes = symbolic_shapes(leaves, axes)
-        fixed = _without(key, tuple(axes), tuple(shapes.values()))
-        for family in self._families.get(fixed, ()):
-            if family.serves(leaves, extents):
-                return family.member(extents)
-        given, named = replaced(args, kwargs, leaves)
-        captured = self._captured(given, named, name, shapes, extents)
-        if captured.pins and self._families.get(fixed) and not self._told:
-            self._told = True
-            tell_of_pins(name, captured.pins)
-        made = Family(captured, self._options, interface_of(captured))
-        alike = self._families.setdefault(fixed, [])
-        alike.append(made)
-        del alike[:-MOST_VARIANTS]
-        return made.member(extents)
-
-    def _captured(
-        self,
-        args: Any,
-        kwargs: Any,
-        name: str,
-        shapes: Mapping[int, Shape] | None = None,
-        extents: Mapping[str, int] | None = None,
-    ) -> Captured:
-        self._captures += 1
-        return capture(self._function, args, kwargs, name, shapes, extents=extents)
 
     def _trim(self) -> None:
         while sum(map(len, self._variants.values())) > MOST_VARIANTS:
@@ -297,20 +255,6 @@ class Compiled(Generic[P, R]):
         return tuple(v for kept in self._variants.values() for v in kept)
 
 
-def _without(key: Any, numbers: tuple[int, ...], shapes: tuple[Any, ...]) -> Any:
-    """A signature with symbolic shapes in place of those of some arguments."""
-    if key and key[0] is _CAST:
-        return _CAST, key[1], _without(key[2], numbers, shapes)
-    parts = key[1] if key and key[0].__class__ is tree.Tree else key
-    kept = [p for i, p in enumerate(parts) if i not in numbers]
-    kinds = [(parts[i][0], *parts[i][2:]) for i in numbers]
-    return (key[0] if parts is not key else None), tuple(kept), tuple(kinds), shapes
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__name__", "program"))
-
-
 def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Return the key that a program specializes on, and the flattened arguments."""
     if not kwargs:
@@ -336,13 +280,10 @@ def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[
     return (shape, key), leaves
 
 
-_CAST = "cast"
-
-
 def under_casting(key: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
     """A signature that tells programs of different precisions apart."""
     if ACTIVE.count and LOCAL.casting is not None:
-        return (_CAST, LOCAL.casting.key, key), leaves
+        return (CAST, LOCAL.casting.key, key), leaves
     return key, leaves
 
 
@@ -370,13 +311,6 @@ def _hashable(leaf: Any) -> Any:
     return leaf
 
 
-def replaced(args: Any, kwargs: Any, leaves: list[Any]) -> tuple[Any, Any]:
-    """The arguments with arrays replaced by the tensors made of them."""
-    _, shape = tree.flatten((args, kwargs))
-    made, named = tree.unflatten(shape, leaves)
-    return made, named
-
-
 @overload
 def compile(function: Callable[P, R], /) -> Compiled[P, R]: ...
 @overload
@@ -384,7 +318,7 @@ def compile(
     *,
     level: int = 2,
     fast: bool = False,
-    dynamic: Axes | None = None,
+    dynamic: Dynamic = None,
     options: Options | None = None,
 ) -> Callable[[Callable[P, R]], Compiled[P, R]]: ...
 
@@ -395,7 +329,7 @@ def compile(
     *,
     level: int = 2,
     fast: bool = False,
-    dynamic: Axes | None = None,
+    dynamic: Dynamic = None,
     options: Options | None = None,
     **others: Any,
 ) -> Any:
@@ -420,7 +354,9 @@ def compile(
             number, names of axes by number, as in `{0: {0: "batch"}, 1: {0: "batch"}}`. Inside
             the function such an extent is a symbol. A question about one is answered by the call
             that is captured, and guards the program; its number makes one for each extent.
-            None: those that an imported model declares to be open, from the second shape on.
+            None: those that are seen to change, from their second extent on (of an imported model,
+            those that it declares to be open). True: all axes of arguments, from the first call
+            on. False: none; each shape is captured and compiled by itself.
         options: all options in one value, in place of level and fast.
         others: none are known; a `TypeError` says what stands in the place of PyTorch's.
 

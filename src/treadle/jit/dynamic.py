@@ -12,22 +12,25 @@ from treadle.tensor import Tensor
 
 Axes = Mapping[int, Mapping[int, str]]
 """For arguments by number (flattened, from 0), the names of axes whose extents may change."""
+Dynamic = Axes | bool | None
+"""Such names; True for all axes, False for none, None for those that are seen to change."""
 
 
-def checked_axes(given: Any) -> dict[int, Mapping[int, str]]:
+def checked_axes(given: Any) -> Dynamic:
     """Check and return the value of `dynamic=`.
 
     Raises:
         ShapeError: it is no mapping of arguments to mappings of axes to names.
     """
-    found = {} if given is None else given
-    if isinstance(found, Mapping) and all(_names_axes(n, axes) for n, axes in found.items()):
-        return dict(found)
+    if given is None or isinstance(given, bool):
+        return given
+    if isinstance(given, Mapping) and all(_names_axes(n, axes) for n, axes in given.items()):
+        return dict(given)
     raise ShapeError(
         "jit.compile",
         "dynamic does not say which axes may change",
         saw=repr(given),
-        hint="name axes by argument and axis, as in {0: {0: 'batch', 1: 'length'}}",
+        hint="name axes by argument and axis, as in {0: {0: 'batch', 1: 'length'}}, or say True",
     )
 
 

@@ -7,11 +7,11 @@ the one captured graph; the body does not run again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from treadle.base.symbol import evaluate
+from treadle.base import tree
 from treadle.engine.execute import Instance, Runner
 from treadle.engine.extents.plans import Plans
 from treadle.engine.extents.regime import Regime
@@ -21,7 +21,8 @@ from treadle.engine.plan import Interface
 from treadle.graph.evaluate import specialize
 from treadle.graph.ir import Graph
 from treadle.jit.binding import Binding
-from treadle.jit.captured import Captured, HostValue, Source
+from treadle.jit.captured import Captured, numbers_at, source_at
+from treadle.jit.recorded import GraphRule
 from treadle.jit.variants import Single, Variant
 
 
@@ -44,6 +45,11 @@ class Family:
         alone = "it is on several devices" if captured.spread else ""
         self.plans = Plans(captured.graph, options, interface, captured.home, alone)
         self._binding: Binding | None = None
+
+    @cached_property
+    def rule(self) -> GraphRule:
+        """The rule by which a tape differentiates the function."""
+        return GraphRule(self.captured, self.options)
 
     @property
     def regimes(self) -> list[Regime]:
@@ -68,8 +74,10 @@ class Family:
         """Return the capture at extents that it serves."""
         captured = self.captured
         graph = specialize(captured.graph, extents)
-        sources = tuple(_numbered(source, extents) for source in captured.sources)
-        return dataclasses.replace(captured, graph=graph, sources=sources)
+        sources = tuple(source_at(source, extents) for source in captured.sources)
+        leaves, shape = tree.flatten(captured.results)
+        results = tree.unflatten(shape, numbers_at(leaves, extents))
+        return dataclasses.replace(captured, graph=graph, sources=sources, results=results)
 
     def member(self, extents: Mapping[str, int]) -> Variant:
         """The program at extents that the capture serves."""
@@ -78,24 +86,11 @@ class Family:
             return Single(self.at(extents), self.options, self.captured.graph)
         return Member(self, extents, *found)
 
-    def bound(self, captured: Callable[[], Captured], runner: Runner) -> Binding:
-        """A program at certain extents with the handles of all of them.
-
-        Args:
-            captured: gives what was captured, at these extents.
-            runner: of the program.
-        """
+    def bound(self, extents: Mapping[str, int], runner: Runner) -> Binding:
+        """A program at certain extents with the handles of all of them."""
         if self._binding is None:
             self._binding = Binding(self.captured, self.interface.updates, runner)
-        return self._binding.at(captured, runner)
-
-
-def _numbered(source: Source, extents: Mapping[str, int]) -> Source:
-    """A source with numbers for its extents."""
-    if not isinstance(source, HostValue):
-        return source
-    numbers = tuple(evaluate(e, extents) for e in source.extents)
-    return dataclasses.replace(source, extents=numbers)
+        return self._binding.at(extents, runner)
 
 
 class Member(Variant):
@@ -111,12 +106,21 @@ class Member(Variant):
     def __init__(
         self, family: Family, extents: Mapping[str, int], regime: Regime, instance: Instance
     ) -> None:
-        super().__init__()
         self._family = family
         self._extents = extents
         self._regime = regime
         self._instance = instance
-        self._binding = family.bound(lambda: self.captured, instance)
+        self._binding = family.bound(extents, instance)
+
+    @property
+    def rule(self) -> GraphRule:
+        """The rule by which a tape differentiates the function at all extents."""
+        return self._family.rule
+
+    @property
+    def extents(self) -> Mapping[str, int]:
+        """Extents by symbol."""
+        return self._extents
 
     @cached_property
     def captured(self) -> Captured:

@@ -14,7 +14,7 @@ MANY = 8
 """Programs of one function after which somebody is told."""
 
 _ADVICE = {
-    "shape": "name axes that change in jit.compile(dynamic=...), or pad to a few shapes",
+    "shape": "pad to a few shapes, or name axes that change in jit.compile(dynamic=...)",
     "element type": "cast arguments to one element type",
     "device": "move arguments to one device",
     "tensor": "pass distinct tensors, or the same ones, in every call",
@@ -23,36 +23,45 @@ _ADVICE = {
     "structure": "pass the same structure of arguments in every call",
     "state": "tensors that the function reads, or their gradients, come and go or change type",
 }
+_INSTEAD = "compute with x.shape and tensors in place of numbers"
 
 
-def tell_of_many(name: str, before: Any, now: Any) -> None:
+def tell_of_many(name: str, before: Any, now: Any, pins: Mapping[Expr, Loc]) -> None:
     """Warn that a function has had many programs.
 
     Args:
         name: of the function.
         before: the signature of the last program but this one; see `jit.compiled.signature`.
         now: this one's.
+        pins: extents whose numbers it asks for, and where.
     """
     what, saw = changed(before, now)
+    advice = _ADVICE[what]
+    if what == "shape" and pins:
+        advice = f"it asks for numbers of extents: {_places(pins)}; {_INSTEAD}"
     get_logger("jit").warning(
         "%s: program number %d is made: another %s, %s; %s",
         name,
         MANY + 1,
         what,
         saw,
-        _ADVICE[what],
+        advice,
     )
 
 
 def tell_of_pins(name: str, pins: Mapping[Expr, Loc]) -> None:
     """Warn that a function asks for the number of an extent, and so has a program for each."""
-    fixed = ", ".join(f"{extent} at {place}" for extent, place in pins.items())
     get_logger("jit").warning(
-        "%s: the body runs again for each extent whose number it asks for: %s; compute with "
-        "x.shape and tensors in place of numbers, or leave these axes out of `dynamic`",
+        "%s: the body runs again for each extent whose number it asks for: %s; %s, or leave these "
+        "axes out of `dynamic`",
         name,
-        fixed,
+        _places(pins),
+        _INSTEAD,
     )
+
+
+def _places(pins: Mapping[Expr, Loc]) -> str:
+    return ", ".join(f"{extent} at {place}" for extent, place in pins.items())
 
 
 def changed(before: Any, now: Any) -> tuple[str, str]:

@@ -6,7 +6,7 @@ two but inputs. Where an outer manager watches the gradient's own computation, i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,14 @@ from treadle.autodiff.tape import Tape
 from treadle.base import tree
 from treadle.base.dtype import as_dtype
 from treadle.base.modes import LOCAL
+from treadle.engine.devices.names import CompNode
 from treadle.engine.eager.dispatch import eager_type
+from treadle.engine.execute import Runner
+from treadle.engine.extents.plans import Plans
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
+from treadle.engine.plan import Interface
+from treadle.graph.evaluate import specialize
 from treadle.graph.gradient import is_differentiable, pullback
 from treadle.graph.ir import Graph, Value
 from treadle.jit.binding import Binding
@@ -30,10 +35,10 @@ from treadle.tensor import Tensor, create, wrap
 
 
 class GraphRule:
-    """Gradient rule of a captured function: see `autodiff.tape.Rule`.
+    """The gradient of a captured function: see `autodiff.tape.Rule`.
 
     Args:
-        captured: the function.
+        captured: the function; with symbols, if it serves many extents.
         options: of its compilation, and of its gradient's.
     """
 
@@ -47,7 +52,7 @@ class GraphRule:
         self._sources = captured.sources
         self._options = options
         self.home = captured.home
-        self._programs: dict[tuple[bool, ...], Stages] = {}
+        self._programs: dict[tuple[bool, ...], _Gradient] = {}
 
     @property
     def on_host(self) -> bool:
@@ -70,12 +75,48 @@ class GraphRule:
                 found.append((i, source.tensor))
         return found
 
-    def program(self, needs: tuple[bool, ...]) -> Stages:
+    def program(self, needs: tuple[bool, ...]) -> _Gradient:
         """The gradient with respect to some of the inputs."""
         if needs not in self._programs:
             graph = pullback(self.graph, needs)
-            self._programs[needs] = Stages(graph, options=self._options, home=self.home)
+            self._programs[needs] = _Gradient(graph, self._options, self.home)
         return self._programs[needs]
+
+
+MOST_ALONE = 64
+"""Programs of a gradient at certain extents that are kept where no plan serves many."""
+
+
+class _Gradient:
+    """The programs of a gradient.
+
+    Args:
+        graph: of the gradient.
+        options: of its compilation.
+        home: where it runs.
+    """
+
+    def __init__(self, graph: Graph, options: Options, home: CompNode) -> None:
+        self._graph, self._options, self._home = graph, options, home
+        self._plans = Plans(graph, options, Interface(), home)
+        self._alone: dict[tuple[int, ...], Runner] = {}
+
+    def graph(self, extents: Mapping[str, int]) -> Graph:
+        """Return the graph at certain extents."""
+        return specialize(self._graph, extents) if extents else self._graph
+
+    def runner(self, extents: Mapping[str, int]) -> Runner:
+        """Return its runner at certain extents."""
+        shared = self._plans.at(extents) if extents else None
+        if shared is not None:
+            return shared[1]
+        key = tuple(extents.values())
+        if key not in self._alone:
+            stages = Stages(self.graph(extents), options=self._options, home=self._home)
+            self._alone[key] = stages.compile()
+            while len(self._alone) > MOST_ALONE:
+                del self._alone[next(iter(self._alone))]
+        return self._alone[key]
 
 
 class RecordedCall:
@@ -83,13 +124,21 @@ class RecordedCall:
 
     Args:
         rule: of the function.
+        extents: of the call, by symbol.
         numbers: which inputs of the graph the recorded inputs are.
         arrays: all inputs of the call, as the program saw them.
     """
 
-    def __init__(self, rule: GraphRule, numbers: Sequence[int], arrays: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        rule: GraphRule,
+        extents: Mapping[str, int],
+        numbers: Sequence[int],
+        arrays: Sequence[Any],
+    ) -> None:
         self.name = rule.name
         self._rule = rule
+        self._extents = extents
         self._numbers = list(numbers)
         self._arrays = list(arrays)
 
@@ -100,20 +149,20 @@ class RecordedCall:
         needs = tuple(
             wanted.get(i, False) and is_differentiable(t) for i, t in enumerate(graph.input_types)
         )
-        stages = self._rule.program(needs)
+        gradient = self._rule.program(needs)
         dys = [
             y.constant(np.zeros(y.shape, y.dtype), y._kind.dtype) if dy is None else dy
             for dy, y in zip(at.dys, at.outputs, strict=True)
             if y._kind.dtype.is_float
         ]
         if isinstance(LOCAL.hook, Tape):
-            made = self._replayed(stages.source.graph, at.inputs, dys)
+            made = self._replayed(gradient.graph(self._extents), at.inputs, dys)
         else:
             given = _dense if self._rule.on_host else payload
             arrays = [*self._arrays, *map(given, dys)]
             # Gradients have the element types and places of what they are gradients of.
             kinds = [x._kind for n, x in zip(self._numbers, at.inputs, strict=True) if needs[n]]
-            results = stages.compile().run(arrays)
+            results = gradient.runner(self._extents).run(arrays)
             made = [wrap(r, k) for r, k in zip(results, kinds, strict=True)]
         found = iter(made)
         return tuple([next(found) if needs[n] else None for n in self._numbers])
@@ -141,8 +190,22 @@ class RecordedCall:
         return [known[v] for v in graph.outputs]
 
 
-def call_recorded(binding: Binding, rule: GraphRule, tape: Tape, leaves: Sequence[Any]) -> Any:
-    """Run a compiled function and put it on the tape as one node."""
+def call_recorded(
+    binding: Binding,
+    rule: GraphRule,
+    extents: Mapping[str, int],
+    tape: Tape,
+    leaves: Sequence[Any],
+) -> Any:
+    """Run a compiled function and put it on the tape as one node.
+
+    Args:
+        binding: its program.
+        rule: its gradient.
+        extents: of the call, by symbol.
+        tape: the tape.
+        leaves: the arguments, flattened.
+    """
     handles = rule.handles(leaves)
     numbers = [n for n, _ in handles]
     inputs = [wrap(t._data, t._kind, t._trace) for _, t in handles]
@@ -150,7 +213,7 @@ def call_recorded(binding: Binding, rule: GraphRule, tape: Tape, leaves: Sequenc
     made = binding.run(payloads, leaves)
     results = [x for x in tree.flatten(made)[0] if isinstance(x, Tensor)]
     if any(x._trace is not None for x in inputs):
-        tape.record(RecordedCall(rule, numbers, payloads.arrays), inputs, results)
+        tape.record(RecordedCall(rule, extents, numbers, payloads.arrays), inputs, results)
     return made
 
 

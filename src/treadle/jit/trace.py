@@ -26,7 +26,8 @@ from treadle.graph.ir import Graph, Value
 from treadle.jit.binding import Binding
 from treadle.jit.capture import Capture, capture
 from treadle.jit.captured import Captured
-from treadle.jit.compiled import Compiled, replaced, signature
+from treadle.jit.choosing import replaced
+from treadle.jit.compiled import Compiled, signature
 from treadle.jit.course import Course, Left, course_of
 from treadle.jit.dump import (
     Asked,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,9 +23,6 @@ from treadle.jit.recorded import GraphRule
 
 class Variant(ABC):
     """One captured signature, and its program once it is needed."""
-
-    def __init__(self) -> None:
-        self._rule: GraphRule | None = None
 
     @property
     @abstractmethod
@@ -69,11 +66,15 @@ class Variant(ABC):
     def binding(self) -> Binding:
         """The program with its handles; compiled when first asked for."""
 
+    @cached_property
     def rule(self) -> GraphRule:
-        """Return the rule by which a tape differentiates the function."""
-        if self._rule is None:
-            self._rule = GraphRule(self.captured, self.stages.source.options)
-        return self._rule
+        """The rule by which a tape differentiates the function."""
+        return GraphRule(self.captured, self.stages.source.options)
+
+    @property
+    def extents(self) -> Mapping[str, int]:
+        """Extents by symbol, if the capture serves others, too."""
+        return {}
 
 
 class Single(Variant):
@@ -86,7 +87,6 @@ class Single(Variant):
     """
 
     def __init__(self, captured: Captured, options: Options, graph: Graph | None = None) -> None:
-        super().__init__()
         self._captured = captured
         self._graph = captured.graph if graph is None else graph
         home, places = captured.home, captured.spread

@@ -37,7 +37,7 @@ def sequence(n: int, batch: int = 2) -> mge.Tensor:
 
 
 def families_of(compiled: Any) -> list[Family]:
-    return [f for found in compiled._families.values() for f in found]
+    return [f for found in compiled._captures.families.values() for f in found]
 
 
 def heads(x: mge.Tensor) -> mge.Tensor:
@@ -201,7 +201,7 @@ f = mge.jit.compile(dynamic={0: {1: "n"}})(layer)
 for n in map(int, sys.argv[1:]):
     x = np.random.default_rng(n).standard_normal((2, n, 32)).astype("float32")
     print(n, f(mge.tensor(x)).numpy().tobytes().hex())
-every = [g for found in f._families.values() for g in found]
+every = [g for found in f._captures.families.values() for g in found]
 print([sum(not r.is_recalled for r in g.regimes) for g in every], file=sys.stderr)
 """
 

@@ -37,7 +37,7 @@ def weight(*shape: int) -> mge.Parameter:
 
 
 def families_of(compiled: Any) -> list[Family]:
-    return [f for found in compiled._families.values() for f in found]
+    return [f for found in compiled._captures.families.values() for f in found]
 
 
 def gradient_of(function: Function, *sizes: int) -> Function:

@@ -67,7 +67,7 @@ PRODUCTS: dict[str, tuple[Function, int]] = {
 
 
 def families_of(compiled: Any) -> list[Family]:
-    return [f for found in compiled._families.values() for f in found]
+    return [f for found in compiled._captures.families.values() for f in found]
 
 
 @pytest.mark.parametrize("name", PRODUCTS)

@@ -31,7 +31,7 @@ def rows(n: int, width: int) -> mge.Tensor:
 
 
 def families_of(compiled: Any) -> list[Family]:
-    return [f for found in compiled._families.values() for f in found]
+    return [f for found in compiled._captures.families.values() for f in found]
 
 
 REDUCTIONS: dict[str, Function] = {

@@ -50,7 +50,7 @@ def compiled_of(function: Function, **options: object) -> Compiled[..., mge.Tens
 
 
 def families_of(compiled: Compiled[..., mge.Tensor]) -> list[Family]:
-    return [f for found in compiled._families.values() for f in found]
+    return [f for found in compiled._captures.families.values() for f in found]
 
 
 def regimes_of(compiled: Compiled[..., mge.Tensor]) -> list[Regime]:
@@ -201,7 +201,7 @@ def test_a_process_that_finds_a_program_on_disk_gets_the_same_bits(tmp_path: Pat
         "for n in map(int, sys.argv[1:]):\n"
         "    x = mge.tensor(np.random.default_rng(n).standard_normal((n, 5), 'float32'))\n"
         "    print(n, f(x).numpy().tobytes().hex())\n"
-        "every = [g for found in f._families.values() for g in found]\n"
+        "every = [g for found in f._captures.families.values() for g in found]\n"
         "made = [sum(not r.is_recalled for r in g.regimes) for g in every]\n"
         "print('made', made, file=sys.stderr)\n"
     )

@@ -25,7 +25,7 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def families_of(compiled: Any) -> list[Family]:
-    return [f for found in compiled._families.values() for f in found]
+    return [f for found in compiled._captures.families.values() for f in found]
 
 
 def rows(n: int) -> mge.Tensor:

@@ -49,7 +49,7 @@ def check(proto: Any, axes: dict[int, str], shapes: list[tuple[int, ...]]) -> An
         found = compiled(mge.tensor(x)).numpy()
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    ((family,),) = compiled._families.values()
+    ((family,),) = compiled._captures.families.values()
     assert family.alone == ""
     assert len(family.regimes) == 1
     return family
@@ -177,7 +177,7 @@ def test_padding_that_keeps_planes_has_a_program_for_each_remainder() -> None:
         x = np.random.default_rng(length).standard_normal((1, 3, length)).astype(np.float32)
         expected = outputs(reference, x)[0]
         np.testing.assert_allclose(compiled(mge.tensor(x)).numpy(), expected, rtol=1e-4, atol=1e-5)
-    assert len(next(iter(compiled._families.values()))) == 2
+    assert len(next(iter(compiled._captures.families.values()))) == 2
 
 
 def test_a_compiled_model_has_open_axes_for_symbols_from_the_second_shape_on() -> None:
@@ -199,7 +199,7 @@ def test_a_compiled_model_has_open_axes_for_symbols_from_the_second_shape_on() -
         (expected,) = outputs(reference, x)
         np.testing.assert_allclose(compiled(mge.tensor(x)).numpy(), expected, rtol=1e-4, atol=1e-5)
     # Symbols for batches of two and more, and for those of one.
-    many, one = compiled._families.values()
+    many, one = compiled._captures.families.values()
     assert [len(many), len(one), len(many[0].regimes)] == [1, 1, 1]
 
 

@@ -329,7 +329,7 @@ def test_sizes_that_vary_are_written_once(monkeypatch: pytest.MonkeyPatch) -> No
         for one in (found, step(given)):
             np.testing.assert_allclose(one.numpy(), model(tokens)[0].detach(), atol=1e-5)
     assert len(count) == 1
-    assert sum(map(len, step._families.values())) <= 2  # captures
+    assert sum(map(len, step._captures.families.values())) <= 2  # captures
     with pytest.raises(ShapeError, match="dynamic_shapes"):
         made(mge.tensor(np.zeros((2, 65), np.int32)))
 

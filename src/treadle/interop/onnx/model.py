@@ -128,7 +128,7 @@ class OnnxModel(Module):
     def open_axes(self) -> dict[int, dict[int, str]]:
         """For inputs by number, names of the axes whose extents the file leaves open.
 
-        `jit.compile(model)` makes them symbols from the second shape on. Axes without a name have
+        `jit.compile(model)` makes them symbols once one of them changes. Axes without a name have
         one of their own.
         """
         found: dict[int, dict[int, str]] = {}

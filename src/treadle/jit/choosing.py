@@ -1,0 +1,182 @@
+"""Choice of the capture that serves a call: one of its own, or one with symbols for extents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treadle.base import tree
+from treadle.base.loc import Loc
+from treadle.base.log import get_logger
+from treadle.base.symbol import Expr
+from treadle.engine.options import Options
+from treadle.jit.capture import ManagerInside, capture
+from treadle.jit.captured import Captured
+from treadle.jit.dynamic import Axes, Dynamic, declared_axes, extents_of, symbolic_shapes
+from treadle.jit.family import Family
+from treadle.jit.openings import Openings, fixed_symbols
+from treadle.jit.recaptures import tell_of_pins
+from treadle.jit.variants import Single, Variant, interface_of
+
+MOST_FAMILIES = 64
+"""Captures with symbols that are kept of arguments that differ in extents only."""
+CAST, RECORDED = "cast", "recorded"
+"""Heads of signatures under `autocast`, and under a tape."""
+
+Given = tuple[Any, Any]
+"""Arguments, by place and by name."""
+
+
+class Captures:
+    """The captures of one function.
+
+    Args:
+        function: the function.
+        options: of its programs' compilation.
+        dynamic: which extents may change.
+
+    Attributes:
+        families: captures with symbols, by what they have in common.
+        count: how many captures there were.
+        pins: extents that were found to change but stay numbers, since the function asks for
+            them, and where it does.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: Options, dynamic: Dynamic) -> None:
+        self._function = function
+        self._options = options
+        self._dynamic = dynamic
+        self._openings = Openings(at_once=dynamic is True)
+        self._told = False
+        self.families: dict[Any, list[Family]] = {}
+        self.count = 0
+        self.pins: dict[Expr, Loc] = {}
+
+    def variant(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Variant:
+        """Return a program for a signature that has none.
+
+        Args:
+            key: the signature.
+            leaves: the arguments, flattened.
+            args, kwargs: the arguments.
+        """
+        given = args, kwargs
+        if self._dynamic is None or self._dynamic is True:
+            found = self._by_what_changed(key, leaves, given)
+        elif self._dynamic:
+            found = self._with_symbols(key, leaves, given, self._dynamic)
+        else:
+            found = None
+        return found or self._alone(leaves, given)
+
+    def _by_what_changed(self, key: Any, leaves: list[Any], given: Given) -> Variant | None:
+        """A program with symbols for extents that were seen to change, if there are some."""
+        structure = structure_of(key)
+        while axes := self._openings.axes(structure, leaves):
+            declared = declared_axes(self._function, *given)
+            if declared:  # The model knows better which extents are equal.
+                return self._with_symbols(key, leaves, given, declared)
+            known = self._known(key, leaves, axes)
+            if known is not None:
+                return known
+            try:
+                captured = self._captured(leaves, given, axes)
+            except ManagerInside:
+                raise
+            except Exception:
+                found = self._alone(leaves, given)  # Raises what is the function's own.
+                get_logger("jit").debug("%s: without symbols", self.name, exc_info=True)
+                self._openings.close_all(structure)
+                return found
+            fixed = fixed_symbols(captured)
+            if not fixed:
+                return self._family(key, leaves, axes, captured)
+            self._openings.close(structure, fixed)
+            self.pins.update(captured.pins)
+        return None
+
+    def _alone(self, leaves: list[Any], given: Given) -> Variant:
+        """A program of a capture at the extents of a call."""
+        return Single(self._captured(leaves, given), self._options)
+
+    def _with_symbols(self, key: Any, leaves: list[Any], given: Given, axes: Axes) -> Variant:
+        """A program with symbols for these extents."""
+        known = self._known(key, leaves, axes)
+        if known is not None:
+            return known
+        captured = self._captured(leaves, given, axes)
+        if captured.pins and self.families.get(_fixed_part(key, leaves, axes)) and not self._told:
+            self._told = True
+            tell_of_pins(self.name, captured.pins)
+        return self._family(key, leaves, axes, captured)
+
+    def _known(self, key: Any, leaves: list[Any], axes: Axes) -> Variant | None:
+        """A program of a capture that there is."""
+        extents = extents_of(leaves, axes)
+        for family in self.families.get(_fixed_part(key, leaves, axes), ()):
+            if family.serves(leaves, extents):
+                return family.member(extents)
+        return None
+
+    def _family(self, key: Any, leaves: list[Any], axes: Axes, captured: Captured) -> Variant:
+        """A program of a new capture."""
+        made = Family(captured, self._options, interface_of(captured))
+        alike = self.families.setdefault(_fixed_part(key, leaves, axes), [])
+        alike.append(made)
+        del alike[:-MOST_FAMILIES]
+        return made.member(extents_of(leaves, axes))
+
+    def _captured(self, leaves: list[Any], given: Given, axes: Axes | None = None) -> Captured:
+        self.count += 1
+        args, kwargs = replaced(*given, leaves)
+        shapes = symbolic_shapes(leaves, axes or {})
+        extents = extents_of(leaves, axes or {})
+        return capture(self._function, args, kwargs, self.name, shapes, extents=extents)
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return name_of(self._function)
+
+
+def replaced(args: Any, kwargs: Any, leaves: list[Any]) -> tuple[Any, Any]:
+    """The arguments with arrays replaced by the tensors made of them."""
+    _, shape = tree.flatten((args, kwargs))
+    made, named = tree.unflatten(shape, leaves)
+    return made, named
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function, or of what is called as one."""
+    return str(getattr(function, "__name__", "program"))
+
+
+def structure_of(key: Any) -> Any:
+    """Return a signature without extents."""
+    head, parts = _taken_apart(key)
+    return head, tuple((p[0], len(p[1]), *p[2:]) if _is_tensor(p) else p for p in parts)
+
+
+def _fixed_part(key: Any, leaves: Sequence[Any], axes: Axes) -> Any:
+    """A signature with symbolic shapes in place of those of some arguments."""
+    head, parts = _taken_apart(key)
+    shapes = symbolic_shapes(leaves, axes)
+    return head, tuple((p[0], shapes[i], *p[2:]) if i in shapes else p for i, p in enumerate(parts))
+
+
+def _taken_apart(key: Any) -> tuple[Any, Sequence[Any]]:
+    """Return the parts of a signature: of all arguments, and of each."""
+    if key and key[0] is CAST:
+        head, parts = _taken_apart(key[2])
+        return (CAST, key[1], head), parts
+    if key and key[0] is RECORDED:
+        head, parts = _taken_apart(key[1])
+        return (RECORDED, head), parts
+    if key and key[0].__class__ is tree.Tree:
+        return key[0], key[1]
+    return None, key
+
+
+def _is_tensor(part: Any) -> bool:
+    """Return whether a part of a signature is that of a tensor."""
+    return not isinstance(part[0], type)
