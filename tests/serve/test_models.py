@@ -113,6 +113,36 @@ def test_a_graph_is_compiled_for_the_batches_that_may_come(model: Model) -> None
     np.testing.assert_allclose(results(served)[:1], results(alone), rtol=1e-5)
 
 
+def test_every_number_of_rows_has_a_program_of_a_plan_that_others_share(model: Model) -> None:
+    """There were programs for 1, 2, 4 and 7 rows, and five rows took two runs."""
+    many = load_model("small", "1", model, 40)
+    (sizes,) = many.sizes.values()
+    assert sizes == tuple(range(1, 41)) and not many.notes
+    x = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+    alone = np.concatenate([many.run([x[i : i + 1]])[0] for i in range(40)])
+    plans = {many._programs[((rows, 4),)].__self__.executor for rows in range(2, 41)}
+    assert len(plans) <= 3, "of 2 to 15 rows, and of 16 and more"
+    for rows in range(1, 41):
+        (found,) = many.run([x[:rows]])
+        np.testing.assert_allclose(found, alone[:rows], rtol=1e-5)
+
+
+def test_where_no_plan_serves_many_rows_there_are_powers_of_two(tmp_path: Path) -> None:
+    @jit.trace(symbolic=True, capture_as_const=True)
+    def scaled(x: mge.Tensor) -> mge.Tensor:
+        start = (mge.tensor(0), mge.tensor(1.0))
+        _, factor = jit.while_loop(lambda n, _: n < 3, lambda n, y: (n + 1, y * 2), start)
+        return x * factor
+
+    scaled(mge.tensor(np.ones((1, 3), np.float32)))
+    path = tmp_path / "scaled.tm"
+    scaled.dump(str(path), arg_names=["x"], output_names=["y"])
+    served = load_model("scaled", "1", read_models(path)[0], 7)
+    assert served.sizes == {((3,),): (1, 2, 4, 7)}
+    (found,) = served.run([np.ones((5, 3), np.float32)])
+    assert found.shape == (5, 3) and (found == 8).all()
+
+
 def test_a_graph_of_one_batch_size_is_served_as_it_is(tmp_path: Path) -> None:
     @jit.trace(symbolic=True, capture_as_const=True)
     def mixed(x: mge.Tensor) -> mge.Tensor:

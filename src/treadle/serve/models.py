@@ -16,6 +16,7 @@ from treadle.graph.ir import Value
 from treadle.graph.retype import retyped
 from treadle.serve.datatypes import NAMES, Array
 from treadle.serve.protocol import End, Refusal
+from treadle.serve.rows import programs_by_rows
 
 Shapes = tuple[tuple[int, ...], ...]
 Program = Callable[[Sequence[Array]], list[Array]]
@@ -33,6 +34,8 @@ class ServedModel:
         programs: by the shapes of the inputs, of one shape at least.
         most: rows of requests that are joined.
         notes: what whoever starts the server should know.
+        untried: programs for other numbers of rows, each of which shares a plan with one of
+            `programs`. These are run once when the model is loaded, and others are not.
 
     Attributes:
         inputs, outputs: as clients see them; extents that differ between programs are open.
@@ -49,14 +52,16 @@ class ServedModel:
         programs: Mapping[Shapes, Program],
         most: int = 1,
         notes: Sequence[str] = (),
+        untried: Mapping[Shapes, Program] | None = None,
     ) -> None:
         for end, dtype in (*inputs, *outputs):
             if dtype not in NAMES:
                 raise LoadError(name, f"{end} is {dtype}, which the protocol does not know")
         self.name, self.version, self.notes = name, version, list(notes)
-        self._programs = dict(programs)
+        self._untried = untried or {}
+        self._programs = {**programs, **self._untried}
         self._dtypes = [dtype for _, dtype in inputs]
-        results = {shapes: self._results(shapes) for shapes in self._programs}
+        results = {shapes: self._results(shapes) for shapes in programs}
         self.inputs = _ends(inputs, list(self._programs))
         self.outputs = _ends(outputs, list(results.values()))
         self.sizes = self._batches(results, most)
@@ -127,7 +132,8 @@ class ServedModel:
             if sizes[0] != 1 or len(sizes) == 1:
                 continue
             if self._rows_are_apart(behind, sizes):
-                joined[behind] = tuple(sizes)
+                more = [shapes[0][0] for shapes in self._untried if _behind(shapes) == behind]
+                joined[behind] = tuple(sorted({*sizes, *more}))
             else:
                 self.notes.append("rows of a batch are not independent: requests are not joined")
         return joined
@@ -156,7 +162,9 @@ class ServedModel:
 
 
 def load_model(name: str, version: str, model: Model, most: int = 1, level: int = 2) -> ServedModel:
-    """Compile a model for 1, 2, 4, ... rows up to a number of them, or as it is.
+    """Compile a model for 1, 2, 3, ... rows up to a number of them, or as it is.
+
+    Two rows and more share plans; where none serves them there are programs for 2, 4, 8, ... rows.
 
     Args:
         name, version: in its address.
@@ -174,28 +182,31 @@ def load_model(name: str, version: str, model: Model, most: int = 1, level: int 
                 name, f"input {end} is {value.type}", hint=f"give its shape: --shape {end}=1,3"
             )
     own = tuple(_shape(value) for _, value in ends)
-    graphs, notes = {own: model.graph}, []
+    options, notes = Options(level=level), []
+    graphs, shared = {own: model.graph}, {}
     if most > 1 and _one_extent(own):
+        shared = programs_by_rows(model.graph, most, options)
         try:
-            for rows in _powers(most):
-                shapes = tuple((rows, *s[1:]) for s in own)
-                if shapes not in graphs:
+            for shapes in (_of_rows(own, rows) for rows in _powers(most)):
+                if shapes not in graphs and shapes[0][0] not in shared:
                     graphs[shapes] = retyped(model.graph, shapes)
         except TreadleError as error:
-            graphs = {own: model.graph}
+            graphs, shared = {own: model.graph}, {}
             notes.append(f"it takes no other batch size: {error.problem}")
     elif most > 1:
         notes.append("its inputs have no extent in common: requests are not joined")
-    options = Options(level=level)
     programs = {s: Stages(graph, options=options).compile().run for s, graph in graphs.items()}
+    among = {_of_rows(own, rows): runner.run for rows, runner in shared.items()}
+    tried = [_of_rows(own, rows) for rows in _powers(most) if rows in shared]
     return ServedModel(
         name,
         version,
         [(end, value.type.dtype.numpy) for end, value in ends],
         _typed(model.outputs, model.graph.outputs),
-        programs,
+        {**{s: among[s] for s in tried}, **programs},
         most,
         notes,
+        {s: program for s, program in among.items() if s not in tried and s not in programs},
     )
 
 
@@ -244,6 +255,10 @@ def _shape(value: Value) -> tuple[int, ...]:
 def _powers(most: int) -> list[int]:
     """1, 2, 4, ... and the number itself."""
     return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
+
+
+def _of_rows(own: Shapes, rows: int) -> Shapes:
+    return tuple((rows, *shape[1:]) for shape in own)
 
 
 def _split(rows: int, sizes: Sequence[int]) -> list[int]:
