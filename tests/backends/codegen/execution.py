@@ -39,6 +39,19 @@ def runs_here(target: Target) -> bool:
 RUNNABLE = tuple(t for t in (GENERIC, AVX2, AVX512, NEON) if runs_here(t))
 
 
+def standing_in(target: Target) -> Target | None:
+    """The target whose code runs a target's kernels here, None if the interpreter has to.
+
+    Kernels say nothing of registers but matrix ones: printed for a processor with narrower vectors,
+    they are split by LLVM and compute the same.
+    """
+    if target in RUNNABLE:
+        return target
+    if target.triple or target.matrices:
+        return None
+    return next((t for t in reversed(RUNNABLE) if not t.triple and t.fma == target.fma), None)
+
+
 def parse(kernels: Sequence[Kernel], target: Target) -> llvm.ModuleRef:
     """The kernels as a verified module."""
     module = llvm.parse_assembly(module_text(kernels, target))
