@@ -51,6 +51,19 @@ if sys.dont_write_bytecode:
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 
+_MARKS = re.compile(r"^pytestmark = (.*?)^(?=\S)(?!\])", re.M | re.S)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Modules that a mark leaves out as a whole: importing them takes PyTorch, ONNX and seconds."""
+    left_out = config.option.markexpr.split(" and ")
+    if collection_path.suffix != ".py" or not all(part.startswith("not ") for part in left_out):
+        return None
+    found = _MARKS.search(collection_path.read_text(encoding="utf-8"))
+    marks = re.findall(r"pytest\.mark\.(\w+)", found[1]) if found else []
+    return any(f"not {mark}" in left_out for mark in marks) or None
+
+
 def pytest_collection_finish() -> None:
     """Some 600,000 objects are alive by now for good: collections need not visit them again."""
     gc.collect()
