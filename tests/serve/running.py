@@ -18,7 +18,7 @@ from treadle.serve.application import Application
 from treadle.serve.limits import Limits
 from treadle.serve.models import Program, ServedModel
 from treadle.serve.reception import Reception
-from treadle.serve.server import Server, bind, run
+from treadle.serve.server import Server, _calls, bind, run
 
 Array = np.ndarray[Any, Any]
 
@@ -31,6 +31,7 @@ class Running:
     server: Server
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
+    grpc_port: int = 0
 
     def stop(self) -> None:
         """What a signal does."""
@@ -39,14 +40,21 @@ class Running:
 
 @contextmanager
 def running(
-    models: Sequence[ServedModel], limits: Limits | None = None, access: Access | None = None
+    models: Sequence[ServedModel],
+    limits: Limits | None = None,
+    access: Access | None = None,
+    grpc: bool = False,
 ) -> Iterator[Running]:
-    with running_application(Application(models, limits, access)) as made:
+    app = Application(models, limits, access)
+    with running_application(app, grpc) as made:
         yield made
 
 
 @contextmanager
-def running_application(app: Reception) -> Iterator[Running]:
+def running_application(app: Reception, grpc: bool = False) -> Iterator[Running]:
+    second = bind("127.0.0.1", 0) if grpc else None
+    beside = [_calls().Calls(app, second)] if second else []
+    grpc_port = second.getsockname()[1] if second else 0
     sock = bind("127.0.0.1", 0)
     port = sock.getsockname()[1]
     listening = threading.Event()
@@ -56,10 +64,10 @@ def running_application(app: Reception) -> Iterator[Running]:
         found.append((server, asyncio.get_running_loop()))
         listening.set()
 
-    thread = threading.Thread(target=run, args=(app, sock, ready))
+    thread = threading.Thread(target=run, args=(app, sock, ready, beside))
     thread.start()
     assert listening.wait(300)
-    made = Running(port, *found[0], thread)
+    made = Running(port, *found[0], thread, grpc_port)
     try:
         yield made
     finally:

@@ -110,7 +110,10 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 1
 
 
 def test_what_cannot_be_served_is_said(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "there is no file" in told(capsys, tmp_path / "none.tm")
     assert "two models have the name a" in told(capsys, f"a={model}", f"a={model}", status=2)
@@ -120,6 +123,9 @@ def test_what_cannot_be_served_is_said(
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
         assert "cannot listen" in told(capsys, model, "--port", taken.getsockname()[1])
+    monkeypatch.setitem(sys.modules, "grpc_health.v1", None)
+    monkeypatch.delitem(sys.modules, "treadle.serve.rpc.calls", raising=False)
+    assert "pip install 'treadle[grpc]'" in told(capsys, model, "--port", 0, "--grpc-port", 0)
 
 
 def test_models_are_named_by_their_files_or_as_the_user_says(model: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ _COMMANDS = (
     Late("stats", "Count a model's parameters, arithmetic and memory, op by op.", _MODELS),
     Late("explain", "Show what the compiler makes of a model, as text or as a page.", _MODELS),
     Late("opt", "Run single passes on the text of a graph, and print the graph.", _MODELS),
-    Late("serve", "Serve models over HTTP by the Open Inference Protocol.", _MODELS),
+    Late("serve", "Serve models by the Open Inference Protocol.", _MODELS),
     Late("llm", "Run language models: answer, chat, measure.", _MODELS),
     Late("trust", "Trust a key: code of model files that it has signed runs here.", _MACHINE),
     Late("help", "Explain an error by its code, or show how a command is used.", _MACHINE),

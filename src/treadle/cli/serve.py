@@ -1,4 +1,4 @@
-"""`treadle serve`: models over HTTP, as the Open Inference Protocol has it."""
+"""`treadle serve`: models over HTTP and gRPC, as the Open Inference Protocol has it."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ Sources = Annotated[
 ]
 Host = Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all.")]
 Port = Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option(
+        help="Also answer gRPC here; 0 takes a free one. Needs the extra `grpc`.", min=0, max=65535
+    ),
+]
 Given = Annotated[
     list[str] | None,
     typer.Option(help="Of an input, as x=1,3,224,224, or of one model's, as NAME:x=1,3."),
@@ -115,6 +121,7 @@ def command(
     sources: Sources,
     host: Host = "127.0.0.1",
     port: Port = 8000,
+    grpc_port: GrpcPort = None,
     shape: Given = None,
     portable: Portable = False,
     allow_native: AllowNative = False,
@@ -129,7 +136,7 @@ def command(
     token: Token = "",
     allow_host: AllowHost = None,
 ) -> None:
-    """Serve models over HTTP by the Open Inference Protocol, until SIGTERM or Ctrl-C.
+    """Serve models by the Open Inference Protocol, until SIGTERM or Ctrl-C.
 
     Exit status: 0, 1 where a model cannot be read, the port is taken, or requests had to be cut
     off at the end, 2 where arguments are wrong.
@@ -139,7 +146,7 @@ def command(
     named = _named(sources)
     shapes = _shapes([name for name, _, _ in named], shape or [])
     limits = limits_of(serving, max_body, timeout, max_queue, max_client, grace, max_delay)
-    with serving.bind(host, port) as sock:
+    with serving.bind(host, port) as sock, serving.bind_grpc(host, grpc_port) as grpc_sock:
         models = []
         for name, version, path in named:
             started = time.perf_counter()
@@ -158,7 +165,11 @@ def command(
         gc.collect()
         gc.freeze()
         access = access_of(serving, sock, token or SERVE_TOKEN.get(), allow_host)
-        cut = serving.serve(models, sock, limits, lambda _: listening(serving.url_of(sock)), access)
+        if grpc_sock is not None:
+            typer.echo(f"gRPC at {serving.url_of(grpc_sock).removeprefix('http://')}")
+        cut = serving.serve(
+            models, sock, limits, lambda _: listening(serving.url_of(sock)), access, grpc_sock
+        )
     if cut:
         typer.echo(f"{cut} requests were not done in {grace:g} s", err=True)
         raise typer.Exit(Status.FAILED)

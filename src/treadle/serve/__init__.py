@@ -1,4 +1,4 @@
-"""Models over HTTP: the Open Inference Protocol, version 2, with batching and metrics.
+"""Models over HTTP and gRPC: the Open Inference Protocol, version 2, with batching and metrics.
 
 `Application` is an ASGI application of `ServedModel`s; `serve` runs it, as `treadle serve` does.
 """
@@ -7,7 +7,7 @@ from treadle.serve.access import Access
 from treadle.serve.application import Application
 from treadle.serve.limits import Limits
 from treadle.serve.models import ServedModel, load_compiled, load_model
-from treadle.serve.server import bind, is_loopback, run, serve, url_of
+from treadle.serve.server import bind, bind_grpc, is_loopback, run, serve, url_of
 
 __all__ = [
     "Access",
@@ -15,6 +15,7 @@ __all__ = [
     "Limits",
     "ServedModel",
     "bind",
+    "bind_grpc",
     "is_loopback",
     "load_compiled",
     "load_model",

@@ -40,11 +40,18 @@ class Access:
             raise Refusal(421, f"this server is not called {_name(host)[:80]!r}; see --allow-host")
         if method not in ("GET", "HEAD") and _is_of_another_page(host, headers):
             raise Refusal(403, "requests of pages of another origin are not answered")
-        if self._expected and path not in _HEALTH:
-            given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                asked = b"www-authenticate", b"Bearer"
-                raise Refusal(401, "the request has no token, or a wrong one", asked)
+        if path not in _HEALTH:
+            self.check_token(headers.get(b"authorization", b""))
+
+    def check_token(self, given: bytes) -> None:
+        """Refuse a request without the token, if one is asked for.
+
+        Raises:
+            Refusal: 401.
+        """
+        if self._expected and not hmac.compare_digest(given, self._expected):
+            asked = b"www-authenticate", b"Bearer"
+            raise Refusal(401, "the request has no token, or a wrong one", asked)
 
     def _is_ours(self, host: str) -> bool:
         """Return whether a name is known, or a number: a page of another name cannot have that."""

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from treadle.base.errors import IndexRangeError, TreadleError
 from treadle.base.log import get_logger
-from treadle.base.version import VERSION
+from treadle.serve import descriptions
 from treadle.serve.access import Access
 from treadle.serve.batching import Outcome, Work, Worker
-from treadle.serve.datatypes import NAMES, Array
+from treadle.serve.datatypes import Array
 from treadle.serve.limits import Limits
 from treadle.serve.metrics import Metrics, ModelMetrics
 from treadle.serve.models import ServedModel
 from treadle.serve.protocol import (
     HEADER_LENGTH,
     Disconnected,
-    End,
     Refusal,
+    Request,
     Response,
     error_response,
     json_response,
@@ -31,9 +32,10 @@ from treadle.serve.protocol import (
 from treadle.serve.reception import Incoming, Receive, Reception, Scope, Send, check_method, sent
 
 _READ = ("GET", "HEAD")
+Outputs = dict[str, Array]
 
 
-class _Served:
+class Served:
     """A model with its thread and its counts."""
 
     def __init__(self, model: ServedModel, metrics: Metrics, limits: Limits) -> None:
@@ -41,6 +43,37 @@ class _Served:
         self.metrics = ModelMetrics(metrics, model.name, model.version)
         self.worker = Worker(model, self.metrics, limits.delay, limits.waiting)
         self.about = {"model_name": model.name, "model_version": model.version}
+
+    def answered(self, status: int, seconds: float) -> None:
+        """Count a request, from its headers to its answer."""
+        self.metrics.answered(status)
+        self.metrics.seconds.observe(seconds)
+        self.worker.statistics.answered(status, seconds)
+
+    async def results(self, request: Request, incoming: Incoming | None = None) -> Outputs:
+        """The outputs by name, which the model's thread computes."""
+        results = await _submitted(self.worker, request.inputs, incoming)
+        return dict(zip((end.name for end in self.model.outputs), results, strict=True))
+
+
+@contextmanager
+def refusing(served: Served) -> Iterator[None]:
+    """Turn failures into refusals.
+
+    Raises:
+        Refusal: the request was wrong, or the model failed.
+        Disconnected: the client has gone.
+    """
+    try:
+        yield
+    except (Refusal, Disconnected):
+        raise
+    except TreadleError as error:
+        status = 400 if isinstance(error, IndexRangeError) else 500  # The data's fault or ours.
+        raise Refusal(status, f"{error.code} {error.where}: {error.problem}") from None
+    except Exception as error:
+        get_logger().error("request to %s failed", served.model.name, exc_info=error)
+        raise Refusal(500, f"the request failed: {type(error).__name__}") from None
 
 
 class Application(Reception):
@@ -59,9 +92,9 @@ class Application(Reception):
         access: Access | None = None,
     ) -> None:
         super().__init__(limits, access)
-        self._models: dict[str, dict[str, _Served]] = {}
+        self._models: dict[str, dict[str, Served]] = {}
         for model in models:
-            served = _Served(model, self.metrics, self.limits)
+            served = Served(model, self.metrics, self.limits)
             self._models.setdefault(model.name, {})[model.version] = served
 
     def close(self) -> None:
@@ -75,18 +108,19 @@ class Application(Reception):
     ) -> Response | None:
         """The answer; None where it has been sent."""
         if parts[:2] == ["v2", "models"] and parts[-1] == "infer":
-            await self._infer(self._model(parts[2:-1]), scope, receive, send)
+            await self._infer(self._addressed(parts[2:-1]), scope, receive, send)
             return None
         return self._read(parts, scope["method"])
 
     # -- what can be read ----------------------------------------------------------------------
 
     def _read(self, parts: list[str], method: str) -> Response:
+        answer: Callable[[], Response]
         match parts:
             case ["v2"]:
-                answer = self._about
+                answer = partial(json_response, descriptions.server())
             case ["v2", "health", "live"]:
-                answer = _alive
+                answer = partial(json_response, {"live": True})
             case ["v2", "health", "ready"]:
                 answer = self._ready
             case ["metrics"]:
@@ -102,30 +136,38 @@ class Application(Reception):
         """Return the answer of `/v2/models/...`; an address that ends in `stats` may name
         no model.
         """
+        content: dict[str, Any]
         match parts:
             case ["stats"]:
-                return _statistics([s for v in self._models.values() for s in v.values()])
+                content = self.statistics(self.all_served())
             case [name, "stats"] if name in self._models:
-                return _statistics(list(self._models[name].values()))
+                content = self.statistics(self.all_served(name))
             case [*name, "stats"]:
-                return _statistics([self._model(name)])
+                content = self.statistics([self._addressed(name)])
             case [*name, "config"] if name:
-                return _configuration(self._model(name), self.limits)
+                content = self.configuration(self._addressed(name))
             case [*name, "ready"] if name:
-                served = self._model(name)
-                return self._ready if self.draining else _ready(served)
-        return _metadata(self._model(parts), list(self._models[parts[0]]))
+                content = {"name": self._addressed(name).model.name, "ready": True}
+                return self._ready if self.draining else partial(json_response, content)
+            case _:
+                content = self.metadata(self._addressed(parts))
+        return partial(json_response, content)
 
-    def _model(self, parts: list[str]) -> _Served:
+    def _addressed(self, parts: list[str]) -> Served:
         """A model by its name, or its name, `versions` and a version."""
-        version: str | None = None
         match parts:
             case [name]:
-                pass
+                return self.served(name)
             case [name, "versions", version]:
-                pass
-            case _:
-                raise Refusal(404, "a model's address is /v2/models/NAME[/versions/VERSION]")
+                return self.served(name, version)
+        raise Refusal(404, "a model's address is /v2/models/NAME[/versions/VERSION]")
+
+    def served(self, name: str, version: str | None = None) -> Served:
+        """A model by its name and version; without one the last that was named.
+
+        Raises:
+            Refusal: there is none.
+        """
         versions = self._models.get(name)
         if versions is None:
             raise Refusal(404, f"there is no model {name[:80]!r}")
@@ -136,16 +178,29 @@ class Application(Reception):
             raise Refusal(404, f"there is no version {version[:80]!r} of {name}, but {known}")
         return versions[version]
 
-    def _about(self) -> Response:
-        extensions = ["binary_tensor_data", "classification", "model_configuration", "statistics"]
-        return json_response({"name": "treadle", "version": VERSION, "extensions": extensions})
+    def all_served(self, name: str = "") -> list[Served]:
+        """All versions of a model, or of all models."""
+        chosen = [self._models[name]] if name else self._models.values()
+        return [served for versions in chosen for served in versions.values()]
+
+    def metadata(self, served: Served) -> dict[str, Any]:
+        """Inputs and outputs of a model."""
+        return descriptions.metadata(served.model, list(self._models[served.model.name]))
+
+    def configuration(self, served: Served) -> dict[str, Any]:
+        """Triton's configuration of a model."""
+        return descriptions.configuration(served.model, self.limits.delay)
+
+    def statistics(self, chosen: Sequence[Served]) -> dict[str, Any]:
+        """Triton's counts of models."""
+        return descriptions.statistics([(one.model, one.worker.statistics) for one in chosen])
 
     def _ready(self) -> Response:
         return json_response({"ready": not self.draining}, 503 if self.draining else 200)
 
     # -- inference -----------------------------------------------------------------------------
 
-    async def _infer(self, served: _Served, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _infer(self, served: Served, scope: Scope, receive: Receive, send: Send) -> None:
         started, status = time.perf_counter(), 499
         try:
             response = await self._inferred(served, scope, receive)
@@ -153,37 +208,24 @@ class Application(Reception):
             await sent(send, response)
         finally:
             # 499 as others write it down: the client has gone.
-            seconds = time.perf_counter() - started
-            served.metrics.answered(status)
-            served.metrics.seconds.observe(seconds)
-            served.worker.statistics.answered(status, seconds)
+            served.answered(status, time.perf_counter() - started)
 
-    async def _inferred(self, served: _Served, scope: Scope, receive: Receive) -> Response:
+    async def _inferred(self, served: Served, scope: Scope, receive: Receive) -> Response:
         held = 0
         try:
-            check_method(scope["method"], "POST")
-            headers = dict(scope["headers"])
-            held = self.admitted(headers)
-            body, incoming = await self.body(scope, receive)
-            model = served.model
-            request = read_request(
-                body, headers.get(HEADER_LENGTH), model.inputs, model.outputs, self.limits.json
-            )
-            results = await _submitted(served.worker, request.inputs, incoming)
-            outputs = dict(zip((o.name for o in model.outputs), results, strict=True))
-            return write_response(served.about, request, outputs)
+            with refusing(served):
+                check_method(scope["method"], "POST")
+                headers = dict(scope["headers"])
+                held = self.admitted(headers)
+                body, incoming = await self.body(scope, receive)
+                model, length = served.model, headers.get(HEADER_LENGTH)
+                request = read_request(body, length, model.inputs, model.outputs, self.limits.json)
+                outputs = await served.results(request, incoming)
+                return write_response(served.about, request, outputs)
         except Refusal as refusal:
             return error_response(refusal)
         except asyncio.CancelledError:
             return error_response(Refusal(503, "the server has ended"))
-        except TreadleError as error:
-            status = 400 if isinstance(error, IndexRangeError) else 500  # The data's fault or ours.
-            return error_response(Refusal(status, f"{error.code} {error.where}: {error.problem}"))
-        except Disconnected:
-            raise
-        except Exception as error:
-            get_logger().error("request to %s failed", served.model.name, exc_info=error)
-            return error_response(Refusal(500, f"the request failed: {type(error).__name__}"))
         finally:
             self.given_back(held)
 
@@ -219,61 +261,4 @@ def _settle(future: asyncio.Future[list[Array]], outcome: Outcome) -> None:
         future.set_result(outcome)
 
 
-def _alive() -> Response:
-    return json_response({"live": True})
-
-
-def _ready(served: _Served) -> Callable[[], Response]:
-    return lambda: json_response({"name": served.model.name, "ready": True})
-
-
-def _metadata(served: _Served, versions: list[str]) -> Callable[[], Response]:
-    model = served.model
-    content = {
-        "name": model.name,
-        "versions": versions,
-        "platform": "treadle",
-        "inputs": [end.described for end in model.inputs],
-        "outputs": [end.described for end in model.outputs],
-    }
-    return lambda: json_response(content)
-
-
-def _statistics(served: Sequence[_Served]) -> Callable[[], Response]:
-    """Triton's statistics of models."""
-
-    def answer() -> Response:
-        stats = []
-        for one in served:
-            about = {"name": one.model.name, "version": one.model.version}
-            stats.append({**about, **one.worker.statistics.data()})
-        return json_response({"model_stats": stats})
-
-    return answer
-
-
-def _configuration(served: _Served, limits: Limits) -> Callable[[], Response]:
-    """Triton's configuration of a model: where rows are joined, extents are those behind them."""
-    model = served.model
-    rows = model.most if model.most > 1 else 0
-
-    def described(end: End) -> dict[str, Any]:
-        dims = end.described["shape"][1:] if rows else end.described["shape"]
-        return {"name": end.name, "data_type": f"TYPE_{NAMES[end.dtype]}", "dims": dims}
-
-    content: dict[str, Any] = {
-        "name": model.name,
-        "platform": "treadle",
-        "backend": "treadle",
-        "version_policy": {"all": {}},
-        "max_batch_size": rows,
-        "input": [described(end) for end in model.inputs],
-        "output": [described(end) for end in model.outputs],
-    }
-    if rows:
-        delay = round(limits.delay * 1e6)
-        content["dynamic_batching"] = {"max_queue_delay_microseconds": delay}
-    return lambda: json_response(content)
-
-
-__all__ = ["Application"]
+__all__ = ["Application", "Served", "refusing"]

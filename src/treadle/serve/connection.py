@@ -28,6 +28,8 @@ from treadle.serve.reception import INCOMING, Incoming
 
 _SCRATCH = 16 * 1024
 _ALIGNMENT = 64
+_NEW = 0.25
+"""Seconds in which a connection that was just made is expected to bring a request."""
 
 
 class Config(uvicorn.Config):
@@ -133,8 +135,13 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._ends.raw.abort()
 
     def part(self) -> None:
-        """End once the request under way is answered, or the client has taken notice."""
+        """End once the request under way is answered, or the client has taken notice.
+
+        Who has just connected is about to ask, and waits to be told that the server ends.
+        """
         if self._waiting is not None:
+            if self._last is None and self.loop.time() < self._waiting + _NEW:
+                return
             self._linger(self._limits.seconds)
         elif self._last is not None:
             self._last.keep_alive = False

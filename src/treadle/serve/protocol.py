@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -134,16 +134,45 @@ def read_request(
     if length > most_json:
         raise Refusal(413, f"the JSON has {length} bytes, {most_json} are taken: send binary data")
     content = _parsed(body[:length])
-    id_, parameters = _field(content, "id", str), _field(content, "parameters", dict) or {}
-    given, rest = _tensors(content, body[length:], {end.name: end for end in inputs})
-    if rest:
-        raise Refusal(400, f"{len(rest)} bytes follow the last tensor")
+    parameters = _field(content, "parameters", dict) or {}
+    binary = bool(_field(parameters, "binary_data_output", bool))
+    behind = _Behind(body[length:])
+    request = read_content(content, behind, inputs, outputs, binary)
+    if behind.data:
+        raise Refusal(400, f"{len(behind.data)} bytes follow the last tensor")
+    return request
+
+
+Elements = Callable[[Mapping[str, Any], End, tuple[int, ...]], Array]
+"""The tensor of an entry, for an input of this shape."""
+
+
+def read_content(
+    content: Mapping[str, Any],
+    elements: Elements,
+    inputs: Sequence[End],
+    outputs: Sequence[End],
+    binary: bool,
+) -> Request:
+    """The request in an object of the protocol.
+
+    Args:
+        content: `id`, `inputs` and `outputs`.
+        elements: finds the tensors; called in the order of `inputs` in the object.
+        inputs, outputs: of the model.
+        binary: whether outputs come as bytes, unless an entry says otherwise.
+
+    Raises:
+        Refusal: the request is malformed, or does not fit the model.
+    """
+    id_ = _field(content, "id", str)
+    given = _tensors(content, elements, {end.name: end for end in inputs})
     missing = [end.name for end in inputs if end.name not in given]
     if missing:
         raise Refusal(400, f"input {', '.join(missing)} is missing")
-    binary = bool(_field(parameters, "binary_data_output", bool))
     wanted, classes = _wanted(_field(content, "outputs", list), outputs, binary)
-    return Request(tuple(given[end.name] for end in inputs), wanted, id_, classes)
+    arrays = tuple(given[end.name] for end in inputs)
+    return Request(arrays, wanted, id_, classes)
 
 
 def _length(text: bytes, most: int) -> int:
@@ -214,9 +243,9 @@ _KINDS[int] = "an integer"
 
 
 def _tensors(
-    content: Mapping[str, Any], data: memoryview, known: Mapping[str, End]
-) -> tuple[dict[str, Array], memoryview]:
-    """Inputs by name, and what they leave of the binary data."""
+    content: Mapping[str, Any], elements: Elements, known: Mapping[str, End]
+) -> dict[str, Array]:
+    """Inputs by name."""
     given: dict[str, Array] = {}
     for entry in _field(content, "inputs", list) or ():
         if not isinstance(entry, dict):
@@ -228,8 +257,8 @@ def _tensors(
         if name in given:
             raise Refusal(400, f"input {name} is there twice")
         shape = _shape(entry, end)
-        given[name], data = _tensor(entry, end, shape, data)
-    return given, data
+        given[name] = elements(entry, end, shape)
+    return given
 
 
 def _short(name: object) -> str:
@@ -256,22 +285,44 @@ def _spelled(end: End) -> str:
     return f"{NAMES[end.dtype]} [{extents}]"
 
 
-def _tensor(
-    entry: Mapping[str, Any], end: End, shape: tuple[int, ...], data: memoryview
-) -> tuple[Array, memoryview]:
-    """One input, and the binary data behind it."""
-    size = _field(_field(entry, "parameters", dict) or {}, "binary_data_size", int)
-    elements = math.prod(shape)
-    if size is None:
-        return _from_json(end, entry.get("data"), shape, elements), data
-    if "data" in entry:
-        raise Refusal(400, f"input {end.name} has data and binary_data_size")
-    if size != elements * end.dtype.itemsize:
-        wanted = elements * end.dtype.itemsize
-        raise Refusal(400, f"input {end.name} takes {wanted} bytes, binary_data_size is {size}")
-    if size > len(data):
-        raise Refusal(400, f"the body ends in input {end.name}: {len(data)} of {size} bytes")
-    return _from_bytes(end, data[:size]).reshape(shape), data[size:]
+class _Behind:
+    """The bytes behind a JSON object, which tensors take one by one."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+
+    def __call__(self, entry: Mapping[str, Any], end: End, shape: tuple[int, ...]) -> Array:
+        size = _field(_field(entry, "parameters", dict) or {}, "binary_data_size", int)
+        if size is None:
+            return _from_json(end, entry.get("data"), shape)
+        if "data" in entry:
+            raise Refusal(400, f"input {end.name} has data and binary_data_size")
+        check_size(end, shape, size, "binary_data_size is")
+        if size > len(self.data):
+            held = len(self.data)
+            raise Refusal(400, f"the body ends in input {end.name}: {held} of {size} bytes")
+        own, self.data = self.data[:size], self.data[size:]
+        return from_octets(own, end, shape)
+
+
+def check_size(end: End, shape: tuple[int, ...], size: int, saw: str) -> None:
+    """Refuse a tensor that has other bytes than its shape takes.
+
+    Raises:
+        Refusal: it has.
+    """
+    wanted = math.prod(shape) * end.dtype.itemsize
+    if size != wanted:
+        raise Refusal(400, f"input {end.name} takes {wanted} bytes, {saw} {size}")
+
+
+def from_octets(data: memoryview, end: End, shape: tuple[int, ...]) -> Array:
+    """An input out of as many bytes as it takes.
+
+    Raises:
+        Refusal: they are no elements.
+    """
+    return _from_bytes(end, data).reshape(shape)
 
 
 def _from_bytes(end: End, data: memoryview) -> Array:
@@ -281,12 +332,12 @@ def _from_bytes(end: End, data: memoryview) -> Array:
         raise Refusal(400, f"input {end.name}: {error}") from None
 
 
-def _from_json(end: End, data: object, shape: tuple[int, ...], elements: int) -> Array:
+def _from_json(end: End, data: object, shape: tuple[int, ...]) -> Array:
     try:
         array = from_json(data, end.dtype)
     except ValueError as error:
         raise Refusal(400, f"input {end.name}: {error}") from None
-    if array.size != elements or (array.ndim != 1 and array.shape != shape):
+    if array.size != math.prod(shape) or (array.ndim != 1 and array.shape != shape):
         raise Refusal(400, f"input {end.name} says {list(shape)}, its data is {list(array.shape)}")
     return array.reshape(shape)
 
@@ -386,12 +437,16 @@ def _listed(name: str, array: Array) -> list[Any]:
 __all__ = [
     "HEADER_LENGTH",
     "Disconnected",
+    "Elements",
     "End",
     "Refusal",
     "Request",
     "Response",
+    "check_size",
     "error_response",
+    "from_octets",
     "json_response",
+    "read_content",
     "read_request",
     "write_response",
 ]

@@ -6,7 +6,8 @@ It runs under any ASGI server. `treadle.serve.connection` hands bodies over with
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from treadle.serve.access import Access
@@ -45,13 +46,14 @@ class Reception(ABC):
         access: who may ask; anybody if left out.
 
     Attributes:
+        access: who may ask.
         draining: whether new requests are refused, because the server ends.
         in_flight: requests being read, run or answered.
     """
 
     def __init__(self, limits: Limits | None = None, access: Access | None = None) -> None:
         self.limits = limits or Limits()
-        self._access = access or Access()
+        self.access = access or Access()
         self.metrics = Metrics()
         self.draining = False
         self.in_flight = 0
@@ -85,19 +87,23 @@ class Reception(ABC):
             await self._http(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.in_flight += 1
-        try:
+        with self.flight(), suppress(Disconnected):
             response = await self._let_in(scope, receive, send)
             if response is not None:
                 await sent(send, response, with_body=scope["method"] != "HEAD")
-        except Disconnected:
-            pass
+
+    @contextmanager
+    def flight(self) -> Iterator[None]:
+        """Count a request while it is read, run or answered: the server waits for it."""
+        self.in_flight += 1
+        try:
+            yield
         finally:
             self.in_flight -= 1
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
         try:
-            self._access.check(scope["method"], scope["path"], dict(scope["headers"]))
+            self.access.check(scope["method"], scope["path"], dict(scope["headers"]))
             return await self.answered(scope["path"].strip("/").split("/"), scope, receive, send)
         except Refusal as refusal:
             self.metrics.refused.labels(str(refusal.status)).inc()
@@ -119,7 +125,15 @@ class Reception(ABC):
         size = limits.body if length is None else int(length)
         if size > limits.body:
             raise Refusal(413, f"the body has {size} bytes, {limits.body} are taken")
-        if self._held + size > limits.bodies:
+        return self.reserved(size)
+
+    def reserved(self, size: int) -> int:
+        """So many bytes, set aside; whoever has them gives them back.
+
+        Raises:
+            Refusal: there is no room.
+        """
+        if self._held + size > self.limits.bodies:
             raise Refusal(503, "too many bytes are under way", (b"retry-after", b"1"))
         self._held += size
         return size

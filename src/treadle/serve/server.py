@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import ipaddress
 import signal
 import socket
@@ -11,6 +12,8 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 import uvicorn
@@ -36,19 +39,40 @@ _BPF_RETURN = 0x06
 """`BPF_RET | BPF_K`: how many bytes of a packet pass."""
 
 
+class Beside(Protocol):
+    """A server of another protocol, for the same application in the same event loop."""
+
+    async def start(self) -> None:
+        """Take requests.
+
+        Raises:
+            OSError: its port cannot be had.
+        """
+
+    async def drain(self) -> None:
+        """Say that the server ends, and finish what is under way."""
+
+    async def end(self, at_once: bool = False) -> None:
+        """Close the port."""
+
+
 class Server(uvicorn.Server):
     """uvicorn's, which ends in another order.
 
     At the first signal the server says that it is not ready, takes no new requests and finishes
     those under way; then it closes its port. At the second one it does not wait any more. Whoever
     has connected is answered, and no connection is reset while its client still sends.
+
+    Args:
+        app: that answers.
+        beside: that ends with this one.
     """
 
     config: Config
 
-    def __init__(self, app: Reception) -> None:
+    def __init__(self, app: Reception, beside: Sequence[Beside] = ()) -> None:
         super().__init__(Config(app, app.limits))
-        self.app = app
+        self.app, self.beside = app, beside
         self.cut = 0
         """Requests that were not done in time."""
         self._draining: asyncio.Task[None] | None = None
@@ -79,6 +103,8 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + self.app.limits.grace
+        for other in self.beside:
+            await other.drain()
         last = loop.time() + _LAST if self.server_state.connections else 0.0
         while not self.should_exit and loop.time() < until:
             if not self.app.in_flight and loop.time() >= last:
@@ -97,10 +123,13 @@ class Server(uvicorn.Server):
             server.close()
         for made in waiting:
             await loop.connect_accepted_socket(self._connection, made)
-        if not self.cut and not self.force_exit:
+        hurried = bool(self.cut) or self.force_exit
+        ends = [asyncio.create_task(other.end(hurried)) for other in self.beside]
+        if not hurried:
             until = loop.time() + _PARTING
             while loop.time() < until and self._part():
                 await asyncio.sleep(_LOOK)
+        await asyncio.gather(*ends)
         await super().shutdown(sockets)
 
     def _connection(self) -> Connection:
@@ -163,6 +192,18 @@ def bind(host: str, port: int) -> socket.socket:
     return made
 
 
+def bind_grpc(host: str, port: int | None) -> AbstractContextManager[socket.socket | None]:
+    """A socket that keeps an address for gRPC, whose server binds it by itself; None for no port.
+
+    Raises:
+        LoadError: the extra `grpc` is not installed, or the address cannot be had.
+    """
+    if port is None:
+        return contextlib.nullcontext()
+    _calls()
+    return bind(host, port)
+
+
 def _taken(address: str, error: Exception) -> LoadError:
     return LoadError("serve", f"cannot listen at {address}: {error}", hint="choose another --port")
 
@@ -184,6 +225,7 @@ def serve(
     limits: Limits | None = None,
     ready: Callable[[Server], None] | None = None,
     access: Access | None = None,
+    grpc_sock: socket.socket | None = None,
 ) -> int:
     """Serve models until SIGTERM or SIGINT.
 
@@ -193,6 +235,7 @@ def serve(
         limits: of requests.
         ready: called in the event loop when requests are taken.
         access: who may ask; anybody if left out.
+        grpc_sock: of `bind_grpc`; None for HTTP alone.
 
     Returns:
         The number of requests that were cut off, for lack of time, when the server ended.
@@ -200,14 +243,42 @@ def serve(
     Raises:
         LoadError: another program has begun to listen at the address.
     """
-    return run(Application(models, limits, access), sock, ready)
+    app = Application(models, limits, access)
+    beside = [] if grpc_sock is None else [_calls().Calls(app, grpc_sock)]
+    return run(app, sock, ready, beside)
 
 
-def run(app: Reception, sock: socket.socket, ready: Callable[[Server], None] | None = None) -> int:
-    """Serve an application until SIGTERM or SIGINT; see `serve`."""
-    server = Server(app)
+def _calls() -> Any:
+    """The module of gRPC, late, for those who have its packages and ask for it.
+
+    Raises:
+        LoadError: the extra `grpc` is not installed.
+    """
+    try:
+        return importlib.import_module("treadle.serve.rpc.calls")
+    except ModuleNotFoundError as error:
+        raise LoadError("serve", str(error), hint="pip install 'treadle[grpc]'") from error
+
+
+def run(
+    app: Reception,
+    sock: socket.socket,
+    ready: Callable[[Server], None] | None = None,
+    beside: Sequence[Beside] = (),
+) -> int:
+    """Serve an application until SIGTERM or SIGINT; see `serve`.
+
+    Args:
+        app: that answers.
+        sock: of `bind`.
+        ready: called in the event loop when requests are taken.
+        beside: servers of other protocols that start and end with this one.
+    """
+    server = Server(app, beside)
 
     async def serving_alone() -> None:
+        for other in beside:
+            await other.start()
         serving = asyncio.ensure_future(server.serve(sockets=[sock]))
         while not server.started and not serving.done():
             await asyncio.sleep(_LOOK)
@@ -224,4 +295,4 @@ def run(app: Reception, sock: socket.socket, ready: Callable[[Server], None] | N
     return server.cut
 
 
-__all__ = ["Server", "bind", "is_loopback", "run", "serve", "url_of"]
+__all__ = ["Beside", "Server", "bind", "bind_grpc", "is_loopback", "run", "serve", "url_of"]

@@ -1,0 +1,1 @@
+"""Models over gRPC, by the protocol that HTTP has."""
