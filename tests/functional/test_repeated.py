@@ -39,6 +39,8 @@ CALLS: dict[str, tuple[Any, Any]] = {
         lambda x: F.softmax(x, 1),
         lambda x: np.exp(x - 6) / np.exp(x - 6).sum(1, keepdims=True),
     ),
+    "concat": (lambda x: F.concat([x, x[:1]], 0), lambda x: np.concatenate([x, x[:1]])),
+    "concat of a tuple": (lambda x: F.concat((x, x), axis=1), lambda x: np.concatenate([x, x], 1)),
     "matmul": (lambda x: F.matmul(x, x.T), lambda x: x @ x.T),
 }
 
@@ -197,3 +199,22 @@ def test_subclasses_of_tensors_give_plain_ones() -> None:
     boxes = Boxes(np.ones((2, 4), "float32"))
     kinds = {type(boxes.reshape(4, 2)) for _ in range(3)}
     assert kinds == {mge.Tensor}
+
+
+def test_lists_of_tensors_are_told_apart_by_every_member() -> None:
+    x, whole = made((2, 6)), made((1, 6), "int32")
+    given: list[Any] = [x, x]
+    for _ in range(3):
+        assert F.concat(given).shape == (4, 6)
+        mixed = F.concat([x, whole])
+        assert mixed.shape == (3, 6) and mixed.dtype == np.float32
+        beside_data = F.concat([x, np.ones((1, 6), np.float32)])
+        assert beside_data.shape == (3, 6)
+        given[1:] = [whole.astype("float32"), x] if len(given) == 2 else [x]
+        assert F.concat(given).shape == (5 if len(given) == 3 else 4, 6)
+        given[1:] = [x]
+        assert F.concat(t for t in (x, x)).shape == (4, 6)
+        with pytest.raises(mge.base.errors.ShapeError):
+            F.concat([x, made((2, 5))])
+        with pytest.raises(mge.base.errors.ShapeError):
+            F.concat([])

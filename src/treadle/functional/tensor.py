@@ -15,7 +15,7 @@ import numpy as np
 from treadle.base.dtype import bool_, int32
 from treadle.base.errors import DeviceError, ShapeError
 from treadle.base.shape import format_shape
-from treadle.engine.eager.repeated import repeated
+from treadle.engine.eager.repeated import repeated, repeated_of_several
 from treadle.functional import complex_parts, creation
 from treadle.functional.arguments import (
     as_tensor,
@@ -278,6 +278,7 @@ def swapaxes(inp: Tensor, axis1: int, axis2: int) -> Tensor:
 # -- joining and splitting -----------------------------------------------------------------
 
 
+@repeated_of_several
 def concat(
     inps: Iterable[Tensor], axis: int = 0, device: Any = None, dim: int | None = None
 ) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from operator import is_
 from typing import Any, NamedTuple, TypeVar
 
 from treadle.backends import registry
@@ -23,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Link(NamedTuple):
-    """One op of a chain: it has one operand and one result."""
+    """One op of a chain: it has one result, and one operand unless it is the first."""
 
     op: Op
     launch: Launch
@@ -31,7 +32,7 @@ class Link(NamedTuple):
 
 
 class Chain:
-    """A call's ops in order, and the class of its result."""
+    """A call's ops in order, the first of all its operands, and the class of its result."""
 
     __slots__ = ("first", "kind", "links", "made", "rest")
 
@@ -44,6 +45,7 @@ class Chain:
 
 
 _MOST = 4096
+_LISTS = frozenset({list, tuple})
 _PLAIN = frozenset({int, bool, str, type(None), type(...)})
 _TABLES: list[dict[Any, Chain | None]] = []
 _new: Callable[[type], Any] = object.__new__
@@ -94,6 +96,47 @@ def repeated(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
+def repeated_of_several(function: F) -> F:
+    """Make calls of a function of a list or tuple of tensors cheap when they are repeated.
+
+    As `repeated`; the ops must begin with one of all tensors of the list, in their order.
+    """
+    table: dict[Any, Chain | None] = {}
+    _TABLES.append(table)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = args[0]
+            if ACTIVE.count or type(given) not in _LISTS:
+                return function(*args, **kwargs)
+            key: Any = tuple([(x._kind, x._data.shape) for x in given]), args[1:]
+            if kwargs:
+                key = key, *kwargs.items()
+            chain = table[key]
+        except (AttributeError, IndexError, TypeError):
+            return function(*args, **kwargs)
+        except KeyError:
+            return _first(function, table, key, given, args, kwargs)
+        if chain is None:
+            return function(*args, **kwargs)
+        try:
+            data = chain.first(*[x._data for x in given])
+            for launch in chain.rest:
+                data = launch(data)
+        except DeviceError:
+            raise
+        except Exception:
+            return function(*args, **kwargs)
+        made = _new(chain.made)
+        made._data = data
+        made._kind = chain.kind
+        made._trace = None
+        return made
+
+    return call  # type: ignore[return-value]
+
+
 def _seen(function: Any, chain: Chain, x: Any, args: Any, kwargs: Any) -> Any:
     """Run a chain while somebody sees the thread's ops, or the function where they must."""
     if LOCAL.casting is None and LOCAL.capture is None:
@@ -105,8 +148,8 @@ def _seen(function: Any, chain: Chain, x: Any, args: Any, kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def _first(function: Any, table: Any, key: Any, x: Any, args: Any, kwargs: Any) -> Any:
-    """Run the function, and remember its ops where they are a chain."""
+def _first(function: Any, table: Any, key: Any, given: Any, args: Any, kwargs: Any) -> Any:
+    """Run the function, and remember its ops where they are a chain from the given tensors."""
     watched = LOCAL.casting is not None or LOCAL.capture is not None or OBSERVER.now is not None
     if watched or not all(map(_is_plain, (*args[1:], *kwargs.values()))):
         return function(*args, **kwargs)
@@ -118,7 +161,7 @@ def _first(function: Any, table: Any, key: Any, x: Any, args: Any, kwargs: Any) 
         install(notes.below)
     if len(table) >= _MOST:
         table.clear()
-    table[key] = notes.chain(x, result)
+    table[key] = notes.chain(given, result)
     return result
 
 
@@ -149,18 +192,20 @@ class _Notes:
         """Run an arithmetic operator as without notes."""
         return self.apply(op, (x, y))[0]
 
-    def chain(self, x: Any, result: Any) -> Chain | None:
-        """Return the ops that lead from x to the result, None where they are no chain."""
+    def chain(self, given: Any, result: Any) -> Chain | None:
+        """Return the ops that lead from tensors to the result, None where they are no chain."""
         links = []
+        operands = tuple(given) if type(given) in _LISTS else (given,)
         for op, inputs, results in self._ops:
-            if len(inputs) != 1 or inputs[0] is not x or len(results) != 1:
+            alike = len(inputs) == len(operands) and all(map(is_, inputs, operands))
+            if not alike or len(results) != 1:
                 return None
-            entry = known(op, (x._kind,), (x._data,))
+            entry = known(op, tuple(x._kind for x in inputs), tuple(x._data for x in inputs))
             if entry is None or entry.results[0] is not results[0]._kind:
                 return None
             links.append(Link(op, entry.launch, entry.results[0]))
-            x = results[0]
-        return Chain(tuple(links), type(result)) if links and result is x else None
+            operands = results
+        return Chain(tuple(links), type(result)) if links and result is operands[0] else None
 
 
 def _forget() -> None:
@@ -171,4 +216,4 @@ def _forget() -> None:
 registry.on_rescan(_forget)
 on_change(_forget)
 
-__all__ = ["Chain", "Link", "repeated"]
+__all__ = ["Chain", "Link", "repeated", "repeated_of_several"]
