@@ -61,12 +61,12 @@ __all__ = [
 
 
 if TYPE_CHECKING:
-    from treadle.engine.properties import DeviceProperties as DeviceProperties
+    from treadle.engine.eager.properties import DeviceProperties as DeviceProperties
 
 
 def __getattr__(name: str) -> Any:
     if name == "DeviceProperties":  # With the compilers' side, which importing Treadle lacks.
-        from treadle.engine import properties
+        from treadle.engine.eager import properties
 
         return properties.DeviceProperties
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -131,7 +131,7 @@ def get_device_properties(device: str | None = None) -> DeviceProperties:
         >>> host.kind, host.cores > 0, bool(host.supports("conv", "float32"))
         ('cpu', True, True)
     """
-    from treadle.engine import properties
+    from treadle.engine.eager import properties
 
     return properties.properties_of(_node(device))
 

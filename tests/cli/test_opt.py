@@ -9,7 +9,7 @@ from treadle.cli import main
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.optimize import STEPS, optimize
 from treadle.engine.options import Options
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.parser import parse
 from treadle.graph.passes import PASSES
 from treadle.graph.printer import to_text

@@ -29,7 +29,7 @@ from treadle.base.files.source import open_source
 from treadle.base.types import TensorType
 from treadle.cli import main
 from treadle.deploy import compile_offline, load_offline
-from treadle.engine import segments
+from treadle.engine.execute import segments
 from treadle.engine.package.models import Model, Runner, read_models, write_models
 from treadle.graph.builder import trace_body
 from treadle.lite import LiteNetwork

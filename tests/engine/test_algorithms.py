@@ -19,7 +19,7 @@ from treadle.engine.optimize import optimize
 from treadle.engine.optimize.algorithms import Maps, choose_algorithms
 from treadle.engine.optimize.bodies import Trial
 from treadle.engine.options import Options
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph

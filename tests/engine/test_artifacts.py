@@ -17,8 +17,8 @@ from treadle.engine.devices.names import CompNode
 from treadle.engine.execute import Stepwise
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages, _start
+from treadle.engine.report import CompileReport
 from treadle.engine.targets.host import Host
-from treadle.engine.types import CompileReport
 from treadle.graph.parser import parse
 from treadle.inspect import Inspected
 

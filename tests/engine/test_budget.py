@@ -13,7 +13,7 @@ import treadle.module as M
 from treadle import jit, optimizer
 from treadle.autodiff import GradManager
 from treadle.base.errors import CompileError, GraphError
-from treadle.engine.budget import keep_to_budget
+from treadle.engine.optimize.budget import keep_to_budget
 from treadle.engine.options import Options
 
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from treadle.engine.callers import call_together
+from treadle.engine.execute.callers import call_together
 
 
 def test_callers_call_at_the_same_time() -> None:

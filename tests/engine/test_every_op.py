@@ -12,7 +12,7 @@ from treadle.base.errors import TreadleError
 from treadle.engine.optimize import optimize
 from treadle.engine.options import Options
 from treadle.engine.prepare import prepare
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.evaluate import evaluate
 from treadle.graph.verify import verify
 from treadle.ops import REGISTRY

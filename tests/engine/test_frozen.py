@@ -17,12 +17,12 @@ import treadle.functional as F
 from treadle.backends.program import runs_of
 from treadle.base import dtype as dt
 from treadle.base.types import TensorType
-from treadle.engine.frozen import fixed_values
 from treadle.engine.optimize.fold_scales import fold_scales
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.graph.builder import trace_body
+from treadle.graph.frozen import fixed_values
 from treadle.graph.ir import Graph
 from treadle.graph.verify import verify
 from treadle.inspect import Inspected

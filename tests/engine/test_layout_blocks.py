@@ -33,7 +33,7 @@ from treadle.engine.optimize.layout_problem import Assignment, Model, assign
 from treadle.engine.optimize.layout_rebuild import rebuild
 from treadle.engine.options import Options
 from treadle.engine.prepare import prepare
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph

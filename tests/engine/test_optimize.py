@@ -21,7 +21,7 @@ from treadle.engine.optimize.groups import Groups
 from treadle.engine.optimize.model import modelled_bytes
 from treadle.engine.options import Options
 from treadle.engine.prepare import prepare
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph

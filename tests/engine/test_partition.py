@@ -19,7 +19,8 @@ from treadle.engine.partition import check_partition, partition, without_borders
 from treadle.engine.partition.assign import Assigner
 from treadle.engine.partition.candidates import Candidates
 from treadle.engine.partition.model import Link, Model, Rates
-from treadle.engine.types import CompileReport, Partitioned
+from treadle.engine.partition.segments import Segmented
+from treadle.engine.report import CompileReport
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph
@@ -57,7 +58,7 @@ MODEL = Model({"host": SLOW, "card": FAST, "other": Rates(1e11, 1e11, 1e-6)}, li
 
 def run(
     graph: Graph, engines: Sequence[Any], model: Model = MODEL
-) -> tuple[Partitioned, CompileReport]:
+) -> tuple[Segmented, CompileReport]:
     report = CompileReport()
     parts = partition(graph, engines, Options(check=True), report, model)
     check_partition(parts, graph)
@@ -75,7 +76,7 @@ def layered(width: int = 256) -> Graph:
     return trace_body(body, [t, t], "layered")
 
 
-def engines_of(parts: Partitioned) -> list[str]:
+def engines_of(parts: Segmented) -> list[str]:
     found = parts.engines()
     return [f"{n.op.name}:{found[n]}" for n in parts.graph.nodes]
 
@@ -220,7 +221,7 @@ def test_random_programs_run_as_before(seed: int) -> None:
 # -- the checker -------------------------------------------------------------------------------
 
 
-def damaged(parts: Partitioned, how: str) -> Partitioned:
+def damaged(parts: Segmented, how: str) -> Segmented:
     first, *rest = parts.segments
     if how == "missing":
         return replace(parts, segments=(replace(first, nodes=first.nodes[1:]), *rest))
@@ -229,7 +230,7 @@ def damaged(parts: Partitioned, how: str) -> Partitioned:
     if how == "order":
         return replace(parts, segments=parts.segments[::-1])
     other = trace_body(lambda x, y: x, list(parts.graph.input_types), parts.graph.name)
-    return Partitioned(other, ())
+    return Segmented(other, ())
 
 
 @pytest.mark.parametrize(

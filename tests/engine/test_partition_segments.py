@@ -21,7 +21,8 @@ from treadle.engine.partition.candidates import Candidates
 from treadle.engine.partition.claims import Claims, convex
 from treadle.engine.partition.model import Link, Model
 from treadle.engine.partition.prune import Pruner
-from treadle.engine.types import CompileReport, Partitioned
+from treadle.engine.partition.segments import Segmented
+from treadle.engine.report import CompileReport
 from treadle.graph.builder import trace_body
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, Node
@@ -60,7 +61,7 @@ def model(seed: int, segment: float = 0.0) -> Model:
 
 def run(
     graph: Graph, engines: Sequence[Any], costs: Model | None = None, **options: Any
-) -> tuple[Partitioned, CompileReport]:
+) -> tuple[Segmented, CompileReport]:
     report = CompileReport()
     frozen = options.pop("frozen", ())
     parts = partition(graph, engines, Options(check=True, **options), report, costs, frozen)

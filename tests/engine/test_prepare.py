@@ -21,7 +21,7 @@ from treadle.engine.prepare import pipeline, prepare
 from treadle.engine.prepare.canonical import Canonicalize
 from treadle.engine.prepare.control import FoldControl
 from treadle.engine.prepare.values import Propagate, known_values
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.cleanup import DeadCode
 from treadle.graph.evaluate import evaluate

@@ -18,11 +18,11 @@ from treadle.backends import registry
 from treadle.backends.segments import judged, seal, unseal
 from treadle.base.errors import CompileError, LoadError
 from treadle.engine.devices.placement import engines_of
+from treadle.engine.execute.segments import SegmentLaunch, blob_key, body_of, shelve
 from treadle.engine.options import Options, engines
-from treadle.engine.partitions import Partition, told
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
-from treadle.engine.segments import SegmentLaunch, blob_key, body_of, shelve
+from treadle.engine.report import Partition, told
 from treadle.graph.builder import trace_body
 from treadle.graph.ir import Graph
 from treadle.graph.parser import parse

@@ -29,7 +29,7 @@ from treadle.engine.compile.streams_order import Block, blocks_of, dependencies,
 from treadle.engine.cost import RATES
 from treadle.engine.options import Options
 from treadle.engine.plan import Event, Facts, Interface, MemoryPlan, Plan, Pool, Span, Streams
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.ir import Graph
 from treadle.ops.control import While

@@ -47,7 +47,7 @@ from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Facts, Interface, Plan, Span, Streams
 from treadle.engine.plan.text import plan_text
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.ir import Graph
 from treadle.inspect import Inspected

@@ -6,7 +6,7 @@ import pytest
 
 from treadle.base.errors import GraphError
 from treadle.engine.options import Options
-from treadle.engine.types import CompileReport, Table
+from treadle.engine.report import CompileReport, Table
 from treadle.graph.passes import PassReport
 
 

@@ -15,8 +15,8 @@ from tests.engine.segment_engine import FakeSegments
 import treadle as mge
 import treadle.functional as F
 from treadle.backends import registry
-from treadle.engine import replay
 from treadle.engine.options import Options
+from treadle.graph import replay
 from treadle.jit.compiled import Compiled
 from treadle.ops.elementwise import Add
 from treadle.ops.matmul import Matmul

@@ -20,7 +20,7 @@ from treadle.engine.devices.placement import find_compiler
 from treadle.engine.optimize import STEPS, run_step
 from treadle.engine.options import Options
 from treadle.engine.prepare import prepare as _  # noqa: F401  # Its passes are known by name.
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.ir import Graph, Value
 from treadle.graph.parser import parse
 from treadle.graph.pass_text import parse_passes

@@ -18,9 +18,9 @@ from treadle.engine.devices.placement import compiling, engines_of, find_compile
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
 from treadle.engine.package.native_part import MOST_GEARS, Gear, NativePart
-from treadle.engine.partitions import Partition
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Plan
+from treadle.engine.report import Partition
 from treadle.graph.ir import Graph
 from treadle.graph.retype import retyped
 

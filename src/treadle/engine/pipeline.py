@@ -20,9 +20,9 @@ from treadle.engine.devices.names import CompNode
 from treadle.engine.execute import Runner
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Loaded
+from treadle.engine.report import CompileReport
 from treadle.engine.spread import Places
 from treadle.engine.targets import Divided, target_of
-from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph
 
 After = TypeVar("After")

@@ -26,7 +26,7 @@ from treadle.engine.execute.counters import Counters
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.ir import Graph
 from treadle.graph.verify import verify
 

@@ -4,11 +4,11 @@ Warm starts, whose programs come from the cache, pass none of them, and importin
 than all else they do.
 """
 
-from treadle.engine.budget import plan_within
 from treadle.engine.compile import compile_graph
 from treadle.engine.dumps import dump_artifact
 from treadle.engine.load import load
 from treadle.engine.optimize import optimize
+from treadle.engine.optimize.budget import plan_within
 from treadle.engine.partition import Device, leave_to_host, part_on_device, partition
 from treadle.engine.prepare import bucket_reductions, prepare, take_apart
 

@@ -19,9 +19,9 @@ from treadle.engine.execute import DeviceExecutor, Executor, Runner, Scheduler, 
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface, Plan
+from treadle.engine.report import CompileReport
 from treadle.engine.spread import Part
 from treadle.engine.targets import Compiled
-from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph
 
 if TYPE_CHECKING:

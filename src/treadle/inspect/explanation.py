@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from treadle.backends.program import Host, Jump, Step, Stop, Together, runs_of
-from treadle.engine.partitions import Partition, told
 from treadle.engine.plan import Facts, Plan, step_names
 from treadle.engine.plan.memory import StepMemory, steps_memory, totals
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport, Partition, told
 from treadle.graph.ir import Graph, Node, regions_of
 from treadle.inspect.origins import leaves, place, places_of, whereabouts
 from treadle.inspect.profile import Profile, predicted, rates_in, shares

@@ -11,7 +11,7 @@ from treadle.backends.program import Compiler, Jump, MeasuringCompiler, Stop
 from treadle.base.table import count, duration, size
 from treadle.base.version import VERSION
 from treadle.engine.plan import Interface, Plan
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.ir import Graph
 from treadle.graph.simplify import RULES
 from treadle.inspect.boxes import Box, Edge, Known, Sheet, sheet

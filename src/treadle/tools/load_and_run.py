@@ -27,7 +27,7 @@ from treadle.backends.c_loaders import INIT, has_loaders, open_loaders
 from treadle.backends.codegen import tuned
 from treadle.base.env import NUM_THREADS
 from treadle.base.errors import TreadleError
-from treadle.engine.callers import call_together
+from treadle.engine.execute.callers import call_together
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model, Runner, read_models, write_models
 from treadle.graph.ir import Graph

@@ -24,7 +24,7 @@ from treadle.base.log import get_logger
 from treadle.base.observer import observe
 from treadle.base.table import lines
 from treadle.engine.eager.choice import choose_engine
-from treadle.engine.replay import graph_of, write_if_asked
+from treadle.graph.replay import graph_of, write_if_asked
 from treadle.ops.op import Op, as_tuple
 from treadle.runtime.array import DeviceArray, to_host
 from treadle.utils.watcher import Watcher, type_of

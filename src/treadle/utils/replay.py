@@ -16,10 +16,10 @@ from treadle.base.table import lines
 from treadle.engine.devices.names import resolve
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
-from treadle.engine.replay import typed, write
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, Node, Value
 from treadle.graph.parser import parse
+from treadle.graph.replay import typed, write
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.op import as_tuple
 from treadle.tensor import Tensor, create, execute

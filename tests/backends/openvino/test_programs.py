@@ -19,7 +19,7 @@ from treadle.autodiff import GradManager
 from treadle.backends import registry
 from treadle.backends.openvino import backend
 from treadle.base.errors import CompileError
-from treadle.engine.segments import SegmentLaunch
+from treadle.engine.execute.segments import SegmentLaunch
 from treadle.jit import Compiled, Options, engines, trace
 from treadle.quantization import min_max_fakequant_qconfig, quantize, quantize_qat
 

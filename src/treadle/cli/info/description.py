@@ -26,7 +26,7 @@ from treadle.engine.options import Options
 from treadle.engine.package.models import Model, read_models
 from treadle.engine.package.native_part import Described, Gear
 from treadle.engine.package.native_run import loader_of
-from treadle.engine.partitions import told
+from treadle.engine.report import told
 from treadle.graph.json_text import graph_json
 from treadle.graph.printer import to_text
 from treadle.ops.constant import Constant

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.table import duration, size
-from treadle.engine.callers import call_together
+from treadle.engine.execute.callers import call_together
 
 Array = np.ndarray[Any, Any]
 Program = Callable[[Sequence[Array]], list[Array]]

@@ -15,8 +15,8 @@ from treadle.cli.models.opening import open_model, parsed_shapes
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
-from treadle.engine.partitions import Partition, told
 from treadle.engine.pipeline import Stages
+from treadle.engine.report import Partition, told
 from treadle.graph.flop_count import flops, nbytes
 from treadle.graph.ir import Graph, Node
 from treadle.inspect import Inspected

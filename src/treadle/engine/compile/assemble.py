@@ -32,7 +32,7 @@ from treadle.engine.plan import (
     Pool,
     aligned,
 )
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.ir import Graph, Value
 from treadle.ops.control import ControlFlow
 

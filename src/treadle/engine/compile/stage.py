@@ -14,7 +14,7 @@ from treadle.engine.compile.together import check_together
 from treadle.engine.cost import RATES
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Plan
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.ir import Graph
 
 

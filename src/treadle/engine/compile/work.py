@@ -11,11 +11,11 @@ from treadle.backends.api import Support
 from treadle.backends.program import Compiler, Launch, Lowered, Ref
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
-from treadle.engine.frozen import is_fixed
 from treadle.engine.options import Options
 from treadle.engine.plan import CHECK, FINISH, START, Interface, aligned
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.analysis import has_effect
+from treadle.graph.frozen import is_fixed
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.bucket import AllReduceBucket
 from treadle.ops.check import CheckIndices

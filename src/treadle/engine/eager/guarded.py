@@ -90,7 +90,7 @@ class Guarded:
         except TreadleError:
             return ""
         # Graphs and their text are not for programs in which nothing fails.
-        from treadle.engine.replay import graph_of, write_if_asked
+        from treadle.graph.replay import graph_of, write_if_asked
 
         graph = graph_of(decision.op, decision.types)
         return write_if_asked(graph, arrays, decision.device, why)

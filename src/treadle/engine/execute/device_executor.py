@@ -34,8 +34,8 @@ from treadle.engine.execute.counters import Counters, Tally, total
 from treadle.engine.execute.device_clock import Clock, clock_of
 from treadle.engine.execute.device_tasks import DeviceTasks
 from treadle.engine.execute.host_tasks import IndexFailure, extents, unknown_index
+from treadle.engine.execute.segments import SegmentLaunch
 from treadle.engine.plan import Loaded
-from treadle.engine.segments import SegmentLaunch
 from treadle.graph.index_findings import finding
 from treadle.runtime.array import DeviceArray, to_device
 from treadle.runtime.opened import OpenDevice

@@ -23,8 +23,8 @@ from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode
 from treadle.engine.eager import fallback
 from treadle.engine.execute.host_tasks import IndexFailure, extents, launch_of, unknown_index
+from treadle.engine.execute.segments import SegmentLaunch
 from treadle.engine.plan import CHECK, HostTask, Plan, Span
-from treadle.engine.segments import SegmentLaunch
 from treadle.ops.check import CheckIndices
 from treadle.ops.op import as_tuple
 from treadle.runtime.array import DeviceArray, to_host

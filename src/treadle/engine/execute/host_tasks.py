@@ -9,8 +9,8 @@ from treadle.backends import registry
 from treadle.backends.api import Support
 from treadle.base.errors import IndexRangeError
 from treadle.base.types import TensorType
+from treadle.engine.execute.segments import SegmentLaunch, body_of, engine_of
 from treadle.engine.plan import HostTask
-from treadle.engine.segments import SegmentLaunch, body_of, engine_of
 from treadle.ops.fused import Fused
 
 IndexFailure = Callable[[int, int], IndexRangeError]

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.base.shape import size_of
-from treadle.engine.frozen import fixed_values
+from treadle.graph.frozen import fixed_values
 from treadle.graph.ir import Graph, Node, Value, remake
 from treadle.ops.conv import Conv, ConvGradInput
 from treadle.ops.elementwise import Add, Mul, Neg, Sub

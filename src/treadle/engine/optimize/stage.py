@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from treadle.backends.program import Compiler
-from treadle.engine.frozen import fixed_values
 from treadle.engine.optimize.algorithms import choose_algorithms
 from treadle.engine.optimize.anchors import attention_groups, contraction_groups, window_groups
 from treadle.engine.optimize.bodies import Trial, assemble
@@ -22,7 +21,8 @@ from treadle.engine.optimize.named import named_groups
 from treadle.engine.optimize.recompute import widen_again
 from treadle.engine.optimize.statistics import with_statistics
 from treadle.engine.options import Options
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
+from treadle.graph.frozen import fixed_values
 from treadle.graph.ir import Graph, Node, Value, regions_of
 from treadle.graph.regions import replace_ops, substituted_regions
 from treadle.graph.verify import verify

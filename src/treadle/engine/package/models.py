@@ -25,12 +25,12 @@ from treadle.base.files.trust import Signer
 from treadle.base.log import get_logger
 from treadle.engine.devices.names import CompNode
 from treadle.engine.devices.placement import engines_of, has_compiler
+from treadle.engine.execute.segments import SegmentLaunch, blob_key, body_of, engine_of, shelve
 from treadle.engine.options import Options
 from treadle.engine.package import KIND, opened
 from treadle.engine.package.native_part import MEMBERS, NativePart, described, entry_of, members_of
 from treadle.engine.package.native_run import NativeRunner, Shapes, as_input, best_of
 from treadle.engine.pipeline import Stages
-from treadle.engine.segments import SegmentLaunch, blob_key, body_of, engine_of, shelve
 from treadle.graph.ir import Graph, Value, regions_of
 from treadle.graph.parser import parse
 from treadle.graph.printer import to_text

@@ -21,7 +21,7 @@ from treadle.base.dtype import as_dtype
 from treadle.base.files.checksum import checksum
 from treadle.base.files.container import as_bytes
 from treadle.base.types import TensorType
-from treadle.engine.partitions import Partition
+from treadle.engine.report import Partition
 
 Array = npt.NDArray[Any]
 Bytes = bytes | memoryview

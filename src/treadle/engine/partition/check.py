@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from treadle.base.errors import GraphError
-from treadle.engine.types import Partitioned
+from treadle.engine.partition.segments import Segmented
 from treadle.graph.ir import Graph, Node, Value, remake
 from treadle.ops.border import Border, End, Placeholder
 
 
-def check_partition(parts: Partitioned, before: Graph) -> None:
+def check_partition(parts: Segmented, before: Graph) -> None:
     """Raise `GraphError` unless every node is in one segment, segments can run in their order,
     border ops come in pairs, and the program without them is the one that was partitioned.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from treadle.backends.api import Engine
 from treadle.backends.segments import ClaimingEngine
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.analysis import producers
 from treadle.graph.ir import Graph, Node
 from treadle.ops.constant import Constant

@@ -17,7 +17,7 @@ from treadle.engine.partition.hosted import leave_to_host
 from treadle.engine.partition.model import Model, PricingEngine
 from treadle.engine.partition.stage import partition
 from treadle.engine.plan import REFERENCE
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.flop_count import flops, nbytes
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.control import ControlFlow

@@ -15,7 +15,7 @@ from treadle.base.types import TensorType
 from treadle.engine.partition.assign import Assigner
 from treadle.engine.partition.candidates import Candidates
 from treadle.engine.partition.model import Model
-from treadle.engine.types import Partitioned, Segment
+from treadle.engine.partition.segments import Segment, Segmented
 from treadle.graph.analysis import live_nodes
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value, regions_of, remake
@@ -26,7 +26,7 @@ from treadle.ops.fused import HOST, SEGMENT, Fused
 
 
 def leave_to_host(
-    parts: Partitioned,
+    parts: Segmented,
     engines: Sequence[Engine],
     compiling: str,
     forced: Sequence[str] = (),
@@ -102,7 +102,7 @@ class _Contraction:
 
     def __init__(
         self,
-        parts: Partitioned,
+        parts: Segmented,
         engines: Mapping[str, SegmentEngine],
         own: str,
         region: Rewrite,

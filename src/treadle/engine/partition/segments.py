@@ -8,15 +8,56 @@ of one number are on several engines of a domain, a second number tells those ap
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from treadle.engine.partition.claims import Unit
-from treadle.engine.types import Segment
 from treadle.graph.analysis import users
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.constant import Constant
 
 Numbers = dict[Node, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Nodes that one engine runs without a break.
+
+    Attributes:
+        engine: its name.
+        level: segments of a level do not depend on one another.
+        nodes: in program order.
+        inputs: values that come from outside, in order of use; the inputs of `graph`.
+        outputs: values that are needed outside; the outputs of `graph`.
+        graph: the nodes as a program of their own.
+    """
+
+    engine: str
+    level: int
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    graph: Graph
+
+    def __repr__(self) -> str:
+        return f"<Segment {self.engine}.{self.level}: {len(self.nodes)} nodes>"
+
+
+@dataclass(frozen=True, slots=True)
+class Segmented:
+    """A program with every node in one segment; segments are in an order in which they can run.
+
+    `graph` has the border ops (`End`, `Placeholder`) where a value changes its memory space;
+    `fixed` are those of its values that segment engines may make for themselves.
+    """
+
+    graph: Graph
+    segments: tuple[Segment, ...]
+    fixed: Collection[Value] = ()
+
+    def engines(self) -> Mapping[Node, str]:
+        """The engine of every node."""
+        return {n: s.engine for s in self.segments for n in s.nodes}
 
 
 Needs = Sequence[tuple[Unit, Sequence[Node]]]

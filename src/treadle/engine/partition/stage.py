@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from treadle.backends.api import Engine
 from treadle.backends.segments import SegmentEngine
-from treadle.engine.frozen import fixed_values
 from treadle.engine.options import Options
 from treadle.engine.partition.assign import Assigner, Assignment
 from treadle.engine.partition.borders import with_borders
@@ -16,11 +15,11 @@ from treadle.engine.partition.check import check_partition
 from treadle.engine.partition.claims import Claims, Unit, claims_of
 from treadle.engine.partition.model import Model, shares_memory
 from treadle.engine.partition.prune import Pruner
-from treadle.engine.partition.segments import keys, levels, needs, segments_of
-from treadle.engine.partitions import Partition
-from treadle.engine.types import CompileReport, Partitioned
+from treadle.engine.partition.segments import Segmented, keys, levels, needs, segments_of
+from treadle.engine.report import CompileReport, Partition
 from treadle.graph.flop_count import nbytes
 from treadle.graph.flow import FOREVER
+from treadle.graph.frozen import fixed_values
 from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.border import Border, End
 
@@ -35,7 +34,7 @@ def partition(
     report: CompileReport,
     model: Model | None = None,
     frozen: Collection[Value] = (),
-) -> Partitioned:
+) -> Segmented:
     """Choose an engine for every node, and cut the program where the engine changes.
 
     Args:
@@ -63,7 +62,7 @@ def partition(
     order = assigner.order if placed is graph else _units(placed, graph, assigner.order)
     level = levels(needs(order, assigner.fixed), domain_of)
     segment_of = keys(placed, level, domain_of, assigned, assigner.fixed)
-    parts = Partitioned(
+    parts = Segmented(
         placed,
         segments_of(placed, segment_of, [e.name for e in candidates.engines]),
         fixed_values(placed, frozen) if apart else (),
@@ -124,7 +123,7 @@ def _tell(
         report.decide("partition", f"{op} x{count}" if count > 1 else op, taken, reason)
 
 
-def _tell_segments(parts: Partitioned, report: CompileReport) -> None:
+def _tell_segments(parts: Segmented, report: CompileReport) -> None:
     report.partitions = tuple(
         Partition(s.engine, len(s.nodes), sum(map(nbytes, s.inputs)), sum(map(nbytes, s.outputs)))
         for s in parts.segments

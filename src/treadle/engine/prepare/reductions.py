@@ -21,7 +21,7 @@ import numpy as np
 from treadle.backends.program import Compiler, Lowered
 from treadle.engine.cost import RATES
 from treadle.engine.options import Options
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.analysis import has_effect, topological_order
 from treadle.graph.flop_count import flops, nbytes
 from treadle.graph.ir import Graph, Node, Value, remake

@@ -14,7 +14,7 @@ from treadle.engine.prepare.canonical import Canonicalize
 from treadle.engine.prepare.control import FoldControl
 from treadle.engine.prepare.integers import on_integers
 from treadle.engine.prepare.values import Propagate
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.cells import is_scalar_op
 from treadle.graph.cleanup import DeadCode, Expand, Fold, Share
 from treadle.graph.index_ranges import CheckRanges

@@ -23,11 +23,11 @@ from treadle.engine.devices.placement import (
     segment_engines,
 )
 from treadle.engine.execute import DeviceExecutor, Executor
+from treadle.engine.execute.segments import SegmentLaunch, is_apart, kept_whole, launches_of
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Loaded, Plan
-from treadle.engine.segments import SegmentLaunch, is_apart, kept_whole, launches_of
+from treadle.engine.report import CompileReport
 from treadle.engine.targets.target import Build, Program, Target
-from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph
 
 

@@ -18,8 +18,8 @@ from treadle.engine.devices.placement import (
 from treadle.engine.execute import DeviceExecutor
 from treadle.engine.options import Options
 from treadle.engine.plan import Loaded
+from treadle.engine.report import CompileReport
 from treadle.engine.targets.compiled import Compiled
-from treadle.engine.types import CompileReport
 from treadle.graph.index_findings import index_error, reporting
 from treadle.graph.ir import Graph
 

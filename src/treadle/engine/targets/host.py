@@ -12,8 +12,8 @@ from treadle.engine.artifacts import Captured, Prepared
 from treadle.engine.devices.placement import compiling, engines_of
 from treadle.engine.execute import Executor
 from treadle.engine.plan import Loaded
+from treadle.engine.report import CompileReport
 from treadle.engine.targets.compiled import Compiled
-from treadle.engine.types import CompileReport
 from treadle.graph.index_findings import index_error
 from treadle.graph.ir import Graph
 

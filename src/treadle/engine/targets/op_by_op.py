@@ -11,11 +11,11 @@ from treadle.engine.artifacts import Captured, Partitioned, Prepared
 from treadle.engine.devices.names import CompNode
 from treadle.engine.devices.placement import find_compiler, passes_of
 from treadle.engine.execute import Runner, Stepwise
+from treadle.engine.execute.segments import SegmentLaunch, body_of, engine_of
 from treadle.engine.options import Options
-from treadle.engine.segments import SegmentLaunch, body_of, engine_of
+from treadle.engine.report import CompileReport
 from treadle.engine.targets.device import part_on_device
 from treadle.engine.targets.target import Program, Target
-from treadle.engine.types import CompileReport
 from treadle.graph.ir import Graph
 from treadle.ops.fused import Fused
 

@@ -9,9 +9,9 @@ from treadle.engine.devices.placement import find_compiler
 from treadle.engine.execute import Runner, Scheduler
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface
+from treadle.engine.report import CompileReport
 from treadle.engine.spread import Places, cut
 from treadle.engine.targets.target import Build, Divided, Program, Target
-from treadle.engine.types import CompileReport
 
 
 class Several(Target):

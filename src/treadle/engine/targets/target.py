@@ -14,8 +14,8 @@ from treadle.engine.artifacts import Captured, Optimized, Partitioned, Planned, 
 from treadle.engine.devices.names import CompNode
 from treadle.engine.execute import Runner
 from treadle.engine.plan import Loaded
+from treadle.engine.report import CompileReport
 from treadle.engine.spread import Spread
-from treadle.engine.types import CompileReport
 
 
 class Program(Protocol):

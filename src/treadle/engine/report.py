@@ -1,65 +1,17 @@
-"""Records that stages hand to one another, and the report that all of them write."""
+"""The report that all stages write: what they did and decided, and how long it took."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from treadle.base.observer import recording
-from treadle.engine.partitions import Partition
-from treadle.graph.ir import Graph, Node, Value
 
 if TYPE_CHECKING:
     from treadle.graph.passes import PassReport
-
-# -- what partition gives ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Nodes that one engine runs without a break.
-
-    Attributes:
-        engine: its name.
-        level: segments of a level do not depend on one another.
-        nodes: in program order.
-        inputs: values that come from outside, in order of use; the inputs of `graph`.
-        outputs: values that are needed outside; the outputs of `graph`.
-        graph: the nodes as a program of their own.
-    """
-
-    engine: str
-    level: int
-    nodes: tuple[Node, ...]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    graph: Graph
-
-    def __repr__(self) -> str:
-        return f"<Segment {self.engine}.{self.level}: {len(self.nodes)} nodes>"
-
-
-@dataclass(frozen=True, slots=True)
-class Partitioned:
-    """A program with every node in one segment; segments are in an order in which they can run.
-
-    `graph` has the border ops (`End`, `Placeholder`) where a value changes its memory space;
-    `fixed` are those of its values that segment engines may make for themselves.
-    """
-
-    graph: Graph
-    segments: tuple[Segment, ...]
-    fixed: Collection[Value] = ()
-
-    def engines(self) -> Mapping[Node, str]:
-        """The engine of every node."""
-        return {n: s.engine for s in self.segments for n in s.nodes}
-
-
-# -- the report --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +109,42 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield "  " + "  ".join(cells).rstrip()
+
+
+# -- partitions -------------------------------------------------------------------------------
+
+_LISTED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Nodes that one engine runs without a break.
+
+    Attributes:
+        engine: its name.
+        nodes: how many there are, before any of them are fused.
+        reads, writes: bytes that come from outside, and that others need; a guess where extents
+            are symbolic.
+    """
+
+    engine: str
+    nodes: int
+    reads: int
+    writes: int
+
+
+def told(parts: Sequence[Partition]) -> str:
+    """Partitions in a few words: how many, whose, and of what size."""
+    if not parts:
+        return "-"
+    if len(parts) <= _LISTED:
+        sizes = [f"{p.engine} {_nodes(p.nodes)}" for p in parts]
+        return f"{len(parts)}: {', '.join(sizes)}"
+    engines = dict.fromkeys(p.engine for p in parts)
+    mine = {e: [p.nodes for p in parts if p.engine == e] for e in engines}
+    sizes = [f"{len(nodes)} of {e} with {_nodes(sum(nodes))}" for e, nodes in mine.items()]
+    return f"{len(parts)}: {', '.join(sizes)}"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count != 1)}"

@@ -19,7 +19,7 @@ from treadle.base.errors import CompileError
 from treadle.engine.cost import RATES
 from treadle.engine.options import Options
 from treadle.engine.plan import Plan
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.analysis import is_opaque, live_nodes
 from treadle.graph.flop_count import flops, nbytes
 from treadle.graph.ir import Graph, Node, Value, remake

@@ -33,10 +33,10 @@ from treadle.base.errors import CompileError, TreadleError
 from treadle.base.log import get_logger
 from treadle.base.types import TensorType
 from treadle.engine.plan import Plan
-from treadle.engine.replay import write_if_asked
-from treadle.engine.types import CompileReport
+from treadle.engine.report import CompileReport
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Value
+from treadle.graph.replay import write_if_asked
 from treadle.ops.composite import Composite
 from treadle.ops.constant import Constant
 from treadle.ops.fused import Fused
