@@ -20,8 +20,17 @@ from pathlib import Path
 Edges = dict[str, set[str]]
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-_VOCABULARIES = ("interop/", "backends/openvino/", "backends/cuda/libraries/", "array_api/")
-"""Folders whose tables translate from another project's names of ops."""
+_VOCABULARIES = (
+    *("interop/", "array_api/", "backends/openvino/", "backends/cuda/libraries/"),
+    *("traced_module/", "jit/ops_table.py", "tools/", "utils/"),  # MegEngine's
+    *("backends/codegen/kernel/", "backends/codegen/scalars/"),  # instructions of scalar code
+    *("functional/", "tensor.py", "module/", "llm/models/gates.py"),  # functions of users
+    *("base/symbol.py", "runtime/comm/", "cli/run/values.py"),  # operations on numbers
+    "conformance/",  # tests
+)
+"""Where the same words name something else, or what other projects call an op."""
+_PATTERNS = ("P", "Filled")
+"""What rewrite rules are written in: they compose ops, as functions do."""
 _PROJECT = Path(__file__).parent.parent / "pyproject.toml"
 _REPEAT = 8
 """So many equal lines in two places are a repeat."""
@@ -191,8 +200,9 @@ def op_lists(known: dict[str, Module]) -> list[OpList]:
     for module in known.values():
         if module.path.startswith(("ops/", *_VOCABULARIES)):
             continue
+        own = _imported_ops(module, classes)
         for node, parts in _collections(module.tree):
-            said = [_op_of(p, classes, names) for p in parts]
+            said = [_op_of(p, own, names) for p in parts]
             told = tuple(s for s in said if s)
             if len(told) >= 3 and len(told) * 2 > len(said):
                 found.append(OpList(module.path, node.lineno, told))
@@ -221,15 +231,28 @@ def _united(node: ast.expr) -> list[ast.expr]:
 def _op_of(part: ast.expr, classes: dict[str, str], names: set[str]) -> str:
     if isinstance(part, ast.Constant) and part.value in names:
         return str(part.value)
-    name = part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")
-    return classes.get(name, "")
+    return classes.get(ast.unparse(part), "")
+
+
+def _imported_ops(module: Module, classes: dict[str, str]) -> dict[str, str]:
+    """Ops by what the module calls their classes: `Add`, `elementwise.Add`."""
+    found = {}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("treadle.ops"):
+            for alias in node.names:
+                name = alias.asname or alias.name
+                if alias.name in classes:
+                    found[name] = classes[alias.name]
+                else:
+                    found |= {f"{name}.{c}": op for c, op in classes.items()}
+    return found
 
 
 def files_per_op(known: dict[str, Module]) -> dict[str, int]:
     """In how many files outside of `ops` and other vocabularies each op stands.
 
-    Its class is imported there or a member of a module of `ops`, or its name is in a list of ops
-    or compared with something.
+    Its class is asked for there or its name compared with something, or it stands in a list of ops.
+    Applying an op, or writing a pattern of ops, is composing and does not count.
     """
     classes = ops(known)
     names = set(classes.values())
@@ -245,18 +268,23 @@ def files_per_op(known: dict[str, Module]) -> dict[str, int]:
 
 
 def _named(module: Module, classes: dict[str, str], names: set[str]) -> set[str]:
-    found, homes = set[str](), set[str]()
+    own = _imported_ops(module, classes)
+    found, composed = set[str](), set[int]()
     for node in ast.walk(module.tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("treadle.ops"):
-            found.update(classes[a.name] for a in node.names if a.name in classes)
-            homes.update(a.asname or a.name for a in node.names)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.value.id in homes and node.attr in classes:
-                found.add(classes[node.attr])
+        if isinstance(node, ast.Call):
+            composed.add(id(node.func))
+            if ast.unparse(node.func) in _PATTERNS:
+                composed.update(map(id, node.args))
+        elif isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
+            composed.update(map(id, ast.walk(node.annotation)))
+        elif isinstance(node, _Function) and node.returns is not None:
+            composed.update(map(id, ast.walk(node.returns)))
         elif isinstance(node, ast.Compare):
             parts = (node.left, *node.comparators)
             if any(ast.unparse(p).endswith(".name") for p in parts):
                 found.update({getattr(p, "value", "") for p in parts} & names)
+        if isinstance(node, ast.Name | ast.Attribute) and id(node) not in composed:
+            found.update({own.get(ast.unparse(node), "")} - {""})
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,11 +11,15 @@ import pytest
 from tests.ops import harness
 
 from treadle.base import dtype as dt
+from treadle.base.types import TensorType
 from treadle.ops import REGISTRY
+from treadle.ops.elementwise import Add
 from treadle.ops.families import Elementwise
+from treadle.ops.movement import Concat, Reshape, Roll
 from treadle.ops.op import Op, as_tuple
+from treadle.ops.reduce import Argmax, Argmin
 from treadle.ops.select import Clip
-from treadle.ops.slicing import Pad
+from treadle.ops.slicing import Pad, Slice, SliceUpdate
 
 Array = np.ndarray[Any, Any]
 EVERY = [REGISTRY[name] for name in harness.OPS]
@@ -120,3 +125,110 @@ def test_the_place_of_zero_matters(cls: type[Op]) -> None:
 def test_mixed_precision_needs_both_types(cls: type[Op]) -> None:
     low = dt.float16 in cls.dtypes and dt.bfloat16 in cls.dtypes
     assert low and dt.float32 in cls.dtypes
+
+
+@having("strided")
+def test_results_are_read_with_strides(cls: type[Op]) -> None:
+    """Where an element comes from is a sum over its position, at least for dense operands."""
+    for op, arrays in runs(cls):
+        x = np.arange(arrays[0].size).reshape(arrays[0].shape)
+        (made,) = results(op, (x.astype(np.int64),))
+        if not made.size:
+            continue
+        steps = [
+            made.take(1, i).flat[0] - made.flat[0] if n > 1 else 0 for i, n in enumerate(made.shape)
+        ]
+        places = sum(
+            (i * s for i, s in zip(np.indices(made.shape), steps, strict=True)), made.flat[0]
+        )
+        assert np.array_equal(made, np.broadcast_to(places, made.shape)), str(op)
+
+
+BOUNDED = [c for c in EVERY if c.selects == "first" or c.bounds is not Op.bounds]
+
+
+@pytest.mark.parametrize("cls", BOUNDED, ids=[c.name for c in BOUNDED])
+def test_integers_lie_within_their_bounds(cls: type[Op]) -> None:
+    checked = 0
+    for op, arrays in runs(cls):
+        if any(not a.size for a in arrays):
+            continue
+        kinds = [dt.as_dtype(a.dtype) for a in arrays]
+        types = [TensorType(d, a.shape) for d, a in zip(kinds, arrays, strict=True)]
+        of = [
+            (int(a.min()), int(a.max()) + 1) if d.is_integer else (0, 2)
+            for d, a in zip(kinds, arrays, strict=True)
+        ]
+        for number, (made, type_) in enumerate(
+            zip(results(op, arrays), op.infer(*types), strict=True)
+        ):
+            found = op.bounds(of, types, number) if type_.dtype.is_integer and made.size else None
+            info = np.iinfo(made.dtype) if made.dtype.kind in "iu" else None
+            if found is None or info is None or found[0] < info.min or found[1] > info.max + 1:
+                continue  # It may have wrapped around, and says nothing then.
+            checked += 1
+            assert found[0] <= made.min() and made.max() < found[1], str(op)
+    assert checked or not any(d.is_integer for d in cls.dtypes)
+
+
+def channels_last(rank: int) -> tuple[int, ...]:
+    return (0, *range(2, rank), 1) if rank > 2 else tuple(range(rank))
+
+
+def laid_out(x: Array, rank: int) -> Array:
+    if not rank:
+        return x
+    x = x.reshape((1,) * (rank - x.ndim) + x.shape)
+    return np.ascontiguousarray(x.transpose(channels_last(rank)))
+
+
+OF_MAPS: tuple[tuple[Op, tuple[tuple[int, ...], ...]], ...] = (
+    (Argmax(2), ((2, 3, 4, 5),)),
+    (Argmax(1, True), ((2, 3, 4),)),
+    (Argmin(2), ((2, 3, 4),)),
+    (Concat(1), ((2, 3, 4), (2, 1, 4))),
+    (Pad(((0, 0), (1, 2), (0, 3), (0, 0)), "edge"), ((2, 3, 4, 5),)),
+    (Reshape((2, 3, 4, 1, 5)), ((2, 3, 4, 5),)),
+    (Roll((1, 2), (1, 2)), ((2, 3, 4),)),
+    (Slice((0, 2, 1), (2, -1, 4), (1, -1, 2)), ((2, 3, 4),)),
+    (SliceUpdate((0, 1, 0), (2, 2, 4), (1, 1, 1)), ((2, 3, 4), (2, 1, 4))),
+    (Add(), ((2, 3, 4, 5), (3, 1, 1))),
+)
+"""What samples have no operands of three axes for."""
+
+
+def test_permuted_operands_give_permuted_results() -> None:
+    tried = Counter[str]()
+    given = [
+        (op, tuple(np.random.default_rng(0).random(s, "float32") for s in shapes))
+        for op, shapes in OF_MAPS
+    ]
+    samples = [
+        r
+        for cls in EVERY
+        if cls.n_outputs == 1 and cls.permuted is not Op.permuted
+        for r in runs(cls)
+    ]
+    for op, arrays in (*given, *samples):
+        types = [TensorType(dt.as_dtype(a.dtype), a.shape) for a in arrays]
+        if all(t.ndim < 3 for t in types):
+            continue
+        (result,) = op.infer(*types)
+        found = op.permuted(types, result, channels_last)
+        if found is None:
+            continue
+        tried[op.name] += 1
+        operands = tuple(laid_out(a, r) for a, r in zip(arrays, found.operands, strict=True))
+        (made,), (wanted,) = results(found.op, operands), results(op, arrays)
+        order = channels_last(wanted.ndim) if found.held else tuple(range(wanted.ndim))
+        assert_close(made, wanted.transpose(order))
+    able = {c for c in EVERY if c.permuted not in (Op.permuted, Elementwise.permuted)}
+    assert {c.name for c in able} - {"full"} <= tried.keys() and len(tried) > 90
+
+
+def assert_close(made: Array, wanted: Array) -> None:
+    assert made.shape == wanted.shape
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(
+            made.astype(np.complex128), wanted.astype(np.complex128), rtol=1e-2, atol=1e-5
+        )

@@ -23,7 +23,7 @@ from typing import Any
 from treadle.backends.api import Buffer, Kernel, Operand, Stream, Support, no, yes
 from treadle.base.errors import LoadError
 from treadle.base.types import TensorType
-from treadle.ops.op import Op
+from treadle.ops.op import REGISTRY, Op
 
 Arguments = Callable[[list[TensorType], TensorType, Any], tuple[Any, ...]]
 """Arguments behind the pointers: of operand types, the result's type and the op's attributes."""
@@ -137,11 +137,7 @@ class Library:
             return yes() if types[0].ndim == 4 else no("rank", "two spatial axes only")
 
         def arguments(ins: list[TensorType], out: TensorType, given: Any) -> tuple[Any, ...]:
-            x, weight, y = {
-                "conv": (ins[0], ins[1], out),
-                "conv_grad_input": (out, ins[1], ins[0]),
-                "conv_grad_weight": (ins[0], out, ins[1]),
-            }[op]
+            x, weight, y = REGISTRY[op](**given).roles(ins, out)  # type: ignore[attr-defined]
             (top, bottom), (left, right) = given["padding"]
             numbers = (*x.shape, weight.shape[0], *weight.shape[2:], *y.shape[2:])
             extents = ConvExtents(

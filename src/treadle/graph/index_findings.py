@@ -11,14 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from treadle.base.errors import IndexRangeError, out_of_range
-from treadle.base.symbol import Dim
 from treadle.graph.ir import Graph, Node, regions_of
+from treadle.ops.bounds import Range
 from treadle.ops.check import CheckIndices
 from treadle.ops.movement import Concat
 from treadle.ops.op import Array, IndexRange, Op
-
-Range = tuple[Dim, Dim]
-"""The least number and the first one beyond."""
 
 
 class Indexed(NamedTuple):

@@ -7,38 +7,25 @@ inside: constants, positions of sorts and maxima, counters, clipped and wrapped 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.shape import size_of
-from treadle.base.symbol import Dim, always, is_identical, less_equal, maximum, minimum
-from treadle.graph.index_findings import Indexed, Range, error_of, ranges_of
+from treadle.base.symbol import always, is_identical, less_equal
+from treadle.graph.index_findings import Indexed, error_of, ranges_of
 from treadle.graph.ir import Graph, Node, Value, constant_of
 from treadle.graph.passes import register
 from treadle.graph.regions import substituted_regions
+from treadle.ops.bounds import Range
 from treadle.ops.check import CheckIndices
-from treadle.ops.creation import Full, Iota
-from treadle.ops.elementwise import Add, Cast, Maximum, Minimum, Mod, Mul, Sub
-from treadle.ops.gather import Index, Take
-from treadle.ops.gather_along import TakeAlongAxis
-from treadle.ops.movement import Broadcast, Concat, Flip, Reshape, Roll, Transpose
-from treadle.ops.op import Op
-from treadle.ops.reduce import ArgExtremum, Extremum
-from treadle.ops.select import Clip, Where
+from treadle.ops.elementwise import Cast
 from treadle.ops.slicing import Slice
-from treadle.ops.sort import Ordering
-from treadle.ops.transfer import Identity, StopGradient, Transfer
 
-_SAME = (Reshape, Transpose, Broadcast, Identity, StopGradient, Flip, Roll)
-"""Ops whose results have the elements of their operands."""
-_PICKED = (*_SAME, Transfer, Slice, Take, Index, TakeAlongAxis, Extremum)
-"""Ops whose results are some of the elements of their first operand."""
 _DEEP = 24
 """Ops that are looked through to find the range of an index."""
 
@@ -116,7 +103,7 @@ def _source(value: Value) -> Value:
     """
     while value.producer is not None and not _is_empty(value):
         op, (first, *_) = value.producer.op, (*value.producer.inputs, value)
-        whole = isinstance(op, Reshape | Transpose | Broadcast | Identity | StopGradient)
+        whole = op.strided and not isinstance(op, Slice)
         if not whole and not (isinstance(op, Cast) and _keeps(first.type.dtype, value.type.dtype)):
             break
         value = first
@@ -164,80 +151,12 @@ def _bounds(value: Value, known: dict[Value, Range], deep: int = _DEEP) -> Range
         if not data.is_present or not size_of(value.type.shape):
             return everything
         return int(data.array.min()), int(data.array.max()) + 1
-    found = _of_op(node, value.index, [_bounds(v, known, deep - 1) for v in node.inputs])
+    of = [_bounds(v, known, deep - 1) for v in node.inputs]
+    found = node.op.bounds(of, [v.type for v in node.inputs], value.index)
     if found is None or not _lies(found, everything):
         found = everything
     known[value] = found
     return found
-
-
-def _of_op(node: Node, output: int, of: list[Range]) -> Range | None:
-    """The bounds of a result, from those of the operands."""
-    op: Any = node.op
-    if isinstance(op, _PICKED):
-        return of[0]
-    if isinstance(op, Concat):
-        return _least([low for low, _ in of]), _most([high for _, high in of])
-    if isinstance(op, Ordering):
-        return (0, _extent(node, op.axis)) if output == 1 else of[0]
-    if isinstance(op, ArgExtremum):
-        return 0, _extent(node, op.axis)
-    if isinstance(op, Full | Iota):
-        return _made(op)
-    if isinstance(op, Cast):
-        inside = node.inputs[0].type.dtype.is_integer or node.inputs[0].type.dtype is dt.bool_
-        return of[0] if inside else None
-    if isinstance(op, Where):
-        return minimum(of[1][0], of[2][0]), maximum(of[1][1], of[2][1])
-    if isinstance(op, Clip):
-        low, high = of[0]
-        least = low if op.low is None else maximum(low, int(op.low))
-        most = high - 1 if op.high is None else minimum(maximum(high - 1, least), int(op.high))
-        return minimum(least, most), most + 1
-    return _of_two(op, of) if len(of) == 2 else None
-
-
-def _made(op: Full | Iota) -> Range | None:
-    """Of what is made of nothing."""
-    if isinstance(op, Iota) and not isinstance(op.n, int):
-        if not (isinstance(op.start, int) and isinstance(op.step, int)):
-            return None
-        ends = op.start, op.start + (op.n - 1) * op.step
-        return minimum(*ends), maximum(*ends) + 1
-    made = op.replace(shape=()) if isinstance(op, Full) else op
-    array = np.asarray(made.reference())
-    return (int(array.min()), int(array.max()) + 1) if array.size else None
-
-
-def _of_two(op: Op, of: list[Range]) -> Range | None:
-    """Of arithmetic on two operands."""
-    (a, b), (c, d) = [(low, high - 1) for low, high in of]
-    if isinstance(op, Add):
-        return a + c, b + d + 1
-    if isinstance(op, Sub):
-        return a - d, b - c + 1
-    if isinstance(op, Mul):
-        ends = [x * y for x in (a, b) for y in (c, d)]
-        return _least(ends), _most(ends) + 1
-    if isinstance(op, Mod) and always(less_equal(1, c)):
-        return 0, d
-    if isinstance(op, Maximum):
-        return maximum(a, c), maximum(b, d) + 1
-    if isinstance(op, Minimum):
-        return minimum(a, c), minimum(b, d) + 1
-    return None
-
-
-def _extent(node: Node, axis: int) -> Dim:
-    return node.inputs[0].type.shape[axis]
-
-
-def _least(numbers: Sequence[Dim]) -> Dim:
-    return reduce(minimum, numbers)
-
-
-def _most(numbers: Sequence[Dim]) -> Dim:
-    return reduce(maximum, numbers)
 
 
 __all__ = ["CheckRanges"]

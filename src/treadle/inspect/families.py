@@ -3,29 +3,8 @@
 from __future__ import annotations
 
 from treadle.graph.ir import Graph, Node
-from treadle.ops.attention import Attention, AttentionGrad
-from treadle.ops.batch_norm import BatchNormGrad, BatchNormInfer, BatchNormTrain
-from treadle.ops.border import Border
-from treadle.ops.collective import Collective
-from treadle.ops.column_moments import ColumnMoments
 from treadle.ops.constant import Constant
-from treadle.ops.control import ControlFlow
-from treadle.ops.conv import Convolution
-from treadle.ops.creation import Creation
-from treadle.ops.cumulative import Cumulative
-from treadle.ops.families import Elementwise, Movement, Reduce
 from treadle.ops.fused import Fused
-from treadle.ops.gather import Indexing, OneHot, Take
-from treadle.ops.gather_along import Along
-from treadle.ops.loss import SoftmaxCrossEntropy
-from treadle.ops.matmul import MatrixProduct
-from treadle.ops.norm import GroupNorm, LayerNorm, RmsNorm, Standardize, StandardizeGrad
-from treadle.ops.op import Op
-from treadle.ops.pool import Pooling
-from treadle.ops.softmax import AlongAxis
-from treadle.ops.sort import Ordering
-from treadle.ops.transfer import After, Identity, Transfer
-from treadle.ops.update import Update
 
 FAMILIES = {
     "product": "products: matmul, convolution, attention",
@@ -40,23 +19,6 @@ FAMILIES = {
 }
 """Names of the families in pictures, in the order of their legends."""
 
-_CLASSES: tuple[tuple[str, tuple[type[Op], ...]], ...] = (
-    ("update", (Update,)),
-    ("product", (MatrixProduct, Convolution, Attention, AttentionGrad)),
-    (
-        "reduction",
-        (
-            *(Reduce, Pooling, AlongAxis, SoftmaxCrossEntropy, Cumulative, ColumnMoments),
-            *(BatchNormInfer, BatchNormTrain, BatchNormGrad),
-            *(LayerNorm, RmsNorm, GroupNorm, Standardize, StandardizeGrad),
-        ),
-    ),
-    ("data", (Movement, Identity, After, Take, Indexing, OneHot, Along, Creation, Constant)),
-    ("data", (Ordering,)),
-    ("control", (ControlFlow,)),
-    ("collective", (Collective, Transfer, Border)),
-    ("elementwise", (Elementwise,)),
-)
 _GROUPS = {
     "contraction": "product",
     "attention": "product",
@@ -70,7 +32,7 @@ def family_of(node: Node) -> str:
     op = node.op
     if isinstance(op, Fused):
         return "host" if op.engine else _family_of_group(op)
-    return next((name for name, classes in _CLASSES if isinstance(op, classes)), "other")
+    return op.work
 
 
 def _family_of_group(op: Fused) -> str:

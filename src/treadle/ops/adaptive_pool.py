@@ -92,7 +92,7 @@ class AdaptiveMaxPool(AdaptiveMaxWindow):
     name = "adaptive_max_pool"
     dtypes = dt.REALS
     torch = "getattr(F, f'adaptive_max_pool{x.ndim - 2}d')(x, op.output_shape)"
-    selects = True
+    selects = "first"
     keeps_axes = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:

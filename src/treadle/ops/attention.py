@@ -37,6 +37,7 @@ class Attention(Composite):
     causal: bool = False
     scale: float | None = None
 
+    work = "product"
     name = "attention"
     operands = ("q", "k", "v", "*mask")
     dtypes = dt.FLOATS
@@ -207,6 +208,7 @@ class AttentionGrad(Composite):
     causal: bool = False
     scale: float | None = None
 
+    work = "product"
     name = "attention_grad"
     operands = ("q", "k", "v", "dy", "*mask")
     n_outputs = 3

@@ -71,6 +71,7 @@ class BatchNormTrain(Composite):
 
     eps: float = 1e-5
 
+    work = "reduction"
     name = "batch_norm_train"
     operands = ("x", "*affine")
     n_outputs = 3
@@ -157,6 +158,7 @@ class BatchNormGrad(Composite):
 
     eps: float = 1e-5
 
+    work = "reduction"
     name = "batch_norm_grad"
     operands = ("x", "dy", "*weight")
     n_outputs = 3
@@ -234,6 +236,7 @@ class BatchNormInfer(Composite):
 
     eps: float = 1e-5
 
+    work = "reduction"
     name = "batch_norm_infer"
     operands = ("x", "weight", "bias", "mean", "var")
     dtypes = dt.FLOATS

@@ -20,9 +20,10 @@ class Border(Op):
 
     pair: int
 
+    work = "collective"
     dtypes = dt.ALL
     no_gradient = "is made after differentiation"
-    selects = True
+    selects = "first"
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         return (TensorType(x.dtype, x.shape),)

@@ -97,7 +97,7 @@ class CacheUpdate(Composite):
     name = "cache_update"
     operands = ("cache", "x", "starts", "ends", "rows")
     dtypes = (*dt.FLOATS, *dt.INTEGERS)
-    selects = True
+    selects = "any"
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         if len(types) != 5:

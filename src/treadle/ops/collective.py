@@ -56,6 +56,7 @@ def _joined(stack: Array, axis: int) -> Array:
 class Collective(Op):
     """One operand per process of the group `group`, which has `world` processes."""
 
+    work = "collective"
     dtypes = dt.ALL
     group: str = "world"
     world: int = 1
@@ -307,7 +308,7 @@ class GatherTo(Collective):
     axis: int = 0
 
     name = "gather_to"
-    selects = True
+    selects = "any"
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         self.check_group(x, self.root)

@@ -23,6 +23,7 @@ class ColumnMoments(Op):
 
     rows: int = 96
 
+    work = "reduction"
     name = "column_moments"
     operands = ("x",)
     n_outputs = 2

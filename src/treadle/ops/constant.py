@@ -95,6 +95,7 @@ class Constant(Op):
     data: ArrayData
     device: str = ""
 
+    work = "data"
     name = "constant"
     operands = ()
     dtypes = dt.ALL

@@ -118,6 +118,7 @@ def check_predicate(name: str, what: str, predicate: TensorType) -> None:
 class ControlFlow(Op):
     """An op that runs regions; it has as many results as they have."""
 
+    work = "control"
     dtypes = dt.ALL
     n_outputs = -1
     no_gradient = _REASON

@@ -7,8 +7,8 @@ ends, so none of them maps one to one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,10 @@ def _channels_last(shape: Shape, expected: Dim) -> str:
     return f"of channels that come last F.transpose(x, {pattern}) makes the second axis"
 
 
+T = TypeVar("T")
+Side: TypeAlias = Literal["forward", "input", "weight"]
+
+
 @family
 class Convolution(Op):
     """Attributes and checks of a convolution seen from any of its three sides.
@@ -45,11 +49,24 @@ class Convolution(Op):
     accumulate in float32.
     """
 
+    work = "product"
     dtypes = dt.FLOATS
     strides: tuple[int, ...]
     padding: Padding
     dilation: tuple[int, ...]
     groups: int
+
+    @property
+    def side(self) -> Side:
+        """The one of x, weight and result that it computes from the others; "forward": the result."""
+        return "forward"
+
+    def roles(self, operands: Sequence[T], made: T) -> tuple[T, T, T]:
+        """Return what stands for x, weight and result among the operands and what is computed."""
+        first, second = operands[:2]
+        if self.side == "input":
+            return made, second, first
+        return (first, made, second) if self.side == "weight" else (first, second, made)
 
     def window(self, kernel: Shape) -> Window:
         """The window of a kernel with these extents."""
@@ -238,6 +255,10 @@ class ConvGradInput(Convolution):
     keeps_axes = True
     amp = "low"
 
+    @property
+    def side(self) -> Side:
+        return "input"
+
     def infer(self, dy: TensorType, weight: TensorType) -> tuple[TensorType, ...]:
         types = (dy, weight)
         self.check_dtype(types)
@@ -300,6 +321,10 @@ class ConvGradWeight(Convolution):
         "op.groups, (False, True, False))[1]"
     )
     keeps_axes = True
+
+    @property
+    def side(self) -> Side:
+        return "weight"
 
     def infer(self, x: TensorType, dy: TensorType) -> tuple[TensorType, ...]:
         types = (x, dy)

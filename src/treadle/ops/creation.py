@@ -16,7 +16,9 @@ from treadle.base.errors import DTypeError, OutOfMemory, ShapeError
 from treadle.base.shape import Shape, format_shape, size_of
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, family, op
+from treadle.ops.bounds import Range, Ranges, greatest, least
+from treadle.ops.op import Array, Op, Types, family, op
+from treadle.ops.permuted import Orders, Permuted, placed
 from treadle.ops.sample import BadSample, Sample
 from treadle.runtime.host import TOO_MANY_BYTES
 
@@ -66,6 +68,7 @@ def as_element(value: complex, dtype: DType) -> Array:
 class Creation(Op):
     """An op without operands."""
 
+    work = "data"
     operands = ()
     no_gradient = "has no operands"
 
@@ -99,6 +102,15 @@ class Full(Creation):
     name = "full"
     dtypes = dt.ALL
     torch = "torch.full(op.shape, op.value, dtype=getattr(torch, op.dtype.name))"
+
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        value = int(as_element(self.value, self.dtype))
+        return value, value + 1
+
+    def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
+        rank = len(self.shape)
+        made = self.replace(shape=placed(self.shape, orders(rank)))
+        return Permuted(made, ())
 
     def infer(self) -> tuple[TensorType, ...]:
         check_value(self, self.value, self.dtype)
@@ -186,6 +198,15 @@ class Iota(Creation):
         "(torch.arange(op.n, dtype=torch.float64) * op.step + op.start)"
         ".to(getattr(torch, op.dtype.name))"
     )
+
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        if isinstance(self.n, int):
+            made = self.reference()
+            return (int(made.min()), int(made.max()) + 1) if made.size else None
+        if not (isinstance(self.start, int) and isinstance(self.step, int)):
+            return None
+        ends = self.start, self.start + (self.n - 1) * self.step
+        return least(ends), greatest(ends) + 1
 
     def infer(self) -> tuple[TensorType, ...]:
         check_value(self, self.start, self.dtype)

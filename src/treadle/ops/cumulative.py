@@ -11,8 +11,9 @@ from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import format_shape, normalize_axis, require_equal
 from treadle.base.types import TensorType
 from treadle.ops.families import NUMBERS
-from treadle.ops.op import Array, Op, Pullback, family, op
+from treadle.ops.op import Array, Op, Pullback, Types, family, op
 from treadle.ops.operand import V
+from treadle.ops.permuted import Orders, Permuted, inverse
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.slicing import Pad, Slice
 
@@ -30,6 +31,7 @@ class Cumulative(Op):
     `exclusive` leaves an element out of its own total; `reverse` runs from the last element.
     """
 
+    work = "reduction"
     dtypes = NUMBERS
     axis: int
     exclusive: bool = False
@@ -39,6 +41,11 @@ class Cumulative(Op):
     def flipped(self) -> tuple[int, ...]:
         """Axes to flip so that the total runs forward."""
         return (self.axis,) if self.reverse else ()
+
+    def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
+        rank = types[0].ndim
+        made = self.replace(axis=inverse(orders(rank))[self.axis])
+        return Permuted(made, (rank,) * len(types))
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x,))

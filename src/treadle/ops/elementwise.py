@@ -8,10 +8,12 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.symbol import always, less_equal
 from treadle.base.types import TensorType
+from treadle.ops.bounds import Range, Ranges, greatest, least
 from treadle.ops.families import Binary, Elementwise, Unary, oracle
 from treadle.ops.logic import Equal, LogicalAnd
-from treadle.ops.op import Array, Onnx, Pullback, op
+from treadle.ops.op import Array, Onnx, Pullback, Types, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, Sample
 from treadle.ops.scalar import Scalar, call, cast, maximum, minimum, power, truncated
@@ -30,6 +32,10 @@ class Add(Binary):
     commutative = True
     rounded_once = True
     homogeneous = True
+
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        (a, b), (c, d) = of
+        return a + c, b + d - 1
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return x + y
@@ -52,6 +58,10 @@ class Sub(Binary):
     rounded_once = True
     homogeneous = True
 
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        (a, b), (c, d) = of
+        return a - d + 1, b - c
+
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return x - y
 
@@ -72,6 +82,10 @@ class Mul(Binary):
     reference = oracle(np.multiply)
     commutative = True
     rounded_once = True
+
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        ends = [x * y for x in (of[0][0], of[0][1] - 1) for y in (of[1][0], of[1][1] - 1)]
+        return least(ends), greatest(ends) + 1
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return x * y
@@ -135,6 +149,10 @@ class Mod(Binary):
     # Between 2 and 3 times y: away from the multiples, where the remainder jumps.
     domains = (Arg((3, 4), low=4.9, high=5.9), Arg((3, 4), low=2.0, high=2.4))
     torch = "torch.fmod(x, y) if x.is_floating_point() else torch.remainder(x, y)"
+
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        low, beyond = of[1]
+        return (0, beyond - 1) if always(less_equal(1, low)) else None
 
     def reference(self, x: Array, y: Array) -> Array:
         return np.remainder(x, y) if x.dtype.kind in "iu" else np.fmod(x, y)
@@ -205,8 +223,11 @@ class Maximum(Binary):
     onnx = Onnx("Max", since=12)
     torch = "torch.maximum(x, y)"
     reference = oracle(maximum)
-    selects = True
+    selects = "any"
     rounded_once = True
+
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        return greatest(low for low, _ in of), greatest(beyond for _, beyond in of)
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return call("max", x, y)
@@ -234,8 +255,11 @@ class Minimum(Binary):
     onnx = Onnx("Min", since=12)
     torch = "torch.minimum(x, y)"
     reference = oracle(minimum)
-    selects = True
+    selects = "any"
     rounded_once = True
+
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        return least(low for low, _ in of), least(beyond for _, beyond in of)
 
     def scalar(self, x: Scalar, y: Scalar) -> Scalar:
         return call("min", x, y)
@@ -336,6 +360,9 @@ class Cast(Elementwise):
     dtypes = dt.ALL
     torch = "x.to(getattr(torch, op.dtype.name))"
     rounded_once = True
+
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        return of[0] if types[0].dtype.is_integer or types[0].dtype is dt.bool_ else None
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         return (TensorType(self.dtype, x.shape),)

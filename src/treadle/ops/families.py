@@ -9,8 +9,9 @@ from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, NoGradient, ShapeError
 from treadle.base.shape import Shape, broadcast_shapes, normalize_axes
 from treadle.base.types import TensorType
-from treadle.ops.op import Op, Pullback, family
+from treadle.ops.op import Op, Pullback, Selects, Types, Work, family
 from treadle.ops.operand import V
+from treadle.ops.permuted import Orders, Permuted, inverse
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.scalar import Scalar
 
@@ -28,7 +29,13 @@ def oracle(function: Any) -> Any:
 class Elementwise(Op):
     """Each result element depends on the elements at the same (broadcast) position only."""
 
+    work: ClassVar[Work] = "elementwise"
     shape_free = True
+
+    def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
+        if type(self).scalar is Elementwise.scalar or self.n_outputs != 1:
+            return None
+        return Permuted(self, tuple(result.ndim if t.ndim else 0 for t in types))
 
     def scalar(self, *xs: Any) -> Scalar:
         """Return the expression of one element, from which kernels are generated."""
@@ -161,6 +168,7 @@ class Compare(Binary):
 class Reduce(Op):
     """Combine the elements along axes. `axes` is sorted and non-negative; see `reduce_axes`."""
 
+    work = "reduction"
     dtypes = NUMBERS
     axes: tuple[int, ...]
     keepdims: bool = False
@@ -168,6 +176,15 @@ class Reduce(Op):
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x,))
         return (TensorType(self.result_dtype(x.dtype), self.result_shape(x)),)
+
+    def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
+        order = orders(types[0].ndim)
+        left = [axis for axis in order if axis not in self.axes]
+        if not self.keepdims and left != sorted(left):
+            return None
+        place = inverse(order)
+        made = self.replace(axes=tuple(sorted(place[a] for a in self.axes)))
+        return Permuted(made, (len(order),), held=self.keepdims)
 
     def result_dtype(self, dtype: DType) -> DType:
         """Element type of the result."""
@@ -188,8 +205,9 @@ class Reduce(Op):
 class Movement(Op):
     """Elements move, none is computed: any element type, and the gradient moves them back."""
 
+    work = "data"
     dtypes = dt.ALL
-    selects = True
+    selects: ClassVar[Selects] = "first"
 
 
 def _resized(arg: Arg, shape: tuple[int, ...]) -> Arg:

@@ -29,8 +29,9 @@ from treadle.base.types import TensorType
 from treadle.ops.creation import Iota, allocate
 from treadle.ops.families import NUMBERS
 from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_over, writable
-from treadle.ops.op import Array, IndexRange, Onnx, Op, Pullback, family, op
+from treadle.ops.op import Array, IndexRange, Onnx, Op, Pullback, Types, family, op
 from treadle.ops.operand import V
+from treadle.ops.permuted import Orders, Permuted, inverse
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.select import Where
 
@@ -57,12 +58,19 @@ class Take(Op):
 
     axis: int
 
+    work = "data"
     name = "take"
     operands = ("x", "index")
     dtypes = dt.ALL
     onnx = Onnx("Gather", since=11, attributes=(("axis", "axis"),))
     torch = "x[(slice(None),) * op.axis + (index.long(),)]"
-    selects = True
+    selects = "first"
+
+    def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
+        x, places = types
+        if places.ndim != 1:
+            return None
+        return Permuted(self.replace(axis=inverse(orders(x.ndim))[self.axis]), (x.ndim, 0))
 
     def infer(self, x: TensorType, index: TensorType) -> tuple[TensorType, ...]:
         check_index(self, (x, index), 1)
@@ -116,6 +124,7 @@ class Indexing(Op):
     neighbors, else in front of all other axes (NumPy's rule).
     """
 
+    work = "data"
     dtypes = dt.ALL
     axes: tuple[int, ...]
 
@@ -171,7 +180,7 @@ class Index(Indexing):
     name = "index"
     operands = ("x", "*indices")
     torch = "x[op.key(*(i.long() for i in indices))]"
-    selects = True
+    selects = "first"
     keeps_axes = True
 
     def infer(self, x: TensorType, *indices: TensorType) -> tuple[TensorType, ...]:
@@ -247,7 +256,7 @@ class IndexUpdate(Indexing):
 
     name = "index_update"
     operands = ("x", "v", "*indices")
-    selects = True
+    selects = "any"
     keeps_axes = True
 
     def infer(self, x: TensorType, v: TensorType, *indices: TensorType) -> tuple[TensorType, ...]:
@@ -374,6 +383,7 @@ class OneHot(Op):
 
     num_classes: int
 
+    work = "data"
     name = "one_hot"
     dtypes = INDICES
     torch = "F.one_hot(x.long(), op.num_classes).to(x.dtype)"

@@ -27,6 +27,7 @@ from treadle.ops.select import Where
 class Along(Op):
     """An op on the elements x[..., index[..., k, ...], ...], index standing at `axis`."""
 
+    work = "data"
     dtypes = dt.ALL
     axis: int
 
@@ -90,7 +91,7 @@ class TakeAlongAxis(Along):
     operands = ("x", "index")
     onnx = Onnx("GatherElements", since=11, attributes=(("axis", "axis"),))
     torch = "torch.gather(x, op.axis, index.long())"
-    selects = True
+    selects = "first"
 
     def infer(self, x: TensorType, index: TensorType) -> tuple[TensorType, ...]:
         self.check_along(x, (x, index))

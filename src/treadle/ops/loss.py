@@ -41,6 +41,7 @@ class SoftmaxCrossEntropy(Composite):
     axis: int = 1
     label_smooth: float = 0.0
 
+    work = "reduction"
     name = "softmax_cross_entropy"
     operands = ("logits", "labels")
     dtypes = dt.FLOATS

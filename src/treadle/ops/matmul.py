@@ -28,6 +28,7 @@ class MatrixProduct(Op):
     axes of an operand first. ONNX's MatMul has no such flags, so the mapping is not one to one.
     """
 
+    work = "product"
     operands = ("x", "y")
     transpose_x: bool = False
     transpose_y: bool = False

@@ -16,9 +16,11 @@ from treadle.base.shape import (
 )
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
+from treadle.ops.bounds import Range, Ranges, hull
 from treadle.ops.families import Movement
-from treadle.ops.op import Array, Onnx, Op, Pullback, op
+from treadle.ops.op import Array, Onnx, Op, Pullback, Types, op
 from treadle.ops.operand import V
+from treadle.ops.permuted import Orders, Permuted, inverse, placed
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.slicing import along
 
@@ -30,9 +32,17 @@ class Reshape(Movement):
     shape: Shape
 
     name = "reshape"
+    strided = True
     torch = "torch.reshape(x, op.shape)"
     keeps_axes = True
     is_view = True
+
+    def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
+        # Other axes of space behind the same batch and channels.
+        before, after = types[0].shape, self.shape
+        if before[:2] != after[:2]:
+            return None
+        return Permuted(Reshape(placed(after, orders(len(after)))), (len(before),))
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         require_not_negative(self, self.shape, (x,))
@@ -77,6 +87,7 @@ class Transpose(Movement):
     permutation: tuple[int, ...]
 
     name = "transpose"
+    strided = True
     onnx = Onnx("Transpose", since=1, attributes=(("permutation", "perm"),))
     torch = "torch.permute(x, op.permutation)"
 
@@ -117,8 +128,14 @@ class Broadcast(Movement):
     shape: Shape
 
     name = "broadcast"
+    strided = True
     torch = "torch.broadcast_to(x, op.shape)"
     keeps_axes = True
+
+    def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
+        rank = len(self.shape)
+        made = self.replace(shape=placed(self.shape, orders(rank)))
+        return Permuted(made, tuple(rank if t.ndim else 0 for t in types))
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         require_not_negative(self, self.shape, (x,))
@@ -181,8 +198,17 @@ class Concat(Movement):
     name = "concat"
     operands = ("*xs",)
     onnx = Onnx("Concat", since=4, attributes=(("axis", "axis"),))
+    selects = "any"
     torch = "torch.cat(xs, op.axis)"
     keeps_axes = True
+
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        return hull(of)
+
+    def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
+        rank = types[0].ndim
+        made = self.replace(axis=inverse(orders(rank))[self.axis])
+        return Permuted(made, (rank,) * len(types))
 
     def infer(self, *xs: TensorType) -> tuple[TensorType, ...]:
         self.check_same_dtype(xs)
@@ -244,7 +270,13 @@ class Flip(Movement):
     axes: tuple[int, ...]
 
     name = "flip"
+    strided = True
     torch = "torch.flip(x, op.axes)"
+
+    def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
+        place = inverse(orders(types[0].ndim))
+        made = self.replace(axes=tuple(sorted(place[a] for a in self.axes)))
+        return Permuted(made, (len(place),))
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         normalize_axes(self.axes, x.ndim, self.name)
@@ -280,6 +312,10 @@ class Roll(Movement):
 
     name = "roll"
     torch = "torch.roll(x, op.shifts, op.axes) if op.axes else x"
+
+    def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
+        place = inverse(orders(types[0].ndim))
+        return Permuted(self.replace(axes=tuple(place[a] for a in self.axes)), (len(place),))
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         if len(self.shifts) != len(self.axes):

@@ -118,6 +118,7 @@ class Standardize(Composite):
     axes: Axes
     eps: float = 1e-5
 
+    work = "reduction"
     name = "standardize"
     dtypes = dt.FLOATS
     amp = "high"
@@ -164,6 +165,7 @@ class StandardizeGrad(Composite):
     axes: Axes
     eps: float = 1e-5
 
+    work = "reduction"
     name = "standardize_grad"
     operands = ("x", "dy")
     dtypes = dt.FLOATS
@@ -218,6 +220,7 @@ class LayerNorm(Composite):
     n_axes: int = 1
     eps: float = 1e-5
 
+    work = "reduction"
     name = "layer_norm"
     operands = ("x", "*affine")
     dtypes = dt.FLOATS
@@ -316,6 +319,7 @@ class RmsNorm(Composite):
     n_axes: int = 1
     eps: float = 1e-6
 
+    work = "reduction"
     name = "rms_norm"
     operands = ("x", "*weight")
     dtypes = dt.FLOATS
@@ -377,6 +381,7 @@ class GroupNorm(Composite):
     groups: int
     eps: float = 1e-5
 
+    work = "reduction"
     name = "group_norm"
     operands = ("x", "*affine")
     dtypes = dt.FLOATS

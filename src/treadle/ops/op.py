@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import inspect
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform
 
@@ -21,12 +21,19 @@ from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, NoGradient, ShapeError
 from treadle.base.symbol import Dim, Expr
 from treadle.base.types import TensorType
+from treadle.ops.bounds import Range, Ranges
 from treadle.ops.operand import V
+from treadle.ops.permuted import Orders, Permuted
 
 if TYPE_CHECKING:
     from treadle.ops.sample import BadSample, Sample
 
 Array = npt.NDArray[Any]
+Types = Sequence[TensorType]
+Selects = Literal["", "first", "any"]
+Work = Literal[
+    "product", "elementwise", "reduction", "data", "control", "update", "collective", "other"
+]
 IndexRange = tuple[int, Dim, Dim]
 """The number of an operand that is an index, the least index, and the first one beyond."""
 
@@ -92,8 +99,12 @@ class Op(metaclass=_OpType):
     Facts that the engine goes by; tests hold them to what `reference` does:
         commutative: the two operands may be swapped, to the bit. The larger of two zeros depends on
             the order, so `maximum` and `minimum` are not.
-        selects: results hold nothing but elements of operands (`pad`: and the filling).
+        selects: results hold nothing but elements of the "first" operand, or of "any" of them
+            (`pad`: and the filling).
         is_view: the result is the first operand's memory.
+        strided: the result is, or may be, a strided view of its only operand.
+        work: what kind of work it is, in the words of pictures; norms and pooling are reductions,
+            what only moves or makes elements is "data".
         keeps_axes: results mean the same axes as operands; elementwise ops do in any case.
         rounded_once: an elementwise op whose result IEEE 754 fixes to the bit.
         homogeneous: f(s x, s y) = s f(x, y) for every s > 0, on integers that wrap around.
@@ -114,8 +125,10 @@ class Op(metaclass=_OpType):
     no_gradient: ClassVar[str] = ""
     shape_free: ClassVar[bool] = False
     commutative: ClassVar[bool] = False
-    selects: ClassVar[bool] = False
+    selects: ClassVar[Selects] = ""
     is_view: ClassVar[bool] = False
+    strided: ClassVar[bool] = False
+    work: ClassVar[Work] = "other"
     keeps_axes: ClassVar[bool] = False
     rounded_once: ClassVar[bool] = False
     homogeneous: ClassVar[bool] = False
@@ -148,6 +161,26 @@ class Op(metaclass=_OpType):
         `reference` raises `IndexRangeError` for any other index.
         """
         return ()
+
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        """Return the range of an integer result; None where it is not known.
+
+        Args:
+            of: ranges of the operands.
+            types: of the operands.
+            output: number of the result.
+        """
+        return of[0] if self.selects == "first" else None
+
+    def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
+        """Return what computes the same on operands whose axes are in another order, if it can.
+
+        Args:
+            types: of the operands as they are.
+            result: the type of the result as it is.
+            orders: of the axes, by rank.
+        """
+        return None
 
     def vjp(self, at: Pullback[V]) -> tuple[V | None, ...]:
         """Vector-Jacobian product: one cotangent per input, None where none is needed.

@@ -35,6 +35,7 @@ SAMPLED = (*dt.FLOATS, dt.int8, dt.uint8, dt.int64)
 class Pooling(Op):
     """An op between x [N,C,*S] and one cell per window, [N,C,*P]."""
 
+    work = "reduction"
     dtypes = dt.FLOATS
 
     @abc.abstractmethod
@@ -176,7 +177,7 @@ class MaxPool(MaxWindow):
         "getattr(F, f'max_pool{x.ndim - 2}d')(x, op.kernel, op.strides, "
         "[p[0] for p in op.padding], op.dilation, op.ceil_mode)"
     )
-    selects = True
+    selects = "first"
     keeps_axes = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:

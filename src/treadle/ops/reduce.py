@@ -12,11 +12,13 @@ from treadle.base.guards import require
 from treadle.base.shape import is_static, normalize_axis, product, size_of
 from treadle.base.symbol import less_equal
 from treadle.base.types import TensorType
+from treadle.ops.bounds import Range, Ranges
 from treadle.ops.creation import Extent
 from treadle.ops.cumulative import CumProd
 from treadle.ops.families import NUMBERS, Reduce
-from treadle.ops.op import Array, Op, Pullback, family, op
+from treadle.ops.op import Array, Op, Pullback, Types, family, op
 from treadle.ops.operand import V
+from treadle.ops.permuted import Orders, Permuted, inverse
 from treadle.ops.sample import Arg, BadSample, Sample
 
 
@@ -152,7 +154,7 @@ def _product_of_others(x: V, axes: tuple[int, ...]) -> V:
 class Extremum(Reduce):
     """Maximum or minimum; every element that attains it gets the whole cotangent."""
 
-    selects = True
+    selects = "first"
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         result = super().infer(x)
@@ -267,6 +269,17 @@ class ArgExtremum(Op):
     no_gradient = "gives a position: its result is an integer"
     axis: int
     keepdims: bool = False
+
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        return 0, types[0].shape[self.axis]
+
+    def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
+        order = orders(types[0].ndim)
+        left = [axis for axis in order if axis != self.axis]
+        if not self.keepdims and left != sorted(left):
+            return None
+        made = self.replace(axis=inverse(order)[self.axis])
+        return Permuted(made, (len(order),), held=self.keepdims)
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x,))

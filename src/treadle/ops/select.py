@@ -8,8 +8,9 @@ from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.types import TensorType
+from treadle.ops.bounds import Range, Ranges, greatest, hull, least
 from treadle.ops.families import Elementwise, Unary, oracle
-from treadle.ops.op import Array, Onnx, Pullback, op
+from treadle.ops.op import Array, Onnx, Pullback, Types, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.scalar import Scalar, call, maximum, minimum
@@ -29,8 +30,11 @@ class Where(Elementwise):
     onnx = Onnx("Where", since=9)
     torch = "torch.where(mask, x, y)"
     reference = oracle(np.where)
-    selects = True
+    selects = "any"
     rounded_once = True
+
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        return hull(of[1:])
 
     def infer(self, mask: TensorType, x: TensorType, y: TensorType) -> tuple[TensorType, ...]:
         types = (mask, x, y)
@@ -97,6 +101,12 @@ class Clip(Unary):
     name = "clip"
     torch = "torch.clamp(x, op.low, op.high) if op.attributes != {'low': None, 'high': None} else x"
     rounded_once = True
+
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        low, high = of[0][0], of[0][1] - 1
+        first = low if self.low is None else greatest((low, int(self.low)))
+        last = high if self.high is None else least((greatest((high, first)), int(self.high)))
+        return least((first, last)), last + 1
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x,))

@@ -16,8 +16,9 @@ from treadle.base.symbol import Dim, less_equal
 from treadle.base.types import TensorType
 from treadle.ops.families import Movement
 from treadle.ops.index_numpy import writable
-from treadle.ops.op import Array, Pullback, family, op
+from treadle.ops.op import Array, Pullback, Types, family, op
 from treadle.ops.operand import V
+from treadle.ops.permuted import Orders, Permuted, placed
 from treadle.ops.sample import Arg, BadSample, Sample
 
 
@@ -35,6 +36,12 @@ class Box(Movement):
     steps: tuple[int, ...]
 
     keeps_axes = True
+
+    def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
+        order = orders(types[0].ndim)
+        starts, stops, steps = (placed(n, order) for n in (self.starts, self.stops, self.steps))
+        made = self.replace(starts=starts, stops=stops, steps=steps)
+        return Permuted(made, (len(order),) * len(types))
 
     @cached_property
     def forward(self) -> tuple[slice, ...]:
@@ -95,6 +102,7 @@ class Slice(Box):
     """Elements start, start + step, ... of every axis; steps may be negative."""
 
     name = "slice"
+    strided = True
     torch = "torch.flip(x[op.forward], op.flipped)"
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
@@ -135,6 +143,7 @@ class SliceUpdate(Box):
     """x with the box replaced by v, whose shape is the box's (see `Slice`)."""
 
     name = "slice_update"
+    selects = "any"
     operands = ("x", "v")
 
     def infer(self, x: TensorType, v: TensorType) -> tuple[TensorType, ...]:
@@ -202,6 +211,11 @@ class Pad(Movement):
     value: float = 0.0
 
     name = "pad"
+    selects = "any"
+
+    def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
+        order = orders(types[0].ndim)
+        return Permuted(self.replace(widths=placed(self.widths, order)), (len(order),))
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         if len(self.widths) != x.ndim:

@@ -45,6 +45,7 @@ def _finite(largest: V) -> V:
 class AlongAxis(Composite):
     """A function of each row along one axis."""
 
+    work = "reduction"
     dtypes = dt.FLOATS
     axis: int
 

@@ -10,9 +10,10 @@ from treadle.base.guards import require
 from treadle.base.shape import normalize_axis
 from treadle.base.symbol import Dim, less_equal
 from treadle.base.types import TensorType
+from treadle.ops.bounds import Range, Ranges
 from treadle.ops.families import NUMBERS
 from treadle.ops.gather_along import AddAlongAxis
-from treadle.ops.op import Array, Op, Pullback, family, op
+from treadle.ops.op import Array, Op, Pullback, Types, family, op
 from treadle.ops.operand import V
 from treadle.ops.precision import widen_array
 from treadle.ops.sample import Arg, BadSample, Sample
@@ -22,9 +23,13 @@ from treadle.ops.sample import Arg, BadSample, Sample
 class Ordering(Op):
     """Elements of x in some order along `axis`, and where they came from as int32."""
 
+    work = "data"
     n_outputs = 2
     dtypes = NUMBERS
     axis: int
+
+    def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
+        return (0, types[0].shape[self.axis]) if output == 1 else of[0]
 
     def ordered(self, x: TensorType, extent: Dim) -> tuple[TensorType, ...]:
         """Types of both results."""

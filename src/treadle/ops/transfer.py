@@ -24,10 +24,11 @@ class Transfer(Op):
 
     device: str
 
+    work = "collective"
     name = "transfer"
     dtypes = dt.ALL
     shape_free = True
-    selects = True
+    selects = "first"
     keeps_axes = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
@@ -50,11 +51,13 @@ class Transfer(Op):
 class Identity(Elementwise):
     """x itself, as a value of its own."""
 
+    work = "data"
     name = "identity"
+    strided = True
     dtypes = dt.ALL
     onnx = Onnx("Identity", since=1)
     torch = "x.clone()"
-    selects = True
+    selects = "first"
     keeps_axes = True
     is_view = True
 
@@ -80,10 +83,11 @@ class StopGradient(Elementwise):
     """x, held constant by differentiation: nothing flows back to it."""
 
     name = "stop_gradient"
+    strided = True
     dtypes = dt.ALL
     torch = "x.detach()"
     no_gradient = "holds its operand constant"
-    selects = True
+    selects = "first"
     keeps_axes = True
     is_view = True
 
@@ -112,6 +116,7 @@ class After(Op):
     which nobody takes for those of the forward pass.
     """
 
+    work = "data"
     operands = ("x", "token")
 
     name = "after"

@@ -33,6 +33,7 @@ _SHAPES: tuple[tuple[int, ...], ...] = ((2, 3), (), (0, 3), (1, 1))
 class Update(Composite):
     """New values of a parameter and its state, in operand order; the gradient is not returned."""
 
+    work = "update"
     dtypes = dt.FLOATS
     no_gradient = "is an optimizer's step, which is not differentiated"
     keeps_axes = True

@@ -10,9 +10,9 @@ from treadle.base import dtype as dt
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
-from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution
+from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, Side
 from treadle.ops.conv_numpy import convolve, correlate_for_weight
-from treadle.ops.op import Array, Op, op
+from treadle.ops.op import Array, Op, family, op
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.windows import Padding, Window
 
@@ -22,8 +22,18 @@ _ONES = (1, 1)
 _KERNEL = (3, 3)
 
 
+@family
+class Winograd(Convolution):
+    """A 3x3 convolution, or a gradient of one, in tiles of `tile` x `tile`; made for kernels."""
+
+    tile: int
+
+    dtypes = (dt.float32,)
+    no_gradient = "is made after differentiation"
+
+
 @op
-class WinogradConv(Convolution):
+class WinogradConv(Winograd):
     """A 3x3 convolution, or its gradient in x, computed in tiles of `tile` x `tile` results.
 
     The result is that of `Conv`, with `transposed` that of `ConvGradInput`, of the same padding;
@@ -31,18 +41,19 @@ class WinogradConv(Convolution):
     Strides, dilation and groups are 1. It is made from the two after differentiation.
     """
 
-    tile: int
     transposed: bool
 
     name = "winograd_conv"
     operands = ("x", "weight")
-    dtypes = (dt.float32,)
-    no_gradient = "is made after differentiation"
     torch = (
         "torch.convolution(F.pad(x, [2 - p if op.transposed else p for pair in op.padding[::-1] "
         "for p in pair]), weight.swapaxes(0, 1).flip(2, 3) if op.transposed else weight, None, "
         "[1, 1], [0, 0], [1, 1], False, [0, 0], 1)"
     )
+
+    @property
+    def side(self) -> Side:
+        return "input" if self.transposed else "forward"
 
     @property
     def effective_padding(self) -> Padding:
@@ -123,7 +134,7 @@ class WinogradConv(Convolution):
 
 
 @op
-class WinogradConvGradWeight(Convolution):
+class WinogradConvGradWeight(Winograd):
     """The gradient of a 3x3 `Conv` in the weight, summed from tiles of `tile` x `tile` of dy.
 
     The result is that of `ConvGradWeight` of the same padding; kernels differ in rounding, and
@@ -131,17 +142,17 @@ class WinogradConvGradWeight(Convolution):
     groups are 1. It is made from the other op after differentiation.
     """
 
-    tile: int
-
     name = "winograd_conv_grad_weight"
     operands = ("x", "dy")
-    dtypes = (dt.float32,)
-    no_gradient = "is made after differentiation"
     torch = (
         "torch.ops.aten.convolution_backward(dy, F.pad(x, [p for pair in op.padding[::-1] for p "
         "in pair]), x.new_zeros((dy.shape[1], x.shape[1], 3, 3)), None, [1, 1], [0, 0], [1, 1], "
         "False, [0, 0], 1, (False, True, False))[1]"
     )
+
+    @property
+    def side(self) -> Side:
+        return "weight"
 
     @property
     def direct(self) -> ConvGradWeight:

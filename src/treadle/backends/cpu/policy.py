@@ -17,10 +17,8 @@ from treadle.ops.matmul import ExactMatmul, Matmul, WideMatmul
 from treadle.ops.op import Op
 from treadle.ops.pool import Pooling
 from treadle.ops.random import RandomBits
-from treadle.ops.transfer import After, Identity, StopGradient
 
-_TABLE: tuple[tuple[type[Op] | tuple[type[Op], ...], int | None], ...] = (
-    ((Identity, StopGradient, After), None),
+_TABLE: tuple[tuple[type[Op] | tuple[type[Op], ...], int], ...] = (
     ((RandomBits, Draw), 1 << 12),
     (Composite, 1 << 8),
     ((Convolution, Pooling, AdaptiveWindow), 1 << 9),
@@ -34,4 +32,6 @@ _TABLE: tuple[tuple[type[Op] | tuple[type[Op], ...], int | None], ...] = (
 
 def least_elements(op: Op) -> int | None:
     """Elements from which on a generated kernel runs an op; None where NumPy always does."""
+    if op.is_view:
+        return None
     return next((least for family, least in _TABLE if isinstance(op, family)), None)

@@ -28,14 +28,13 @@ from treadle.ops.bucket import AllReduceBucket
 from treadle.ops.collective import Collective
 from treadle.ops.custom import Custom
 from treadle.ops.op import Op
-from treadle.ops.winograd import WinogradConv, WinogradConvGradWeight
+from treadle.ops.winograd import Winograd
 from treadle.runtime.comm.carriers import NCCL, why_not
 from treadle.runtime.comm.groups import WORLD
 
 PRODUCTS = "cublasLt"
 """The kind of calls that compute matrix products."""
 APART = ("attention", "attention_grad")
-WINOGRAD = (WinogradConv, WinogradConvGradWeight)
 
 
 class CudaLibrary(Library):
@@ -129,7 +128,7 @@ class CudaCompiler(RenderedCompiler):
             return lower_collective(op, types, super().lower, NCCL in self.libraries)
         found: Lowered | Support = no("policy", "neither cuDNN nor cuBLASLt is installed")
         if {PRODUCTS, CUDNN} & self.libraries:
-            if isinstance(op, WINOGRAD):
+            if isinstance(op, Winograd):
                 return no("policy", "convolutions are a library's")
             found = self._attention(op, types)
             if isinstance(found, Support):

@@ -15,8 +15,8 @@ from treadle.base.types import TensorType
 from treadle.engine.execute.arenas import Arenas
 from treadle.engine.execute.frames import At, Frame
 from treadle.engine.execute.host_tasks import IndexFailure, extents, launch_of
-from treadle.engine.plan import HostTask, Loaded
 from treadle.engine.execute.segments import SegmentLaunch
+from treadle.engine.plan import HostTask, Loaded
 from treadle.ops.check import CheckIndices
 from treadle.ops.op import as_tuple
 

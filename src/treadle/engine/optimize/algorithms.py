@@ -19,8 +19,8 @@ from treadle.engine.optimize.bodies import Trial
 from treadle.engine.optimize.measured import in_tiles, measured_tile
 from treadle.graph.ir import Graph, Node, Value, constant_of, remake
 from treadle.graph.regions import map_regions
-from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution
-from treadle.ops.winograd import TILES, WinogradConv, WinogradConvGradWeight
+from treadle.ops.conv import Convolution
+from treadle.ops.winograd import TILES, Winograd
 
 FEWEST = 16
 """Channels, on both sides, below which vectors over them are not full on every machine."""
@@ -123,10 +123,10 @@ def choose_algorithms(
 
 def _winograd(
     node: Node, trial: Trial, largest: int, frozen: Collection[Value]
-) -> tuple[WinogradConv | WinogradConvGradWeight, str] | None:
+) -> tuple[Winograd, str] | None:
     """The op in place of a convolution, and why; None where the convolution stays."""
     op = node.op
-    if not isinstance(op, (Conv, ConvGradInput, ConvGradWeight)) or not _fits(node, op):
+    if not isinstance(op, Convolution) or isinstance(op, Winograd) or not _fits(node, op):
         return None
     maps = maps_of(node)
     if min(maps.inputs, maps.outputs) < FEWEST:
@@ -140,7 +140,7 @@ def _winograd(
     measured = measured_tile(node, op, trial, best, once) if prices else None
     best = measured if measured in (0, *prices) else best
     made = in_tiles(op, best)
-    if not isinstance(made, (WinogradConv, WinogradConvGradWeight)):
+    if not isinstance(made, Winograd):
         return None
     if not trial(made, [v.type for v in node.inputs]):
         return None
@@ -154,29 +154,29 @@ def _prices(
     maps: Maps, op: Convolution, tiles: Sequence[int], once: bool
 ) -> tuple[float, Mapping[int, float]]:
     """Prices of the direct algorithm and of the other one by its tiles."""
-    if isinstance(op, ConvGradWeight):
+    if op.side == "weight":
         return maps.direct_gradient(), {m: maps.winograd_gradient(m) for m in tiles}
     return maps.direct(once), {m: maps.winograd(m, once) for m in tiles}
 
 
 def _fits(node: Node, op: Convolution) -> bool:
     """Return whether a convolution is of the form that the algorithm is for."""
-    weight = (node.output if isinstance(op, ConvGradWeight) else node.inputs[1]).type
+    _, weight, _ = op.roles([v.type for v in node.inputs], node.output.type)
     is_static = all(v.type.is_static for v in (*node.inputs, *node.outputs))
-    if not is_static or weight.shape[2:] != (3, 3) or weight.dtype not in WinogradConv.dtypes:
+    if not is_static or weight.shape[2:] != (3, 3) or weight.dtype not in Winograd.dtypes:
         return False
     ones = (1, 1)
     if op.strides != ones or op.dilation != ones or op.groups != 1:
         return False
     # A gradient in x is a convolution with a padding of 2 less this one.
-    wide = isinstance(op, ConvGradInput) and max(max(pair) for pair in op.padding) > 2
+    wide = op.side == "input" and max(max(pair) for pair in op.padding) > 2
     return size_of(node.output.type.shape) > 0 and not wide
 
 
 def maps_of(node: Node) -> Maps:
     """Extents of a convolution, at the hints; for a gradient in x, of that which it is."""
     images, inputs = (estimate(d) for d in node.inputs[0].type.shape[:2])
-    is_weight = isinstance(node.op, (ConvGradWeight, WinogradConvGradWeight))
+    is_weight = isinstance(node.op, Convolution) and node.op.side == "weight"
     result = node.inputs[1] if is_weight else node.output
     _, outputs, height, width = (estimate(d) for d in result.type.shape)
     return Maps(images, inputs, outputs, height, width)

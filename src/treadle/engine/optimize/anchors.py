@@ -16,14 +16,13 @@ from treadle.base.symbol import is_identical
 from treadle.engine.optimize.bodies import Note, Trial, accepted
 from treadle.engine.optimize.groups import Group, Groups
 from treadle.engine.optimize.kinds import (
-    MOVES,
-    VIEWS,
     is_attention,
     is_contraction,
     is_elementwise,
     is_free,
     is_loop,
     is_static,
+    is_view,
     is_window,
 )
 from treadle.graph.flow import FOREVER, Cut
@@ -132,7 +131,7 @@ def _moves_before(groups: Groups, value: Value) -> list[int]:
     """Nodes that move the value to where it is read, the last one first."""
     chain: list[int] = []
     node = value.producer
-    while node is not None and isinstance(node.op, MOVES) and is_static(node):
+    while node is not None and node.op.strided and is_static(node):
         if groups.owner[groups.position[node]].kind:
             break  # Another group writes its result in this order.
         if chain and _undoes(groups.nodes[chain[-1]], node):
@@ -152,7 +151,7 @@ def _undoes(node: Node, before: Node) -> bool:
 
 def _useful(groups: Groups, chain: list[int]) -> list[int]:
     """Without the moves at the far end that are views anyway."""
-    while chain and isinstance(groups.nodes[chain[-1]].op, VIEWS):
+    while chain and is_view(groups.nodes[chain[-1]].op):
         chain = chain[:-1]
     return chain
 
@@ -417,7 +416,7 @@ def _concat_after(groups: Groups, value: Value) -> tuple[list[int], int]:
     while value not in groups.results and len(groups.users[value]) == 1:
         (user,) = groups.users[value]
         node = groups.nodes[user]
-        if groups.owner[user].kind or not isinstance(node.op, (Concat, *VIEWS)):
+        if groups.owner[user].kind or not (isinstance(node.op, Concat) or is_view(node.op)):
             break
         if isinstance(node.op, Concat):
             return views, user
@@ -441,7 +440,7 @@ def _moves_after(groups: Groups, value: Value) -> list[int]:
     while value not in groups.results and len(groups.users[value]) == 1:
         (user,) = groups.users[value]
         node = groups.nodes[user]
-        if groups.owner[user].kind or not isinstance(node.op, MOVES[:1] + MOVES[-1:]):
+        if groups.owner[user].kind or not isinstance(node.op, (Reshape, Transpose)):
             break
         if any(user in groups.owner[u].copies for u in groups.users[node.output]):
             break

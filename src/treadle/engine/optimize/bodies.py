@@ -16,7 +16,7 @@ from treadle.backends.program import (
 from treadle.base.errors import GraphError
 from treadle.base.types import TensorType
 from treadle.engine.optimize.groups import Group, Groups
-from treadle.engine.optimize.kinds import VIEWS
+from treadle.engine.optimize.kinds import is_view
 from treadle.graph.analysis import has_effect
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value, remake
@@ -151,9 +151,7 @@ def stands_alone(groups: Groups, group: Group) -> bool:
     as it is.
     """
     order, _ = groups.operands(group)
-    return len(group.members) == 1 and (
-        len(order) == 1 or isinstance(groups.nodes[order[-1]].op, VIEWS)
-    )
+    return len(group.members) == 1 and (len(order) == 1 or is_view(groups.nodes[order[-1]].op))
 
 
 def _in_order(groups: Groups) -> list[tuple[Group, list[Value]]]:

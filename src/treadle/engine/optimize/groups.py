@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 
 from treadle.base.estimates import estimate
-from treadle.engine.optimize.kinds import MOVES, is_clear, is_free, is_static
+from treadle.engine.optimize.kinds import is_clear, is_free, is_static
 from treadle.graph.ir import Graph, Value
 from treadle.ops.constant import Constant
 from treadle.ops.fused import Fused
@@ -79,7 +79,7 @@ class Groups:
         self.results = set(graph.outputs)
         self.nbytes = {v: estimate(v.type.open_nbytes) for v in self.users if v.type.is_resolved}
         # Asked many thousand times, and instance tests of abstract classes are slow.
-        self._moves = [isinstance(n.op, MOVES) for n in graph.nodes]
+        self._moves = [n.op.strided for n in graph.nodes]
         self._clear = {v for n in graph.nodes if is_static(n) for v in n.outputs if is_clear(v)}
         self._free = {v for v in self._clear if is_free(v)}
         self._read_through = _bits(self.position[v.producer] for v in self._clear if v.producer)
@@ -88,7 +88,7 @@ class Groups:
         for i, node in enumerate(graph.nodes if fixed else ()):
             if all(v in fixed for v in node.outputs):
                 self._fixed |= 1 << i
-                if isinstance(node.op, (*MOVES, Constant)):
+                if node.op.strided or isinstance(node.op, Constant):
                     self._moved |= 1 << i
         self._holders: dict[int, list[Group]] = {}
         self.bodies: dict[tuple[str, tuple[int, ...], tuple[Value, ...]], Fused] = {}

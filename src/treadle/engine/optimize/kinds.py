@@ -7,28 +7,27 @@ from treadle.graph.ir import Node, Value
 from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.constant import Constant
 from treadle.ops.conv import Convolution
-from treadle.ops.creation import Extent, Eye, Full, Iota
+from treadle.ops.creation import Creation
 from treadle.ops.families import Reduce
 from treadle.ops.matmul import IntMatmul, Matmul, WideMatmul
-from treadle.ops.movement import Broadcast, Flip, Reshape, Transpose
+from treadle.ops.movement import Transpose
 from treadle.ops.op import Op
 from treadle.ops.pool import Pooling
 from treadle.ops.resample import Interpolation
-from treadle.ops.slicing import Slice
-from treadle.ops.transfer import Identity, StopGradient
 from treadle.ops.update import Update
-
-FREE: tuple[type[Op], ...] = (Extent, Full, Iota, Eye)
-"""Ops whose elements cost less to make than to read."""
-VIEWS: tuple[type[Op], ...] = (Reshape, Identity, StopGradient)
-"""Ops that copy nothing when they stand alone."""
-CLEAR: tuple[type[Op], ...] = (*VIEWS, Broadcast, Slice, Flip)
-"""Ops that a loop reads through: another index in place of a copy."""
-MOVES: tuple[type[Op], ...] = (*CLEAR, Transpose)
-"""Ops whose result a contraction may read where the operand lies."""
 
 WINDOWS: tuple[type[Op], ...] = (Pooling, Interpolation)
 """Ops that compute cells of maps from windows of others, and are no contractions."""
+
+
+def is_view(op: Op) -> bool:
+    """Return whether an op copies nothing when it stands alone."""
+    return op.is_view and op.strided
+
+
+def is_read_through(op: Op) -> bool:
+    """Return whether a loop reads through an op: another index in place of a copy."""
+    return op.strided and not isinstance(op, Transpose)
 
 
 def is_static(node: Node) -> bool:
@@ -56,7 +55,7 @@ def is_closed(node: Node) -> bool:
 
 def is_elementwise(node: Node) -> bool:
     """Return whether the node may stand in the epilogue of a contraction."""
-    return is_scalar_op(node.op) and not isinstance(node.op, (Identity, StopGradient))
+    return is_scalar_op(node.op) and not node.op.is_view
 
 
 def is_contraction(node: Node) -> bool:
@@ -79,13 +78,13 @@ def is_free(value: Value) -> bool:
     the place.
     """
     node = value.producer
-    while node is not None and isinstance(node.op, CLEAR):
+    while node is not None and is_read_through(node.op):
         node = node.inputs[0].producer
     if node is None:
         return False
     if isinstance(node.op, Constant):
         return node.op.data.nbytes <= node.op.data.dtype.itemsize
-    return isinstance(node.op, FREE)
+    return isinstance(node.op, Creation)  # It costs less to make the elements than to read them.
 
 
 def is_clear(value: Value) -> bool:
@@ -93,7 +92,7 @@ def is_clear(value: Value) -> bool:
     node = value.producer
     if node is None:
         return False
-    return isinstance(node.op, CLEAR) or is_free(value) or _is_uniform(node)
+    return is_read_through(node.op) or is_free(value) or _is_uniform(node)
 
 
 def _is_uniform(node: Node) -> bool:

@@ -18,10 +18,9 @@ from treadle.base.shape import Shape
 from treadle.base.symbol import Dim, is_identical
 from treadle.ops.movement import Reshape, Transpose
 from treadle.ops.op import Op
+from treadle.ops.permuted import Order, inverse, placed
 from treadle.ops.slicing import Pad, Slice
 
-Order = tuple[int, ...]
-"""Axes in the order in which memory has them."""
 Moves = tuple[Op, ...]
 """Ops that move elements, the first one first."""
 
@@ -179,16 +178,6 @@ def layouts_of(known: Sequence[MapLayout], named: Sequence[str]) -> tuple[Layout
 def has_channels_last(domain: Sequence[Layout]) -> bool:
     """Return whether maps may lie channels-last."""
     return any(x.name == CHANNELS_LAST.name for x in domain)
-
-
-def inverse(order: Order) -> Order:
-    """Return the place of each axis in memory; as a transpose, this undoes one by `order`."""
-    return tuple(order.index(axis) for axis in range(len(order)))
-
-
-def placed(shape: Shape, order: Order) -> Shape:
-    """Return what has an entry per axis, in memory's order."""
-    return tuple(shape[axis] for axis in order)
 
 
 def keeps_place(shape: Shape, order: Order) -> bool:

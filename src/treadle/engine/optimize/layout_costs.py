@@ -19,11 +19,11 @@ from treadle.engine.optimize.layout import ROW_MAJOR, Layout, Sides, is_neutral
 from treadle.engine.optimize.layout_forms import is_depthwise
 from treadle.graph.ir import Node, Value, constant_of
 from treadle.ops.adaptive_pool import AdaptiveAvgPool, AdaptiveWindow
-from treadle.ops.conv import ConvGradInput, ConvGradWeight, Convolution
+from treadle.ops.conv import Convolution
 from treadle.ops.op import Op
 from treadle.ops.pool import AverageWindow, AvgPool, MaxPool, MaxWindow
 from treadle.ops.resample import Resize, ResizeGrad
-from treadle.ops.winograd import WinogradConv, WinogradConvGradWeight
+from treadle.ops.winograd import Winograd
 
 CPU = RATES["cpu"]
 ROWS = 6
@@ -91,26 +91,21 @@ def _filled(channels: int, layout: Layout) -> float:
 def _arithmetic(node: Node, op: Convolution, layouts: Sides) -> float:
     """Time of the multiplications of a convolution, or of a gradient of one."""
     which, main = _mixture(layouts), layouts.main
-    if isinstance(op, WinogradConv) and which == 1 and not main.block:  # Else it is direct.
-        return maps_of(node).winograd(op.tile, frozen=True) / CPU.flops
-    if isinstance(op, WinogradConvGradWeight) and which == 1:
-        return maps_of(node).winograd_gradient(op.tile) / CPU.flops
-    first, second = (v.type.shape for v in node.inputs)
-    if isinstance(op, (ConvGradWeight, WinogradConvGradWeight)):
-        kind, weight, small, result = "weight", node.output.type.shape, second, first
-    elif isinstance(op, ConvGradInput) or (isinstance(op, WinogradConv) and op.transposed):
-        kind, weight, small, result = "input", second, first, node.output.type.shape
-    else:
-        kind, weight, small, result = "forward", second, node.output.type.shape, None
-    flops = 2 * estimate(product(small)) * size_of(weight[1:])
-    columns = int(result[1]) if result and kind == "input" else int(small[1])
+    if isinstance(op, Winograd) and which == 1:
+        if op.side == "weight":
+            return maps_of(node).winograd_gradient(op.tile) / CPU.flops
+        if not main.block:  # Else it is direct.
+            return maps_of(node).winograd(op.tile, frozen=True) / CPU.flops
+    x, weight, y = op.roles([v.type.shape for v in node.inputs], node.output.type.shape)
+    flops = 2 * estimate(product(y)) * size_of(weight[1:])
+    columns = int((x if op.side == "input" else y)[1])
     if op.groups > 1 and int(weight[1]) < FEW:
         share = DEPTHWISE[which] * main.depthwise
         share *= _filled(columns, main) if main.block else 1.0
     else:
-        share = DENSE[kind][which] * main.dense
+        share = DENSE[op.side][which] * main.dense
         share *= _filled(columns // op.groups, main if which else ROW_MAJOR)
-    if which == 0 and estimate(product(small[2:])) < SMALL_MAP[1]:
+    if which == 0 and estimate(product(y[2:])) < SMALL_MAP[1]:
         share *= SMALL_MAP[0]
     return flops / (CPU.flops * share)
 

@@ -15,11 +15,10 @@ from treadle.base.shape import Shape
 from treadle.base.symbol import Dim
 from treadle.engine.optimize.layout import ROW_MAJOR, Layout, Moves, Sides
 from treadle.graph.ir import Node
-from treadle.ops.conv import ConvGradInput, ConvGradWeight, Convolution
+from treadle.ops.conv import Convolution
 from treadle.ops.movement import Reshape, Transpose
 from treadle.ops.op import Op
 from treadle.ops.slicing import Pad, Slice
-from treadle.ops.winograd import WinogradConv, WinogradConvGradWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +73,11 @@ def form_of(node: Node, layouts: Sides) -> Form | None:
 
 def is_depthwise(node: Node) -> bool:
     """Return whether a convolution, or a gradient of one, computes every channel by itself."""
-    op, (first, second) = node.op, (v.type.shape for v in node.inputs[:2])
+    op = node.op
     if not isinstance(op, Convolution) or op.groups == 1:
         return False
-    weight, maps = second, node.output.type.shape
-    if isinstance(op, (ConvGradWeight, WinogradConvGradWeight)):
-        weight, maps = maps, second
-    return op.groups == first[1] == maps[1] and weight[1] == 1
+    x, weight, y = op.roles([v.type.shape for v in node.inputs], node.output.type.shape)
+    return op.groups == x[1] == y[1] and weight[1] == 1
 
 
 def _pairs(values: Sequence[Any], layouts: Sequence[Layout | None]) -> Any:
@@ -99,7 +96,7 @@ def _convolution(node: Node, op: Convolution, layouts: Sides, main: Layout) -> F
     """A convolution or a gradient, some of whose maps are held in blocks."""
     if is_depthwise(node):
         return _depthwise(node, layouts, main)
-    if isinstance(op, (ConvGradWeight, WinogradConvGradWeight)):
+    if op.side == "weight":
         return None
     x, weight = (v.type.shape for v in node.inputs)
     y = node.output.type.shape
@@ -108,8 +105,7 @@ def _convolution(node: Node, op: Convolution, layouts: Sides, main: Layout) -> F
     groups = op.groups
     if groups > 1 and (int(x[1]) // groups % main.block or int(y[1]) // groups % main.block):
         return None
-    turned = isinstance(op, ConvGradInput) or (isinstance(op, WinogradConv) and op.transposed)
-    more = _more(weight, 1 if turned else 0, filled - int(y[1]))
+    more = _more(weight, 1 if op.side == "input" else 0, filled - int(y[1]))
     return Form(op, (_back(x, read), more), (_into((y[0], filled, *y[2:]), made),))
 
 
@@ -122,7 +118,7 @@ def _depthwise(node: Node, layouts: Sides, main: Layout) -> Form | None:
     result, channels = node.output.type.shape, int(first[1])
     filled = main.filled(channels)
     op, read = op.replace(groups=filled), _back(first, main, whole=True)
-    if isinstance(op, ConvGradWeight):
+    if op.side == "weight":
         rank = len(result)
         few = (Slice((0,) * rank, result, (1,) * rank),) if filled != channels else ()
         return Form(op, (read, _back(second, main, whole=True)), (few,))

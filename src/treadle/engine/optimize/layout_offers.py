@@ -17,20 +17,18 @@ from treadle.engine.optimize.layout import (
     Moves,
     Sides,
     has_layouts,
-    inverse,
     keeps_place,
-    placed,
     sides,
 )
 from treadle.engine.optimize.layout_costs import conversion, seconds
 from treadle.engine.optimize.layout_forms import form_of, is_row_major
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value
-from treadle.ops.conv import ConvGradWeight, Convolution
+from treadle.ops.conv import Convolution
 from treadle.ops.fused import Fused
 from treadle.ops.movement import Transpose
 from treadle.ops.op import Op
-from treadle.ops.winograd import WinogradConvGradWeight
+from treadle.ops.permuted import inverse, placed
 
 Offer = tuple[Sides, float]
 """Layouts that an op can work with, and its modelled time."""
@@ -53,9 +51,9 @@ def places(node: Node) -> tuple[tuple[bool, ...], tuple[bool, ...]] | None:
     if not cares(node.op) or not is_static(node):
         return None
     op, several = node.op, (True,) * len(node.inputs)
-    if isinstance(op, (ConvGradWeight, WinogradConvGradWeight)):
-        return several, (False,)
     if isinstance(op, Convolution):
+        if op.side == "weight":
+            return several, (False,)
         return (True, *(False for _ in node.inputs[1:])), (True,)
     return (several, (True,)) if node.output.type.ndim in RANKS else None
 

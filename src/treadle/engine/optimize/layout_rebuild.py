@@ -19,7 +19,6 @@ from treadle.engine.optimize.layout import (
     has_layouts,
     is_neutral,
     keeps_place,
-    placed,
 )
 from treadle.engine.optimize.layout_axes import remapped
 from treadle.engine.optimize.layout_costs import conversion
@@ -32,6 +31,7 @@ from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.creation import Full
 from treadle.ops.movement import Reshape, Transpose
 from treadle.ops.op import Array, Op, as_tuple
+from treadle.ops.permuted import placed
 from treadle.ops.slicing import Pad
 
 

@@ -16,7 +16,7 @@ from treadle.base.shape import Shape, product
 from treadle.base.symbol import Dim, is_identical
 from treadle.engine.optimize.bodies import Note, Trial, accepted, stands_alone
 from treadle.engine.optimize.groups import Group, Groups
-from treadle.engine.optimize.kinds import CLEAR, is_closed, is_free, is_loop, is_static
+from treadle.engine.optimize.kinds import is_closed, is_free, is_loop, is_read_through, is_static
 from treadle.engine.optimize.model import cost
 from treadle.engine.optimize.recompute import recompute
 from treadle.graph.ir import Node, Value
@@ -172,7 +172,7 @@ class _Merger:
     def _is_read_through(self, node: Node) -> bool:
         """Return whether loops make the node themselves; it then takes no part in merging."""
         apart = is_closed(node) or isinstance(node.op, self.alone)
-        return apart or isinstance(node.op, CLEAR) or is_free(node.output)
+        return apart or is_read_through(node.op) or is_free(node.output)
 
     def _refresh(self, group: Group) -> None:
         self.reads[group] = self.groups.operands(group)[1]
@@ -256,9 +256,7 @@ class _Merger:
             if group.bits >> user & 1:
                 return True
             (result, *_) = self.groups.nodes[user].outputs
-            if isinstance(self.groups.nodes[user].op, CLEAR) and self._is_read_inside(
-                result, group
-            ):
+            if is_read_through(self.groups.nodes[user].op) and self._is_read_inside(result, group):
                 return True
         return False
 

@@ -12,7 +12,7 @@ from treadle.base.types import TensorType
 from treadle.engine.optimize.bodies import Trial
 from treadle.graph.builder import trace_body
 from treadle.graph.ir import Node
-from treadle.ops.conv import ConvGradInput, ConvGradWeight, Convolution
+from treadle.ops.conv import Convolution
 from treadle.ops.fused import Fused
 from treadle.ops.movement import Transpose
 from treadle.ops.winograd import TILES, WinogradConv, WinogradConvGradWeight
@@ -33,7 +33,7 @@ def measured_tile(
         frozen: whether the weight never changes.
     """
     types = [TensorType(v.type.dtype, v.type.shape) for v in node.inputs]
-    maps = 2 if isinstance(op, ConvGradWeight) else 1
+    maps = 2 if op.side == "weight" else 1
     held = *(_held_last(t) for t in types[:maps]), *types[maps:]
 
     def ways() -> list[Way]:
@@ -51,10 +51,10 @@ def in_tiles(op: Convolution, tile: int) -> Convolution:
     """The same convolution or gradient in tiles of so many results per axis; 0 is the op itself."""
     if not tile:
         return op
-    if isinstance(op, ConvGradWeight):
-        return WinogradConvGradWeight(op.strides, op.padding, op.dilation, op.groups, tile)
-    back = isinstance(op, ConvGradInput)
-    return WinogradConv(op.strides, op.padding, op.dilation, op.groups, tile, back)
+    shared = op.strides, op.padding, op.dilation, op.groups
+    if op.side == "weight":
+        return WinogradConvGradWeight(*shared, tile)
+    return WinogradConv(*shared, tile, transposed=op.side == "input")
 
 
 def _held_last(maps: TensorType) -> TensorType:
@@ -71,5 +71,5 @@ def _laid_out(op: Convolution, held: tuple[TensorType, ...]) -> Fused:
     def forward(x: Any, weight: Any) -> Any:
         return to_back(op(to_front(x), weight))
 
-    is_weight = isinstance(op, (ConvGradWeight, WinogradConvGradWeight))
-    return Fused("contraction", trace_body(gradient if is_weight else forward, held, op.name))
+    body = gradient if op.side == "weight" else forward
+    return Fused("contraction", trace_body(body, held, op.name))

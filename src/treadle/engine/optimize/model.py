@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from treadle.base.estimates import estimate
 from treadle.engine.optimize.groups import Group, Groups
-from treadle.engine.optimize.kinds import VIEWS
+from treadle.engine.optimize.kinds import is_view
 from treadle.graph.ir import Graph, Value
 from treadle.ops.constant import Constant
 
@@ -31,7 +31,7 @@ def modelled_bytes(graph: Graph) -> int:
     """
     total = 0
     for node in graph.nodes:
-        if not isinstance(node.op, (*VIEWS, Constant)):
+        if not is_view(node.op) and not isinstance(node.op, Constant):
             values = (*dict.fromkeys(node.inputs), *node.outputs)
             total += LAUNCH + sum(
                 estimate(v.type.open_nbytes) for v in values if v.type.is_resolved

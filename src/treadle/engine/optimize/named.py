@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from treadle.engine.optimize.bodies import Trial, accepted, assemble
 from treadle.engine.optimize.groups import Group, Groups
 from treadle.engine.optimize.kinds import (
-    MOVES,
     is_attention,
     is_contraction,
     is_static,
@@ -62,7 +61,7 @@ def _joined(groups: Groups, members: Sequence[int], kind: str) -> Group:
     """The nodes as a group, and the moves between them, such as those of layouts."""
     made = groups.joined([groups.owner[i] for i in members], kind)
     between = groups.between(made)
-    if all(isinstance(groups.nodes[i].op, MOVES) for i in between):
+    if all(groups.nodes[i].op.strided for i in between):
         made = groups.joined([groups.owner[i] for i in sorted((*members, *between))], kind)
     return made
 
@@ -109,11 +108,11 @@ def _moves_around(groups: Groups, made: Group) -> Iterator[int]:
     inside = set(made.members)
     read = [v for v in groups.operands(made)[1] if v not in groups.results]
     makers = [v.producer for v in read if inside.issuperset(groups.users[v])]
-    moves = [n for n in makers if n is not None and isinstance(n.op, MOVES) and is_static(n)]
+    moves = [n for n in makers if n is not None and n.op.strided and is_static(n)]
     yield from (groups.position[n] for n in moves)
     for value in groups.needed(made):
         users = groups.users[value]
         if value in groups.results or len(users) != 1 or users[0] in inside:
             continue
-        if isinstance(groups.nodes[users[0]].op, MOVES):
+        if groups.nodes[users[0]].op.strided:
             yield users[0]

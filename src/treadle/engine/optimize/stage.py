@@ -12,7 +12,6 @@ from treadle.engine.optimize.anchors import attention_groups, contraction_groups
 from treadle.engine.optimize.bodies import Trial, assemble
 from treadle.engine.optimize.fold_scales import fold_scales
 from treadle.engine.optimize.groups import Groups
-from treadle.engine.optimize.kinds import FREE, MOVES
 from treadle.engine.optimize.layout import has_channels_last, layouts_of
 from treadle.engine.optimize.layout_pass import lay_out
 from treadle.engine.optimize.loops import loop_groups
@@ -28,13 +27,12 @@ from treadle.graph.regions import replace_ops, substituted_regions
 from treadle.graph.verify import verify
 from treadle.ops.column_moments import ColumnMoments
 from treadle.ops.constant import Constant
+from treadle.ops.creation import Creation
 from treadle.ops.families import Reduce
 from treadle.ops.fused import Fused
 from treadle.ops.movement import Transpose
 from treadle.ops.op import Op
 
-QUIET: tuple[type[Op], ...] = (*MOVES, *FREE, Constant, Fused)
-"""Ops that reports leave out of a group's name."""
 KINDS = "attention", "contraction", "window", "loop"
 """Kinds of groups, in the order in which they are made."""
 MERGED = ("fuse_reductions", Reduce), ("fuse_transposes", Transpose)
@@ -250,10 +248,15 @@ def run_step(
     return STEPS[name].run(graph, _work(compiler, options, report, frozen))
 
 
+def _is_quiet(op: Op) -> bool:
+    """Return whether reports leave an op out of a group's name."""
+    return op.strided or isinstance(op, (Creation, Constant, Fused))
+
+
 def describe(node: Node) -> str:
     """A node as reports name it: the op, or those of a group that compute, and the results."""
     ops = [node.op, *(n.op for body in regions_of(node.op) for n in body.nodes)]
-    names = [op.name for op in ops if not isinstance(op, QUIET)]
+    names = [op.name for op in ops if not _is_quiet(op)]
     return f"{' '.join(names) or 'moves'} -> {', '.join(str(v.type) for v in node.outputs)}"
 
 

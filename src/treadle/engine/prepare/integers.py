@@ -34,14 +34,15 @@ from treadle.graph.regions import map_regions
 from treadle.graph.rewrite import Found, P, Rule, rewrite
 from treadle.ops.conv import Conv, IntConv
 from treadle.ops.elementwise import Add, Cast, Sub
+from treadle.ops.families import Movement
 from treadle.ops.integer_products import conv_sums, matmul_sums
 from treadle.ops.matmul import IntMatmul, Matmul
-from treadle.ops.movement import Broadcast, Concat, Flip, Reshape, Roll, Transpose
+from treadle.ops.movement import Concat, Reshape, Transpose
 from treadle.ops.op import Op
 from treadle.ops.pool import MaxPool
 from treadle.ops.quant import Dequantize, FakeQuantize, Quantize, limits_of
 from treadle.ops.select import Clip
-from treadle.ops.slicing import Pad, Slice
+from treadle.ops.slicing import Pad
 from treadle.ops.transfer import Identity
 from treadle.ops.unary import Relu
 
@@ -55,8 +56,6 @@ HALF = 128
 """Distance between int8 and uint8."""
 NEAR = 1e-3
 """Largest distance from a whole number of steps of a bias that was rounded to steps once."""
-CHOOSES: tuple[type[Op], ...] = (Slice, Flip, Roll, Broadcast, MaxPool, Identity)
-"""Ops of one operand whose results are some of its elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +130,11 @@ def on_integers(graph: Graph) -> tuple[Graph, Notes]:
     return changed(graph), notes
 
 
+def _chooses(op: Op) -> bool:
+    """Return whether a result is made of elements of the one operand, wherever they are."""
+    return op.selects == "first" and isinstance(op, (Movement, MaxPool, Identity))
+
+
 class _Integers:
     """One walk through a graph, which is built anew."""
 
@@ -154,13 +158,12 @@ class _Integers:
             Transpose: self._transpose,
             Concat: self._concat,
             Pad: self._pad,
-            **dict.fromkeys(CHOOSES, self._choose),
         }
 
     def run(self) -> Graph:
         """The graph that computes the same."""
         for node in self._graph.nodes:
-            way = self._ways.get(type(node.op))
+            way = self._ways.get(type(node.op)) or (self._choose if _chooses(node.op) else None)
             made = None
             if way is not None:
                 with self._builder.at(node.loc, node.group):

@@ -29,7 +29,6 @@ from treadle.ops.bucket import AllReduceBucket
 from treadle.ops.collective import AllReduce
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.elementwise import Mul
-from treadle.ops.movement import Reshape
 from treadle.runtime.comm import buckets, groups
 from treadle.runtime.comm.buckets import Buckets
 
@@ -141,7 +140,7 @@ def _is_carried(node: Node, carrier: Compiler) -> bool:
 
 def _seconds(node: Node) -> float:
     """Modelled time of a node in a program whose ops are fused."""
-    if isinstance(node.op, (Constant, Reshape, AllReduce)):
+    if node.op.is_view or isinstance(node.op, (Constant, AllReduce)):
         return 0.0
     rates = RATES["cpu"]
     moved = sum(map(nbytes, node.outputs))

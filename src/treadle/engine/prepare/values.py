@@ -22,24 +22,17 @@ from treadle.graph.passes import register
 from treadle.graph.regions import map_regions
 from treadle.ops.constant import Constant
 from treadle.ops.creation import Creation
-from treadle.ops.families import Elementwise
+from treadle.ops.families import Elementwise, Movement, Reduce
 from treadle.ops.gather import Take
 from treadle.ops.gather_along import TakeAlongAxis
-from treadle.ops.movement import Broadcast, Concat, Flip, Reshape, Roll, Transpose
 from treadle.ops.op import Op, as_tuple
-from treadle.ops.reduce import Max, Min, Prod, Sum
 from treadle.ops.select import Where
-from treadle.ops.slicing import Slice, SliceUpdate
+from treadle.ops.slicing import Pad
 
 Array = npt.NDArray[Any]
 
 LIMIT = 64
 """Elements of a tensor that are followed."""
-MOVES: tuple[type[Op], ...] = (
-    Broadcast, Concat, Flip, Reshape, Roll, Slice, SliceUpdate, Transpose,
-)  # fmt: skip
-PICKS: tuple[type[Op], ...] = (Take, TakeAlongAxis)
-WHOLE: tuple[type[Op], ...] = (Sum, Prod, Max, Min)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,15 +126,15 @@ def _evaluate(node: Node, known: dict[Value, Known]) -> Sequence[Known]:
     if any(x is None for x in operands):
         return ()
     present = [x for x in operands if x is not None]
-    if isinstance(op, MOVES):
+    if isinstance(op, Movement) and not isinstance(op, Pad):  # whose filling is no operand
         return (_moved(op, present),)
-    if isinstance(op, PICKS):
+    if isinstance(op, (Take, TakeAlongAxis)):
         return (_picked(op, present),)
     if isinstance(op, Where):
         return (_chosen(present),)
     if isinstance(op, Elementwise):
         return (_elementwise(op, present),)
-    if isinstance(op, WHOLE) and present[0].is_whole:
+    if isinstance(op, Reduce) and present[0].is_whole:
         return tuple(map(_whole, as_tuple(op.reference(present[0].array))))
     return ()
 
