@@ -58,7 +58,7 @@ class Convolution(Op):
 
     @property
     def side(self) -> Side:
-        """The one of x, weight and result that it computes from the others; "forward": the result."""
+        """The one of x, weight and result that it computes; "forward" stands for the result."""
         return "forward"
 
     def roles(self, operands: Sequence[T], made: T) -> tuple[T, T, T]:
