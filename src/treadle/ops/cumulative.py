@@ -11,9 +11,9 @@ from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import format_shape, normalize_axis, require_equal
 from treadle.base.types import TensorType
 from treadle.ops.families import NUMBERS
-from treadle.ops.op import Array, Op, Pullback, Types, family, op
+from treadle.ops.op import Array, Op, Permuted, Pullback, Types, family, op
 from treadle.ops.operand import V
-from treadle.ops.permuted import Orders, Permuted, inverse
+from treadle.ops.orders import Orders, inverse
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.slicing import Pad, Slice
 

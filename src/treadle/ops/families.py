@@ -9,9 +9,9 @@ from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, NoGradient, ShapeError
 from treadle.base.shape import Shape, broadcast_shapes, normalize_axes
 from treadle.base.types import TensorType
-from treadle.ops.op import Op, Pullback, Selects, Types, Work, family
+from treadle.ops.op import Op, Permuted, Pullback, Selects, Types, Work, family
 from treadle.ops.operand import V
-from treadle.ops.permuted import Orders, Permuted, inverse
+from treadle.ops.orders import Orders, inverse
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.scalar import Scalar
 

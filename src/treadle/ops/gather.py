@@ -29,9 +29,9 @@ from treadle.base.types import TensorType
 from treadle.ops.creation import Iota, allocate
 from treadle.ops.families import NUMBERS
 from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_over, writable
-from treadle.ops.op import Array, IndexRange, Onnx, Op, Pullback, Types, family, op
+from treadle.ops.op import Array, IndexRange, Onnx, Op, Permuted, Pullback, Types, family, op
 from treadle.ops.operand import V
-from treadle.ops.permuted import Orders, Permuted, inverse
+from treadle.ops.orders import Orders, inverse
 from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.select import Where
 

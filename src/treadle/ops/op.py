@@ -23,7 +23,7 @@ from treadle.base.symbol import Dim, Expr
 from treadle.base.types import TensorType
 from treadle.ops.bounds import Range, Ranges
 from treadle.ops.operand import V
-from treadle.ops.permuted import Orders, Permuted
+from treadle.ops.orders import Orders
 
 if TYPE_CHECKING:
     from treadle.ops.sample import BadSample, Sample
@@ -68,6 +68,21 @@ class Pullback(Generic[V]):
         if self.dys[0] is None:
             raise NoGradient("vjp", "the first output has no cotangent")
         return self.dys[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Permuted:
+    """An op that computes the same on permuted operands.
+
+    Attributes:
+        op: the op to apply.
+        operands: for each operand, as how many axes it is to be permuted; 0 leaves it as it is.
+        held: whether the axes of the result are permuted; if not, the result is the same.
+    """
+
+    op: Op
+    operands: tuple[int, ...]
+    held: bool = True
 
 
 _T = TypeVar("_T", bound="Op")

@@ -16,9 +16,9 @@ from treadle.ops.bounds import Range, Ranges
 from treadle.ops.creation import Extent
 from treadle.ops.cumulative import CumProd
 from treadle.ops.families import NUMBERS, Reduce
-from treadle.ops.op import Array, Op, Pullback, Types, family, op
+from treadle.ops.op import Array, Op, Permuted, Pullback, Types, family, op
 from treadle.ops.operand import V
-from treadle.ops.permuted import Orders, Permuted, inverse
+from treadle.ops.orders import Orders, inverse
 from treadle.ops.sample import Arg, BadSample, Sample
 
 

@@ -16,9 +16,9 @@ from treadle.base.symbol import Dim, less_equal
 from treadle.base.types import TensorType
 from treadle.ops.families import Movement
 from treadle.ops.index_numpy import writable
-from treadle.ops.op import Array, Pullback, Types, family, op
+from treadle.ops.op import Array, Permuted, Pullback, Types, family, op
 from treadle.ops.operand import V
-from treadle.ops.permuted import Orders, Permuted, placed
+from treadle.ops.orders import Orders, placed
 from treadle.ops.sample import Arg, BadSample, Sample
 
 

@@ -18,7 +18,7 @@ from treadle.base.shape import Shape
 from treadle.base.symbol import Dim, is_identical
 from treadle.ops.movement import Reshape, Transpose
 from treadle.ops.op import Op
-from treadle.ops.permuted import Order, inverse, placed
+from treadle.ops.orders import Order, inverse, placed
 from treadle.ops.slicing import Pad, Slice
 
 Moves = tuple[Op, ...]

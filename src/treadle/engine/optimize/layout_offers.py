@@ -28,7 +28,7 @@ from treadle.ops.conv import Convolution
 from treadle.ops.fused import Fused
 from treadle.ops.movement import Transpose
 from treadle.ops.op import Op
-from treadle.ops.permuted import inverse, placed
+from treadle.ops.orders import inverse, placed
 
 Offer = tuple[Sides, float]
 """Layouts that an op can work with, and its modelled time."""

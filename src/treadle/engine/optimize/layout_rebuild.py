@@ -31,7 +31,7 @@ from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.creation import Full
 from treadle.ops.movement import Reshape, Transpose
 from treadle.ops.op import Array, Op, as_tuple
-from treadle.ops.permuted import placed
+from treadle.ops.orders import placed
 from treadle.ops.slicing import Pad
 
 
