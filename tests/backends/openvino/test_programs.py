@@ -98,7 +98,7 @@ def launches(function: Any) -> list[SegmentLaunch]:
     assert isinstance(function, Compiled)
     (variants,) = function._variants.values()
     runner: Any = variants[0].inspected.executor
-    return [x for x in runner.host.launches.values() if isinstance(x, SegmentLaunch)]
+    return [x for x in runner._host_tasks._launches.values() if isinstance(x, SegmentLaunch)]
 
 
 @pytest.mark.parametrize("make", [cnn, encoder])
@@ -282,7 +282,7 @@ def outcome(path: Path, x: np.ndarray) -> tuple[np.ndarray, SegmentLaunch]:
         model = mge.utils.comp_graph_tools.GraphInference(str(path))
         found = model.run(x)["scores"]
     runner: Any = model._runner.stages.running
-    (launch,) = [v for v in runner.host.launches.values() if isinstance(v, SegmentLaunch)]
+    (launch,) = [v for v in runner._host_tasks._launches.values() if isinstance(v, SegmentLaunch)]
     return found, launch
 
 
