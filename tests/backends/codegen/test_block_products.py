@@ -54,6 +54,11 @@ def test_panels_hold_what_blocks_do(name):
     np.testing.assert_array_equal(from_panels(name, panels, 20), FORMATS[name].dequantize(data))
 
 
+def of(arrays):
+    """Their types."""
+    return tuple(TensorType(as_dtype(a.dtype), a.shape) for a in arrays)
+
+
 def close(got, want):
     largest = np.abs(want).max(initial=1e-30)
     np.testing.assert_allclose(got / largest, want / largest, rtol=0, atol=2e-6)
@@ -70,6 +75,22 @@ def test_every_format(name, target, kind):
         op = BlockMatmul(name, rows, kind)
         (got,) = run(op, (x, panels), runner_of(target), one_by_one, target)
         close(got, op.reference(x, panels))
+
+
+@pytest.mark.parametrize("target", FAMILIES[:2], ids=lambda t: t.name)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_company_changes_no_bit(name, target):
+    """A row alone, in a tile that is not full, and among those for whom levels are widened once."""
+    elements = LAYOUTS[name].elements
+    for terms in (elements, 3 * max(256, elements)):  # More than are widened at a time.
+        panels = to_panels(name, blocks(name, 37, terms // elements))
+        x = np.random.default_rng(1).standard_normal((9, terms)).astype(np.float32)
+        op = BlockMatmul(name, 37)
+        (all_rows,) = run(op, (x, panels), runner_of(target), one_by_one, target)
+        close(all_rows, op.reference(x, panels))
+        for m in (1, 3):
+            (got,) = run(op, (x[:m], panels), runner_of(target), one_by_one, target)
+            np.testing.assert_array_equal(got, all_rows[:m])
 
 
 def close_to_bfloat16(got, want):
@@ -105,6 +126,27 @@ def test_experts(shared, target):
     close(got, want)
     single = BlockMatmul("Q4_K", 37).reference(x[2, -1], panels[experts[2, 2]])
     close(want[2, 2], single)
+
+
+@pytest.mark.parametrize("target", FAMILIES[:2], ids=lambda t: t.name)
+@pytest.mark.parametrize("shared", [True, False])
+def test_experts_of_many_rows(shared, target):
+    """Levels are widened once for all rows of an expert, which changes no bit of them."""
+    rng = np.random.default_rng(6)
+    panels = np.stack([to_panels("Q5_K", blocks("Q5_K", 37, 3, seed)) for seed in range(4)])
+    experts = rng.choice([0, -2, 3], (30, 2), p=[0.05, 0.65, 0.3]).astype(np.int64)
+    x = rng.standard_normal((30, 1 if shared else 2, 768)).astype(np.float32)
+    op = BlockExperts("Q5_K", 37)
+    (got,) = run(op, (x, panels, experts), runner_of(target), one_by_one, target)
+    close(got, op.reference(x, panels, experts))
+    few = x[:2], panels, experts[:2]
+    names = [
+        [k.kernel.name for k in lower(op, of(a), (), target).launches]
+        for a in (few, (x, panels, experts))
+    ]
+    assert "several" not in names[0][-1] and "several" in names[1][-1]
+    (alone,) = run(op, few, runner_of(target), one_by_one, target)
+    np.testing.assert_array_equal(alone, got[:2])
 
 
 @pytest.mark.parametrize("target", (*FAMILIES, DOTS, MATRICES), ids=lambda t: t.name)
@@ -188,8 +230,7 @@ def test_matrix_registers_change_nothing(name, kind):
         x = np.random.default_rng(7).standard_normal((m, count * LAYOUTS[name].elements))
         given = x.astype(np.float32), panels
         op = BlockMatmul(name, rows, kind)
-        types = tuple(TensorType(as_dtype(a.dtype), a.shape) for a in given)
-        names = [launch.kernel.name for launch in lower(op, types, (), MATRICES).launches]
+        names = [launch.kernel.name for launch in lower(op, of(given), (), MATRICES).launches]
         assert names[1] == f"blocks_{name}_{kind}_matrices"
         (got,) = run(op, given, target, one_by_one, MATRICES)
         (plain,) = run(op, given, target=AVX512, runner=runner_of(AVX512))
@@ -234,10 +275,17 @@ def test_activations_of_16_bits(dtype):
 def test_tiles_have_as_many_rows_as_there_are():
     """A token's product does not compute for eight; many rows share what is read of a weight."""
     panels = TensorType(dt.uint8, (2, 544))
-    for rows, tile in ((1, 1), (2, 2), (3, 4), (8, 8), (500, 8)):
+
+    def names(rows, target):
         types = TensorType(dt.float32, (rows, 32)), panels
-        names = [x.kernel.name for x in lower(BlockMatmul("Q8_0", 20), types, (), AVX512).launches]
-        assert names == [f"quantize_rows_float32_int16_{tile}", f"blocks_Q8_0_int16_{tile}"]
+        return [x.kernel.name for x in lower(BlockMatmul("Q8_0", 20), types, (), target).launches]
+
+    for rows, tile in ((1, 1), (2, 2), (3, 4), (8, 8), (500, 8)):
+        wanted = [f"quantize_rows_float32_int16_{tile}", f"blocks_Q8_0_int16_{tile}"]
+        assert names(rows, VNNI) == wanted
+        kind = f"several_{tile}" if rows > tile else f"pairs_{tile}"
+        wanted = [f"quantize_rows_float32_int16_pairs_{tile}", f"blocks_Q8_0_int16_{kind}"]
+        assert names(rows, AVX512) == wanted
 
 
 @pytest.mark.parametrize("shared", [True, False])

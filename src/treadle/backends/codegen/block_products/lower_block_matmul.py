@@ -12,6 +12,7 @@ from treadle.backends.codegen.block_products.lower_pairs import (
     Pairing,
     in_pairs,
     routed_in_pairs,
+    routes_of,
     sharing,
 )
 from treadle.backends.codegen.block_products.matrices import (
@@ -21,6 +22,11 @@ from treadle.backends.codegen.block_products.matrices import (
     matrices_kernel,
 )
 from treadle.backends.codegen.block_products.rows import Records, rows_kernel
+from treadle.backends.codegen.block_products.several import (
+    MOST,
+    several_experts_kernel,
+    several_kernel,
+)
 from treadle.backends.codegen.block_products.values import values_kernel
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
@@ -42,6 +48,10 @@ from treadle.ops.block_matmul import (
 
 _Op: TypeAlias = BlockValues | BlockMatmul | BlockExperts | BlockMatmulGrad | BlockExpertsGrad
 
+_CHUNK = 64
+"""Rows that an item has at least, for which levels are widened once."""
+_SHARED = 2
+"""Rows for each expert from which on levels are widened once for all of them."""
 _LEAST = 9
 """Rows from which matrix registers are faster than vectors."""
 
@@ -60,11 +70,15 @@ def lower_block_matmul(
     m = product(x.shape[:-1])
     matrices = target.matrices and estimate(m) >= _LEAST and given.k % STEP == 0
     tile = LINES if matrices else _tile(estimate(m), target)
-    records = Records(tile, LAYOUTS[op.format], op.activations, matrices)
+    pairs = not matrices and in_shorts(op.activations, target)
+    records = Records(tile, LAYOUTS[op.format], op.activations, matrices, pairs)
     rows = given.rows(records, m)
     chunk = max(1, target.l2 // 2 // given.row_bytes(records))
-    spec = Spec(records, x.dtype, given.lanes)
-    if matrices:
+    spec = Spec(records, x.dtype, given.lanes, vectors=_vectors(records, given.lanes))
+    if pairs and estimate(m) > tile:
+        chunk = min(max(chunk, _CHUNK // tile), MOST // tile)
+        kernel = several_kernel(spec, op.format)
+    elif matrices:
         chunk = min(chunk, MOST_TILES)
         kernel = matrices_kernel(spec, op.format, target.features)
     else:
@@ -138,24 +152,39 @@ def lower_block_experts(
     if op.activations == "bfloat16":
         return routed_in_pairs(_pairing(op, types, given, target), types[2])
     x, panels, experts = types
-    m = product(experts.shape)
-    records = Records(1, LAYOUTS[op.format], op.activations)
+    m, pairs = product(experts.shape), in_shorts(op.activations, target)
+    records = Records(1, LAYOUTS[op.format], op.activations, pairs=pairs)
     source = product(x.shape[:-1])
     rows = given.rows(records, source)
-    flops = 2 * m * op.rows * given.k
+    given_rows = Ref("workspace", 0), Ref("input", 1), Ref("output", 0)
+    flops, (count, each) = 2 * m * op.rows * given.k, panels.shape[:2]
+    nbytes = m * product(panels.shape[1:]) + m * op.rows * x.dtype.itemsize
+    work = {"serial": estimate(flops) < SERIAL, "flops": flops, "nbytes": nbytes}
+    workspaces = (source * given.row_bytes(records),)
+    if pairs and estimate(m) >= _SHARED * estimate(count):
+        spec = Spec(records, x.dtype, given.lanes)
+        routes = routes_of(experts, count)
+        launch = Launch(
+            several_experts_kernel(spec, _most(target), op.format),
+            (
+                *(*given_rows, *routes.arguments[1:3]),
+                *(m, op.rows, given.blocks, each, sharing(x, experts)),
+            ),
+            items=count * each,
+            **work,
+        )
+        return Lowered((rows, routes, launch), workspaces=(*workspaces, m * 4, count * 4))
+    spec = Spec(records, x.dtype, given.lanes, experts.dtype, _vectors(records, given.lanes))
     launch = Launch(
-        product_kernel(Spec(records, x.dtype, given.lanes, experts.dtype), op.format),
+        product_kernel(spec, op.format),
         (
-            *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0), Ref("input", 2)),
-            *(m, op.rows, given.blocks, panels.shape[1], panels.shape[0]),
-            sharing(x, experts),
+            *(*given_rows, Ref("input", 2)),
+            *(m, op.rows, given.blocks, each, count, sharing(x, experts)),
         ),
-        items=panels.shape[1] * m,
-        serial=estimate(flops) < SERIAL,
-        flops=flops,
-        nbytes=m * product(panels.shape[1:]) + m * op.rows * x.dtype.itemsize,
+        items=each * m,
+        **work,
     )
-    return Lowered((rows, launch), workspaces=(source * given.row_bytes(records),))
+    return Lowered((rows, launch), workspaces=workspaces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +236,22 @@ def _pairing(
 
 def _tile(rows: int, target: Target) -> int:
     """Rows that share what is read of a panel: their sums stay in registers."""
-    most = 8 if target.registers >= 32 else 4
     tile = 1
-    while tile < min(rows, most):
+    while tile < min(rows, _most(target)):
         tile *= 2
     return tile
+
+
+def _most(target: Target) -> int:
+    """Most rows of a tile."""
+    return 8 if target.registers >= 32 else 4
+
+
+def in_shorts(activations: str, target: Target) -> bool:
+    """Whether integers of activations are multiplied as 16 bits: where no bytes are multiplied."""
+    return activations == "int16" and not target.dot_int8
+
+
+def _vectors(records: Records, lanes: int) -> int:
+    """Vectors of columns that share what is read of one or two rows."""
+    return ROWS // lanes if records.pairs else 1

@@ -153,19 +153,12 @@ def routed_in_pairs(pairing: Pairing, experts: TensorType) -> Lowered:
     m, source = product(experts.shape), product(x.shape[:-1])
     width = pairing.width(ROUTED, 1)
     matrices = pairing.panels.shape[0]
-    order, ends = Ref("workspace", 1), Ref("workspace", 2)
-    routes = Launch(
-        routes_kernel(experts.dtype),
-        (Ref("input", 2), order, ends, m, matrices),
-        items=1,
-        serial=True,
-        nbytes=m * 16,
-    )
+    routes = routes_of(experts, matrices)
     flops = 2 * m * pairing.rows * pairing.k
     launch = Launch(
         routed_kernel(pairing.spec, pairing.format, pairing.target.features),
         (
-            *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0), order, ends),
+            *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0), *routes.arguments[1:3]),
             *(m, pairing.columns, pairing.blocks, pairing.count, ROUTED, width, pairing.depth),
             sharing(x, experts),
         ),
@@ -177,6 +170,18 @@ def routed_in_pairs(pairing: Pairing, experts: TensorType) -> Lowered:
     )
     sizes = source * pairing.steps * WORDS * 4, m * 4, matrices * 4
     return Lowered((pairing.words(grouped=False), routes, launch), workspaces=sizes)
+
+
+def routes_of(experts: TensorType, matrices: Dim) -> Launch:
+    """The launch that puts rows in the order of their experts, into the last two workspaces."""
+    m = product(experts.shape)
+    return Launch(
+        routes_kernel(experts.dtype),
+        (Ref("input", 2), Ref("workspace", 1), Ref("workspace", 2), m, matrices),
+        items=1,
+        serial=True,
+        nbytes=m * 16,
+    )
 
 
 def sharing(x: TensorType, experts: TensorType) -> Dim:

@@ -36,7 +36,7 @@ SUMS = 1 << 17
 """Sums of an item in scratch memory, 512 KiB."""
 ROUTED = 256
 """Most rows of an item that chose an expert."""
-_ROUTES = "order", "ends"
+ROUTES = "order", "ends"
 HEIGHT = 512
 """Most rows of an item: with `DEPTH` steps, 512 KiB."""
 BLOCK = 2 * LINES
@@ -107,7 +107,7 @@ def routes_kernel(dtype: DType) -> Kernel:
     Rows of the result in the order of their experts, those of one in their own order; `ends` of
     the rows of each expert.
     """
-    numbers, order, ends = pointer(dtype, "numbers"), *(pointer(dt.int32, n) for n in _ROUTES)
+    numbers, order, ends = pointer(dtype, "numbers"), *(pointer(dt.int32, n) for n in ROUTES)
     count, experts = size("count"), size("experts")
 
     def write(e: Builder, lo: Value, hi: Value) -> None:
@@ -323,7 +323,7 @@ class _Routed(_Pairs):
 
     def __init__(self, spec: PairSpec) -> None:
         super().__init__(spec)
-        self.order, self.ends = (pointer(dt.int32, name) for name in _ROUTES)
+        self.order, self.ends = (pointer(dt.int32, name) for name in ROUTES)
         self.sharing = size("sharing")
 
     @property

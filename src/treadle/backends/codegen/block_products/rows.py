@@ -2,9 +2,10 @@
 
 Rows are taken `tile` at a time. For every 32 terms there is a record, in units of 4 bytes, of all
 rows of a tile: their words of four bytes, word by word (of integers of 16 bits first those of high
-bytes, then those of low ones, both signed); their scales; where levels have an offset,
-what sums of a group of weights begin with, the offset times the bytes, negated; where groups have
-minima, the sums of what the bytes stand for. A kernel thus reads through one pointer.
+bytes, then those of low ones, both signed, or, in `pairs`, first the even terms of each four, then
+the odd ones); their scales; where levels have an offset, what sums of a group of weights begin
+with, the offset times the integers, negated; where groups have minima, the sums of what the
+integers stand for. A kernel thus reads through one pointer.
 """
 
 from __future__ import annotations
@@ -27,13 +28,20 @@ class Records:
 
     They hold integers of a `kind`, a key of `LEVELS`. With `matrices` they are for matrix
     registers: of 64 terms, the bytes of a row side by side, 16 rows. Levels are signed there, so
-    that sums begin with 0.
+    that sums begin with 0. With `pairs`, words hold two integers of 16 bits, for processors that
+    multiply these rather than bytes.
     """
 
     tile: int
     layout: Layout
     kind: str
     matrices: bool = False
+    pairs: bool = False
+
+    @property
+    def label(self) -> str:
+        """What kernels of these records are named by."""
+        return f"{self.kind}{'_pairs' * self.pairs}"
 
     @property
     def terms(self) -> int:
@@ -110,7 +118,7 @@ def rows_kernel(records: Records, dtype: DType, lanes: int) -> Kernel:
         e.loop(lo, hi, 1, row)
 
     kind = "matrices" if records.matrices else str(records.tile)
-    name = f"quantize_rows_{dtype.name}_{records.kind}_{kind}"
+    name = f"quantize_rows_{dtype.name}_{records.label}_{kind}"
     return builder.kernel(name, [x, made, count], write)
 
 
@@ -128,7 +136,9 @@ def _part(
         integers.append(e.cast(e.min(e.max(level, -levels), levels), dt.int32))
     target, slot = into
     rows = e.offset(target, e.mul(slot, records.pitch))
-    if records.bytes == 2:
+    if records.pairs:
+        _pairs(e, records, rows, integers)
+    elif records.bytes == 2:
         high = [e.bitwise("shr", e.add(x, 128), 8) for x in integers]
         low = [e.sub(x, e.bitwise("shl", h, 8)) for x, h in zip(integers, high, strict=True)]
         _words(e, records, part, rows, high)
@@ -164,6 +174,18 @@ def _words(e: Builder, records: Records, part: int, target: Value, bytes_: list[
                 word = packed if packed.lanes == 1 else e.extract(packed, i)
                 e.store(target, records.word(at + i), word)
         at += packed.lanes
+
+
+def _pairs(e: Builder, records: Records, target: Value, integers: list[Value]) -> None:
+    """Store integers as words of two: of every four terms the even ones, then the odd ones."""
+    at = 0
+    for value in integers:
+        narrow = e.cast(value, dt.int16)
+        order = [four + i for four in range(0, value.lanes, 4) for i in (0, 2, 1, 3)]
+        packed = e.bitcast(e.shuffle(narrow, narrow, order), dt.int32)
+        for i in range(packed.lanes):
+            e.store(target, records.word(at + i // 2, i % 2), e.extract(packed, i))
+        at += packed.lanes // 2
 
 
 def _scale(e: Builder, given: list[Value], levels: int) -> tuple[Value, Value]:

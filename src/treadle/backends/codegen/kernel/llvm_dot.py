@@ -98,6 +98,8 @@ def _dot_shorts(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
     if _is_x86(w) and _fits(w, lanes):
         name = f"llvm.x86.{_PAIR_PRODUCTS[lanes]}"
         return w.op(f"add {i32} {total}, {w.call(i32, name, (i16, x), (i16, y))}")
+    if w.target.triple.startswith("wasm") and lanes == 4:
+        return w.op(f"add {i32} {total}, {w.call(i32, 'llvm.wasm.dot', (i16, x), (i16, y))}")
     for first in (0, 1):
         order = tuple(range(first, 2 * lanes, 2))
         parts = (pick(w, "i16", 2 * lanes, v, "poison", order) for v in (x, y))
