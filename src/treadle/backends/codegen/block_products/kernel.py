@@ -238,7 +238,7 @@ class _Product:
             return tuple(found)
 
         counts = e.loop(0, self.levels.places, 1, turn, begin)
-        made = []
+        made: list[Value] = []
         for at, header in zip(columns, headers, strict=True):
             scales = self.levels.scales(e, here, group, at, header)
             for r in rows:

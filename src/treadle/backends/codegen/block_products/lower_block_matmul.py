@@ -156,34 +156,22 @@ def lower_block_experts(
     records = Records(1, LAYOUTS[op.format], op.activations, pairs=pairs)
     source = product(x.shape[:-1])
     rows = given.rows(records, source)
-    given_rows = Ref("workspace", 0), Ref("input", 1), Ref("output", 0)
+    first = Ref("workspace", 0), Ref("input", 1), Ref("output", 0)
     flops, (count, each) = 2 * m * op.rows * given.k, panels.shape[:2]
     nbytes = m * product(panels.shape[1:]) + m * op.rows * x.dtype.itemsize
-    work = {"serial": estimate(flops) < SERIAL, "flops": flops, "nbytes": nbytes}
     workspaces = (source * given.row_bytes(records),)
+    serial = estimate(flops) < SERIAL
     if pairs and estimate(m) >= _SHARED * estimate(count):
-        spec = Spec(records, x.dtype, given.lanes)
-        routes = routes_of(experts, count)
-        launch = Launch(
-            several_experts_kernel(spec, _most(target), op.format),
-            (
-                *(*given_rows, *routes.arguments[1:3]),
-                *(m, op.rows, given.blocks, each, sharing(x, experts)),
-            ),
-            items=count * each,
-            **work,
+        routes, sizes = routes_of(experts, count), (m, op.rows, given.blocks, each)
+        kernel = several_experts_kernel(
+            Spec(records, x.dtype, given.lanes), _most(target), op.format
         )
+        arguments = *first, *routes.arguments[1:3], *sizes, sharing(x, experts)
+        launch = Launch(kernel, arguments, count * each, serial, flops, nbytes)
         return Lowered((rows, routes, launch), workspaces=(*workspaces, m * 4, count * 4))
     spec = Spec(records, x.dtype, given.lanes, experts.dtype, _vectors(records, given.lanes))
-    launch = Launch(
-        product_kernel(spec, op.format),
-        (
-            *(*given_rows, Ref("input", 2)),
-            *(m, op.rows, given.blocks, each, count, sharing(x, experts)),
-        ),
-        items=each * m,
-        **work,
-    )
+    arguments = *first, Ref("input", 2), m, op.rows, given.blocks, each, count, sharing(x, experts)
+    launch = Launch(product_kernel(spec, op.format), arguments, each * m, serial, flops, nbytes)
     return Lowered((rows, launch), workspaces=workspaces)
 
 
