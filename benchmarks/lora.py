@@ -58,7 +58,7 @@ def make(given: argparse.Namespace, folder: Path) -> None:
     model.save_pretrained(folder / "base")
     lora = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     peft.get_peft_model(model, lora).save_pretrained(folder / "adapter")
-    from treadle.llm.files import quantize
+    from treadle.llm.conversion import quantize
 
     for format in ("Q8_0", "Q4_0"):
         quantize(folder / "base", folder / f"{format}.gguf", format)

@@ -25,7 +25,7 @@ from tests.llm.models.test_published import published
 from tests.llm.saved import saved
 
 from treadle.cli import main
-from treadle.llm.files import convert
+from treadle.llm.conversion import convert
 
 PAGE = DOCS / "llm.md"
 FRANCE = "What is the capital of France?"

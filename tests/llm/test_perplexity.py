@@ -12,7 +12,7 @@ from tests.llm.models.test_published import published
 from tests.llm.saved import saved
 
 from treadle.cli import main
-from treadle.llm.files import quantize
+from treadle.llm.conversion import quantize
 
 MODULES = ("argparse", "ast", "bisect", "calendar")
 

@@ -14,8 +14,8 @@ from tests.llm.files.test_gguf_checkpoint import TOKENS
 
 from treadle.base.blocks import Blocks
 from treadle.base.errors import CheckpointError
-from treadle.llm.files import Checkpoint, convert, open_checkpoint
-from treadle.llm.files.conversion import WRITTEN
+from treadle.llm.conversion import WRITTEN, convert
+from treadle.llm.files import Checkpoint, open_checkpoint
 from treadle.llm.tuning import Adapter, Lora, adapter_for, merged, write_adapter
 
 ENDINGS = ("q_proj", "k_proj", "down_proj", "qkv_proj", "experts.1.w2")
@@ -95,7 +95,7 @@ def test_forms_that_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     source = MODELS["llama"]().write(tmp_path / "a.gguf", form="Q5_0", **TOKENS)
     adapter = learned(open_checkpoint(source), tmp_path / "tuned")
     others = tuple(name for name in WRITTEN if name != "Q5_0")
-    monkeypatch.setattr("treadle.llm.files.conversion.WRITTEN", others)
+    monkeypatch.setattr("treadle.llm.conversion.WRITTEN", others)
     rows = convert(source, tmp_path / "b.gguf", change=partial(change, adapter)).tensors
     kinds = {(r.becomes, r.error > 0) for r in rows if r.was != "F32" or "attn_q" in r.name}
     assert kinds == {("Q8_0", True), ("Q5_0", False)}

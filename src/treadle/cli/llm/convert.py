@@ -11,8 +11,9 @@ from treadle.base.errors import LoadError
 from treadle.cli.console import printable_text, progress
 from treadle.cli.llm.arguments import Source
 from treadle.cli.status import Misuse
-from treadle.llm.files import Checkpoint, convert
-from treadle.llm.files.conversion import PLAIN, WRITTEN
+from treadle.llm.conversion import WRITTEN, convert
+from treadle.llm.files import Checkpoint
+from treadle.llm.files.info import NUMBERS
 
 Target = Annotated[
     str, typer.Argument(metavar="TARGET", help="A path that ends in .gguf, or a directory.")
@@ -21,7 +22,7 @@ Format = Annotated[
     str,
     typer.Option(
         metavar="FORMAT",
-        help=f"What matrices become: {', '.join((*PLAIN, *WRITTEN))}; as they are if left out.",
+        help=f"What matrices become: {', '.join((*NUMBERS, *WRITTEN))}; as they are if left out.",
     ),
 ]
 
@@ -42,7 +43,7 @@ def written(
     change: Callable[[Checkpoint], Checkpoint] | None = None,
 ) -> None:
     """Convert, and show the report."""
-    known = (*PLAIN, *WRITTEN)
+    known = (*NUMBERS, *WRITTEN)
     if format and format not in known:
         hint = f"there are {', '.join(known)}"
         raise Misuse("FORMAT", "is none that is written", saw=format, hint=hint)

@@ -9,7 +9,7 @@ import typer
 from treadle.cli.llm.arguments import Source
 from treadle.cli.llm.convert import written
 from treadle.cli.status import Misuse
-from treadle.llm.files.conversion import WRITTEN
+from treadle.llm.conversion import WRITTEN
 
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="A path that ends in .gguf.")]
 Format = Annotated[

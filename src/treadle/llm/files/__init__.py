@@ -9,20 +9,16 @@ from treadle.llm.files.checkpoint import (
     TokenizerSource,
     TokenizerTables,
 )
-from treadle.llm.files.conversion import Converted, Info, Report, convert, info, quantize
+from treadle.llm.files.info import Info, info
 from treadle.llm.files.opening import open_checkpoint
 
 __all__ = [
     "Checkpoint",
-    "Converted",
     "Info",
-    "Report",
     "Stored",
     "TokenizerFile",
     "TokenizerSource",
     "TokenizerTables",
-    "convert",
     "info",
     "open_checkpoint",
-    "quantize",
 ]

@@ -5,7 +5,7 @@ Sources: the tokenizer.json of the models, and llama.cpp's list of names.
 
 from __future__ import annotations
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -21,7 +21,7 @@ def _cased(after: str) -> str:
 _SLASHES = _REST.replace(r"[\r\n]*|", r"[\r\n/]*|", 1)
 _LLAMA3 = (_WORDS + r"\p{N}{1,3}|" + _REST,)
 _QWEN2 = (_WORDS + r"\p{N}|" + _REST,)
-_DIGITS = (r"\p{N}", _GPT2)
+_DIGITS = (r"\p{N}", GPT2)
 
 _EAST = r"\x{4e00}-\x{9fa5}"
 _CODER = (
@@ -44,8 +44,8 @@ _DEEPSEEK = (
     r"\p{N}+",
 )
 _SIGNS = r"\p{P}\$\+<=>\^~\|"
-_FALCON = (rf"[{_SIGNS}`]+", _GPT2, r"[0-9][0-9][0-9]")
-_DEFAULT = (rf"[{_SIGNS}]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
+_FALCON = (rf"[{_SIGNS}`]+", GPT2, r"[0-9][0-9][0-9]")
+_DEFAULT = (rf"[{_SIGNS}]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 _DEEPSEEK3 = (
     r"\p{N}{1,3}",
     rf"[{_EAST}\x{{3040}}-\x{{309f}}\x{{30a0}}-\x{{30ff}}]+",
@@ -54,7 +54,7 @@ _DEEPSEEK3 = (
 )
 
 PATTERNS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "jina-en", "mpt", "jina-de", "jina-es"), (_GPT2,)),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "jina-en", "mpt", "jina-de", "jina-es"), (GPT2,)),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan"), _QWEN2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGITS),

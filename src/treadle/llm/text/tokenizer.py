@@ -125,6 +125,10 @@ class Tokenizer:
         found: int | None = self._library.token_to_id(token)
         return found
 
+    def numbers(self) -> dict[str, int]:
+        """Numbers of all tokens by their texts."""
+        return dict(self._library.get_vocab(True))
+
     def as_json(self) -> str:
         """Return the content of tokenizer.json."""
         return str(self._library.to_str())

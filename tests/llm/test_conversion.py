@@ -15,7 +15,8 @@ from tests.llm.saved import saved
 
 from treadle.base.blocks import Blocks
 from treadle.base.errors import CheckpointError, DTypeError
-from treadle.llm.files import TokenizerFile, convert, info, open_checkpoint, quantize
+from treadle.llm.conversion import convert, quantize
+from treadle.llm.files import TokenizerFile, TokenizerTables, info, open_checkpoint
 from treadle.llm.files.gguf import read_gguf
 from treadle.llm.text import Tokenizer
 
@@ -104,9 +105,11 @@ def test_quantizing_tells_what_it_costs(tmp_path: Path, format: str, most: float
 
 @pytest.mark.parametrize(("format", "dtype"), [("F16", np.float16), ("BF16", ml_dtypes.bfloat16)])
 def test_blocks_become_plain_numbers(tmp_path: Path, format: str, dtype: Any) -> None:
-    source = MODELS["qwen3"]().write(tmp_path / "a.gguf", form="Q8_0", **TOKENS)
-    report = convert(source, tmp_path / "model", format)
-    assert any("tokenizer" in note for note in report.notes)
+    made = {"tokenizer.ggml.merges": ["t 0"], "tokenizer.ggml.add_bos_token": True}
+    made["tokenizer.ggml.tokens"] = ["t", "0", *TOKENS["tokenizer.ggml.tokens"][2:-3], "t0"]
+    made["tokenizer.ggml.tokens"] += TOKENS["tokenizer.ggml.tokens"][-2:]
+    source = MODELS["qwen3"]().write(tmp_path / "a.gguf", form="Q8_0", **{**TOKENS, **made})
+    convert(source, tmp_path / "model", format)
     first, last = open_checkpoint(source), open_checkpoint(tmp_path / "model")
     for each in first.names():
         found, wanted = last.tensor(each), _numbers(first.tensor(each))
@@ -115,6 +118,17 @@ def test_blocks_become_plain_numbers(tmp_path: Path, format: str, dtype: Any) ->
         np.testing.assert_array_equal(found, wanted.astype(found.dtype))
     assert last.generation == first.generation
     assert last.chat_template == first.chat_template
+    assert isinstance(last.tokenizer, TokenizerFile) and first.tokenizer is not None
+    found, wanted = (Tokenizer.of(t) for t in (last.tokenizer, first.tokenizer))
+    assert found.numbers() == wanted.numbers()
+    assert (found.bos, found.adds_bos) == (wanted.bos, wanted.adds_bos)
+    # And back: the file needs nothing beside it.
+    (tmp_path / "made").mkdir()
+    report = convert(tmp_path / "model", tmp_path / "made" / "b.gguf", "Q8_0")
+    assert [p.name for p in (tmp_path / "made").iterdir()] == ["b.gguf"]
+    assert not any("tokenizer" in note for note in report.notes)
+    back = open_checkpoint(tmp_path / "made" / "b.gguf").tokenizer
+    assert isinstance(back, TokenizerTables) and Tokenizer.of(back).numbers() == wanted.numbers()
 
 
 def test_a_tokenizer_lies_beside_the_file(tmp_path: Path) -> None:
@@ -173,7 +187,8 @@ def test_what_a_file_holds(tmp_path: Path) -> None:
     text = str(found)
     for part in ("model_type llama", f"vocab_size {VOCABULARY}", "gpt2", "with a template"):
         assert part in text
-    convert(path, tmp_path / "model")
+    report = convert(path, tmp_path / "model")
+    assert any("tokenizer.json is not written" in note for note in report.notes)  # "t" is missing
     assert info(tmp_path / "model").parameters == found.parameters
 
 

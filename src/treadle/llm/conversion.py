@@ -12,25 +12,27 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from treadle.base.blocks import FORMATS, BlockFormat, Blocks
 from treadle.base.errors import CheckpointError, DTypeError
 from treadle.base.files.atomic import Chunk, write_atomically
 from treadle.base.files.container import header_bytes, lay_out
-from treadle.llm.files.checkpoint import Array, Checkpoint, Stored, TokenizerFile
-from treadle.llm.files.gguf import Form, is_gguf, read_gguf
+from treadle.llm.files.checkpoint import (
+    Array,
+    Checkpoint,
+    Stored,
+    TokenizerFile,
+    TokenizerTables,
+)
+from treadle.llm.files.gguf import Form, is_gguf
 from treadle.llm.files.gguf_checkpoint import shards
 from treadle.llm.files.gguf_export import Export, exported, renamed
 from treadle.llm.files.gguf_writer import Planned, write_gguf
+from treadle.llm.files.info import NUMBERS, form_name
 from treadle.llm.files.opening import open_checkpoint
+from treadle.llm.text.exchange import as_file, as_tables
 
-PLAIN: Mapping[str, np.dtype[Any]] = {
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
 WRITTEN = tuple(name for name, each in FORMATS.items() if each.encode is not None)
 """Formats of blocks that are written."""
 _EDGES = ("token_embd", "output", "model.embed_tokens", "lm_head")
@@ -81,65 +83,6 @@ class Report:
         return "\n".join(rows + [f"note: {each}" for each in self.notes])
 
 
-@dataclass(frozen=True)
-class Info:
-    """Content of a file, without its weights.
-
-    Attributes:
-        parameters: elements of all tensors.
-        nbytes: what they take, as far as files say so without being read; else 0.
-        formats: bytes by what tensors hold.
-    """
-
-    path: str
-    config: dict[str, Any]
-    parameters: int
-    tensors: int
-    formats: dict[str, int]
-    tokenizer: str
-    has_template: bool
-
-    def __str__(self) -> str:
-        """A line for each."""
-        config = self.config
-        held = ", ".join(f"{kind} {size / 1e6:,.1f} MB" for kind, size in self.formats.items())
-        template = "with" if self.has_template else "without"
-        shown = ("model_type", "num_hidden_layers", "hidden_size", "num_attention_heads",
-                 "num_key_value_heads", "vocab_size", "max_position_embeddings")  # fmt: skip
-        return "\n".join((
-            f"{self.path}: {self.parameters:,} parameters in {self.tensors} tensors",
-            ", ".join(f"{key} {config[key]}" for key in shown if key in config),
-            held,
-            f"{self.tokenizer}, {template} a template of conversations",
-        ))  # fmt: skip
-
-
-def info(path: str | os.PathLike[str]) -> Info:
-    """Describe a language model's file or directory; weights stay unread.
-
-    Raises:
-        CheckpointError, OSError: as `open_checkpoint`.
-    """
-    where = os.fspath(path)
-    found = open_checkpoint(where)
-    formats: Counter[str] = Counter()
-    if not os.path.isdir(where):
-        for entry in read_gguf(where).entries.values():
-            formats[_name(entry.form)] += entry.nbytes
-    shapes = [found.shape(name) for name in found.names()]
-    source = found.tokenizer
-    kind = "no tokenizer" if source is None else f"tokenizer {getattr(source, 'model', 'file')}"
-    return Info(
-        where,
-        found.config,
-        sum(int(np.prod(shape, dtype=object)) for shape in shapes),
-        len(shapes),
-        dict(formats),
-        kind,
-        found.chat_template is not None,
-    )
-
-
 def convert(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -149,8 +92,9 @@ def convert(
     """Write a language model as another kind of file, or with other numbers.
 
     To a GGUF file from one: metadata and tokenizer stay as they are. From a directory: decoders
-    only; the tokenizer stays `tokenizer.json`, which is copied beside the file, where
-    `open_checkpoint` looks for it. To a directory: safetensors of plain numbers and `config.json`.
+    only; the tokenizer becomes tables in the file. What tables cannot say stays `tokenizer.json`,
+    which is copied beside the file, where `open_checkpoint` looks for it. To a directory:
+    safetensors of plain numbers, `config.json` and `tokenizer.json`.
 
     Matrices take the format; the embedding and the head at least Q8_0; what has one axis and
     routers of experts stay float32. Rows that are no whole number of blocks become F16.
@@ -170,8 +114,8 @@ def convert(
         CheckpointError, OSError: the source cannot be read, or the target not be written.
     """
     origin, where = os.fspath(source), os.fspath(target)
-    if format and format not in (*PLAIN, *WRITTEN):
-        known = ", ".join((*PLAIN, *WRITTEN))
+    if format and format not in (*NUMBERS, *WRITTEN):
+        known = ", ".join((*NUMBERS, *WRITTEN))
         raise DTypeError("convert", "no such format is written", saw=repr(format), hint=known)
     report = Report(where)
     if not where.endswith(".gguf"):
@@ -193,9 +137,10 @@ def convert(
         tensors = {**tensors, **renamed(replace(checkpoint, tensors=parts))}
     forms = _forms(made.tensors, tensors)
     plans = [_planned(name, stored, format, report, forms) for name, stored in tensors.items()]
+    if not of_gguf:
+        made.metadata.update(_tokenizer(checkpoint, where, report))
     write_gguf(where, made.metadata, plans)
     if not of_gguf:
-        _carry_tokenizer(checkpoint, where, report)
         report.notes += _lost(checkpoint.config, open_checkpoint(where).config)
     return report
 
@@ -218,12 +163,6 @@ def quantize(
 # -- tensors -------------------------------------------------------------------------------------
 
 
-def _name(form: Form) -> str:
-    if isinstance(form, BlockFormat):
-        return form.name
-    return next((name for name, dtype in PLAIN.items() if dtype == form), str(form))
-
-
 def _numbers(tensor: Array | Blocks) -> Array:
     """Float32 of what a tensor holds."""
     return tensor.dequantize() if isinstance(tensor, Blocks) else tensor.astype(np.float32)
@@ -234,13 +173,13 @@ def _form(name: str, shape: tuple[int, ...], was: Form, format: str) -> Form:
     if not format or (not isinstance(was, BlockFormat) and was.kind in "iub"):
         return was
     if len(shape) < 2 or any(part in name for part in _WHOLE):
-        return PLAIN["F32"]
-    if format in PLAIN:
-        return PLAIN[format]
+        return NUMBERS["F32"]
+    if format in NUMBERS:
+        return NUMBERS[format]
     wanted = FORMATS[format]
     if wanted.bits < FORMATS["Q8_0"].bits and name.removesuffix(".weight") in _EDGES:
         wanted = FORMATS["Q8_0"]
-    return wanted if shape[-1] % wanted.elements == 0 else PLAIN["F16"]
+    return wanted if shape[-1] % wanted.elements == 0 else NUMBERS["F16"]
 
 
 def _changed(before: Mapping[str, Stored], after: Mapping[str, Stored]) -> dict[str, Stored]:
@@ -289,14 +228,21 @@ def _made(name: str, stored: Stored, form: Form, report: Report) -> Array | Bloc
             with np.errstate(over="ignore"):
                 made = values.astype(form)
             if not np.isfinite(_numbers(made)).all() and np.isfinite(values).all():
-                problem = f"the tensor {name} has numbers beyond {_name(form)}"
+                problem = f"the tensor {name} has numbers beyond {form_name(form)}"
                 raise CheckpointError(report.path, problem, hint="convert to BF16 or F32")
         off = (_numbers(made) - values).astype(np.float64)
         size = float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
         error = float(np.sqrt(np.mean(np.square(off)))) / size if size else 0.0
         worst = float(np.abs(off).max())
     row = Converted(
-        name, tensor.shape, _name(was), _name(form), tensor.nbytes, made.nbytes, error, worst
+        name,
+        tensor.shape,
+        form_name(was),
+        form_name(form),
+        tensor.nbytes,
+        made.nbytes,
+        error,
+        worst,
     )
     report.tensors.append(row)
     stored.release()
@@ -325,20 +271,33 @@ def _lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _carry_tokenizer(checkpoint: Checkpoint, target: str, report: Report) -> None:
-    """tokenizer.json beside the file, and what says which of its tokens begin and end texts."""
-    folder = os.path.dirname(os.path.abspath(target))
+def _tokenizer(checkpoint: Checkpoint, target: str, report: Report) -> dict[str, Any]:
+    """Metadata of the tokenizer; where GGUF cannot say it, its files come beside the target."""
     source = checkpoint.tokenizer
     if not isinstance(source, TokenizerFile):
         report.notes.append("the model has no tokenizer.json")
-        return
+        return {}
+    try:
+        return _metadata(as_tables(source, int(checkpoint.config["vocab_size"])))
+    except CheckpointError as error:
+        why = str(error).splitlines()[0]
+    folder = os.path.dirname(os.path.abspath(target))
     place = os.path.join(folder, "tokenizer.json")
-    if os.path.exists(place) and os.path.samefile(place, source.path):
-        return
-    shutil.copyfile(source.path, place)
-    named = {k: v for k, v in source.config.items() if k != "chat_template"}  # the file has it
-    _write_json(folder, "tokenizer_config.json", named)
-    report.notes.append(f"the tokenizer is {place}: it belongs beside the GGUF file")
+    if not (os.path.exists(place) and os.path.samefile(place, source.path)):
+        shutil.copyfile(source.path, place)
+        named = {k: v for k, v in source.config.items() if k != "chat_template"}  # the file has it
+        _write_json(folder, "tokenizer_config.json", named)
+    report.notes.append(f"the tokenizer is {place}, which belongs beside the file: {why}")
+    return {}
+
+
+def _metadata(tables: TokenizerTables) -> dict[str, Any]:
+    """Tables as keys of a GGUF file."""
+    made: dict[str, Any] = {"model": tables.model, "pre": tables.pre or "default"}
+    made |= {"tokens": tables.tokens, "token_type": tables.types}
+    made |= {"scores": tables.scores} if tables.scores is not None else {"merges": tables.merges}
+    made |= {f"{name}_token_id": number for name, number in tables.ids.items()}
+    return {f"tokenizer.ggml.{key}": value for key, value in (made | dict(tables.flags)).items()}
 
 
 # -- directories ---------------------------------------------------------------------------------
@@ -354,7 +313,7 @@ def _to_directory(
         stored = checkpoint.tensors[name]
         plan = _planned(name, stored, format, report, forms)
         if isinstance(plan.form, BlockFormat):
-            plain = PLAIN["F32"]
+            plain = NUMBERS["F32"]
             make = partial(_made, name, stored, plain, report)
             plan = Planned(name, plan.shape, plain, make)
         plans.append(plan)
@@ -380,7 +339,19 @@ def _to_directory(
         _write_json(target, "tokenizer_config.json", dict(checkpoint.tokenizer.config))
         shutil.copyfile(checkpoint.tokenizer.path, os.path.join(target, "tokenizer.json"))
     elif checkpoint.tokenizer is not None:
-        report.notes.append("the tokenizer of a GGUF file is not written as tokenizer.json")
+        _write_tokenizer(checkpoint.tokenizer, target, report)
+
+
+def _write_tokenizer(tables: TokenizerTables, target: str, report: Report) -> None:
+    """Write tables as files, or tell why that cannot be."""
+    try:
+        text, named = as_file(tables)
+    except CheckpointError as error:
+        report.notes.append(f"tokenizer.json is not written: {str(error).splitlines()[0]}")
+        return
+    raw = text.encode()
+    write_atomically(os.path.join(target, "tokenizer.json"), [raw], len(raw))
+    _write_json(target, "tokenizer_config.json", named)
 
 
 def _plain(form: Form) -> np.dtype[Any]:
