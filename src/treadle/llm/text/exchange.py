@@ -112,7 +112,7 @@ def _types(content: Mapping[str, Any], tokens: Sequence[str], tokenizer: Tokeniz
         bytes_ = [there.get(f"<0x{b:02X}>") for b in range(256)]
         found[[i for i in bytes_ if i is not None]] = _BYTE
     for each in content.get("added_tokens") or ():
-        number = there.get(each.get("content")) if isinstance(each, Mapping) else None
+        number = there.get(str(each.get("content"))) if isinstance(each, Mapping) else None
         if number is not None:
             found[number] = _CONTROL if each.get("special") else _USER
     if isinstance(unknown, str) and unknown in there:
