@@ -15,9 +15,9 @@ from functools import cache
 from treadle.backends.codegen.block_products.levels import Header, Levels
 from treadle.backends.codegen.block_products.rows import Records
 from treadle.backends.codegen.irregular.rows import resolve
-from treadle.backends.codegen.kernel import builder
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import Pointer, Value, dot, fma, minimum
 from treadle.base import dtype as dt
 from treadle.base.blocks.activations import TERMS
 from treadle.base.blocks.panels import ROWS, Layout
@@ -62,13 +62,8 @@ def product_kernel(spec: Spec, name: str) -> Kernel:
     that a panel's weights are met again soon; further parameters are the numbers of experts [m],
     how many there are, and how many neighboring rows of y share a row of activations.
     """
-    if spec.experts is not None:
-        routed = _Routed(spec, spec.experts)
-        kind = f"experts_{name}_{spec.records.label}"
-        return builder.kernel(kind, routed.parameters, routed.write)
     writer = _Product(spec)
-    kind = f"{name}_{spec.records.label}_{spec.records.tile}"
-    return builder.kernel(f"blocks_{kind}", writer.parameters, writer.write)
+    return writer.kernel(name) if spec.experts is None else writer.routed(name, spec.experts)
 
 
 class _Product:
@@ -77,189 +72,175 @@ class _Product:
     def __init__(self, spec: Spec) -> None:
         self.spec, self.layout, self.records = spec, spec.layout, spec.records
         self.levels = Levels(spec.layout, spec.lanes)
-        self.rows, self.weights = pointer(dt.int32, "records"), pointer(dt.uint8, "panels")
-        self.y = pointer(spec.dtype, "y")
-        names = ("m", "n", "blocks", "panel_count", "chunk")
-        self.m, self.n, self.blocks, self.panels, self.chunk = map(size, names)
+        self.e = e = KernelBuilder()
+        self.rows, self.weights = e.pointer(dt.int32, "records"), e.pointer(dt.uint8, "panels")
+        self.y = e.pointer(spec.dtype, "y")
 
-    @property
-    def parameters(self) -> list[Value]:
-        """In order."""
-        sizes = [self.m, self.n, self.blocks, self.panels, self.chunk]
-        return [self.rows, self.weights, self.y, *sizes]
+    def sizes(self) -> None:
+        """Parameters that all kernels have."""
+        names = ("m", "n", "blocks", "panel_count")
+        self.m, self.n, self.blocks, self.panels = self.e.sizes(*names)
 
-    def write(self, e: Builder, lo: Value, hi: Value) -> None:
-        """Items, their tiles, and the parts of a panel that fill a vector."""
-        tile, lanes = self.records.tile, self.spec.lanes
-        tiles = e.div(e.add(self.m, tile - 1), tile)
-        terms = e.mul(self.blocks, self.layout.elements // TERMS)
+    def kernel(self, name: str) -> Kernel:
+        """Items and their tiles."""
+        e, tile = self.e, self.records.tile
+        self.sizes()
+        chunk = e.size("chunk")
+        tiles = (self.m + (tile - 1)) // tile
+        terms = self.blocks * (self.layout.elements // TERMS)
+        with e.items() as i:
+            first = i // self.panels * chunk
+            panel = i % self.panels
+            weights = self.weights + panel * (self.blocks * self.layout.block)
+            with e.loop(first, minimum(first + chunk, tiles)) as t:
+                rows = self.rows + t * (terms * self.records.units)
+                self._columns(rows, weights, t * tile, panel)
+        return e.kernel(f"blocks_{name}_{self.records.label}_{tile}")
 
-        def item(i: Value) -> None:
-            first = e.mul(e.div(i, self.panels), self.chunk)
-            panel = e.rem(i, self.panels)
-            weights = e.offset(self.weights, e.mul(panel, e.mul(self.blocks, self.layout.block)))
+    def routed(self, name: str, dtype: DType) -> Kernel:
+        """One row with the panels of its expert."""
+        e = self.e
+        numbers = e.pointer(dtype, "numbers")
+        self.sizes()
+        experts, sharing = e.sizes("experts", "sharing")
+        terms = self.blocks * (self.layout.elements // TERMS)
+        with e.items() as i:
+            row, panel = i % self.m, i // self.m
+            expert = resolve(numbers[row], experts)
+            place = expert * self.panels + panel
+            weights = self.weights + place * (self.blocks * self.layout.block)
+            source = row // sharing * (terms * self.records.units)
+            self._columns(self.rows + source, weights, row, panel)
+        return e.kernel(f"experts_{name}_{self.records.label}")
 
-            def turn(t: Value) -> None:
-                rows = e.offset(self.rows, e.mul(t, e.mul(terms, self.records.units)))
+    def _columns(self, rows: Pointer, weights: Pointer, row: Value, panel: Value) -> None:
+        """A tile of rows, the first of which is `row`, with the vectors of a panel."""
+        vectors, tile = self.spec.vectors, self.records.tile
+        with self.e.loop(0, ROWS, self.spec.lanes * vectors) as at:
+            sums = self._sums(rows, weights, at)
+            column = panel * ROWS + at
+            for v in range(vectors):
+                self._store(row, column + v * self.spec.lanes, sums[v * tile : (v + 1) * tile])
 
-                def part(at: Value) -> None:
-                    sums = self._sums(e, rows, weights, at)
-                    column = e.add(e.mul(panel, ROWS), at)
-                    self._store(e, e.mul(t, tile), column, sums)
-
-                e.loop(0, ROWS, lanes * self.spec.vectors, part)
-
-            e.loop(first, e.min(e.add(first, self.chunk), tiles), 1, turn)
-
-        e.loop(lo, hi, 1, item)
-
-    def _store(self, e: Builder, row: Value, column: Value, sums: tuple[Value, ...]) -> None:
-        for v in range(self.spec.vectors):
-            mine = sums[v * self.records.tile : (v + 1) * self.records.tile]
-            self._store_vector(e, row, e.add(column, v * self.spec.lanes), mine)
-
-    def _store_vector(self, e: Builder, row: Value, column: Value, sums: tuple[Value, ...]) -> None:
-        mask = e.first_lanes(e.sub(self.n, column), self.spec.lanes)
+    def _store(self, row: Value, column: Value, sums: list[Value]) -> None:
+        mask = self.e.first_lanes(self.n - column, self.spec.lanes)
         for r, value in enumerate(sums):
-            place = e.add(row, r)
+            place = row + r
+            with self.e.when_all([place < self.m] if r else []):
+                self.y.store(place * self.n + column, value.cast(self.spec.dtype), mask)
 
-            def put(place: Value = place, value: Value = value) -> None:
-                at = e.add(e.mul(place, self.n), column)
-                e.store(self.y, at, e.cast(value, self.spec.dtype), mask)
-
-            if r:
-                e.branch(e.compare("lt", place, self.m), put)
-            else:
-                put()
-
-    def _sums(self, e: Builder, rows: Value, weights: Value, at: Value) -> tuple[Value, ...]:
+    def _sums(self, rows: Pointer, weights: Pointer, at: Value) -> list[Value]:
         """Of all rows of a tile, for the vectors of columns from `at` on, one after the other."""
-        layout = self.layout
-        columns = [e.add(at, v * self.spec.lanes) for v in range(self.spec.vectors)]
+        e, layout = self.e, self.layout
+        columns = [at + v * self.spec.lanes for v in range(self.spec.vectors)]
         each = layout.elements // TERMS * self.records.units
-
-        def block(i: Value, *sums: Value) -> tuple[Value, ...]:
-            start = e.offset(weights, e.mul(i, layout.block))
-            for line in range(0, layout.block, LINE):
-                e.prefetch(start, _AHEAD + line)
-            headers = [self.levels.header(e, start, column) for column in columns]
-            record = e.offset(rows, e.mul(i, each))
-
-            def piece(p: Value, *sums: Value) -> tuple[Value, ...]:
-                here = e.offset(start, e.add(e.mul(p, layout.piece), layout.header))
-                mine = e.offset(record, e.mul(p, each // layout.pieces))
-                return self._piece(e, (here, mine), columns, headers, sums)
-
-            return e.loop(0, layout.pieces, 1, piece, sums)
-
         none = e.constant(0.0, dt.float32, self.spec.lanes)
-        return e.loop(0, self.blocks, 1, block, (none,) * (self.records.tile * len(columns)))
+        sums = [none] * (self.records.tile * len(columns))
+        with e.loop(self.blocks, carrying=sums) as i:
+            start = weights + i * layout.block
+            for line in range(0, layout.block, LINE):
+                start.prefetch(_AHEAD + line)
+            headers = [self.levels.header(start, column) for column in columns]
+            record = rows + i * each
+            with e.loop(layout.pieces, carrying=sums) as p:
+                here = start + (p * layout.piece + layout.header)
+                mine = record + p * (each // layout.pieces)
+                self._piece(here, mine, columns, headers, sums)
+        return sums
 
     def _piece(
         self,
-        e: Builder,
-        given: tuple[Value, Value],
+        here: Pointer,
+        record: Pointer,
         columns: list[Value],
         headers: list[Header],
-        sums: tuple[Value, ...],
-    ) -> tuple[Value, ...]:
-        """Sums with those of a piece of weights and of the rows there."""
-        (here, record), sums_of = given, self._pairs if self.records.pairs else self._bytes
+        sums: list[Value],
+    ) -> None:
+        """Add to sums what a piece of weights and the rows there give."""
+        add = self._pairs if self.records.pairs else self._bytes
         for group in range(self.layout.groups):
             term, inner = divmod(group, self.records.groups)
-            mine = e.offset(record, term * self.records.units)
-            sums = sums_of(e, (here, mine), (group, inner), columns, headers, sums)
-        return sums
+            mine = record + term * self.records.units
+            add((here, mine), (group, inner), columns, headers, sums)
 
     def _bytes(
         self,
-        e: Builder,
-        given: tuple[Value, Value],
+        given: tuple[Pointer, Pointer],
         groups: tuple[int, int],
         columns: list[Value],
         headers: list[Header],
-        sums: tuple[Value, ...],
-    ) -> tuple[Value, ...]:
-        """Sums with those of a group, which has a number in its piece and one in its record."""
+        sums: list[Value],
+    ) -> None:
+        """Add what a group gives, which has a number in its piece and one in its record."""
         (here, record), (group, inner), (at,), (header,) = given, groups, columns, headers
-        records, lanes = self.records, self.spec.lanes
-        scales = self.levels.scales(e, here, group, at, header)
-        levels = self.levels.words(e, here, group, at)
-        made = []
+        e, records, lanes = self.e, self.records, self.spec.lanes
+        scales = self.levels.scales(here, group, at, header)
+        levels = self.levels.words(here, group, at)
         narrow = self.layout.bits <= _NARROW
         first = inner * (records.words // records.groups)
         for r, total in enumerate(sums):
             none = e.constant(0, dt.int32, lanes)
             start = none
             if records.starts:
-                start = e.splat(e.load(record, records.start(inner) + r), lanes)
+                start = record[records.start(inner) + r].splat(lanes)
             counts = []
             for byte, count in enumerate((none, start)[-records.bytes :]):
                 for i, level in enumerate(levels):
-                    place = records.word(first + i, byte) + r
-                    word = e.bitcast(e.splat(e.load(record, place), lanes), dt.int8)
-                    count = e.dot(count, level, word, narrow=narrow)
+                    word = record[records.word(first + i, byte) + r].splat(lanes)
+                    count = dot(count, level, word.bitcast(dt.int8), narrow=narrow)
                 counts.append(count)
             count = counts[-1]
             if records.bytes == 2:
-                count = e.add(e.bitwise("shl", counts[0], 8), count)
-            made.append(scaled(e, records, (record, inner, r), count, scales, total))
-        return tuple(made)
+                count = (counts[0] << 8) + count
+            sums[r] = scaled(records, (record, inner, r), count, scales, total)
 
     def _pairs(
         self,
-        e: Builder,
-        given: tuple[Value, Value],
+        given: tuple[Pointer, Pointer],
         groups: tuple[int, int],
         columns: list[Value],
         headers: list[Header],
-        sums: tuple[Value, ...],
-    ) -> tuple[Value, ...]:
+        sums: list[Value],
+    ) -> None:
         """As `_bytes`, with integers of 16 bits and several vectors of columns.
 
         Few registers are in use at a time: levels are made where all rows need them.
         """
         (here, record), (group, inner) = given, groups
-        records, rows = self.records, range(self.records.tile)
-        lines = [e.offset(record, r) for r in rows]
-        begin = starts_of(e, records, lines, inner, self.spec.lanes) * len(columns)
+        records, rows, lanes = self.records, range(self.records.tile), self.spec.lanes
+        lines = [record + r for r in rows]
+        counts = starts_of(self.e, records, lines, inner, lanes) * len(columns)
         words = records.word(inner * (records.words // records.groups))
-
-        def turn(place: Value, *counts: Value) -> tuple[Value, ...]:
-            at_place = e.add(e.mul(place, records.tile), words)
-            levels = [self.levels.pairs(e, here, group, place, at) for at in columns]
-            found = list(counts)
+        with self.e.loop(self.levels.places, carrying=counts) as place:
+            start = place * records.tile + words
+            levels = [self.levels.pairs(here, group, place, at) for at in columns]
             for i, at_once in enumerate(zip(*levels, strict=True)):
                 for half in range(2):
-                    word = e.add(at_place, records.word(i * self.levels.places, half))
-                    given = [e.splat(e.load(line, word), self.spec.lanes) for line in lines]
-                    both = [(x[half], e.bitcast(w, dt.int16)) for x in at_once for w in given]
-                    found = [e.dot(n, *pair) for n, pair in zip(found, both, strict=True)]
-            return tuple(found)
-
-        counts = e.loop(0, self.levels.places, 1, turn, begin)
+                    word = start + records.word(i * self.levels.places, half)
+                    splat = [line[word].splat(lanes) for line in lines]
+                    both = [(x[half], w.bitcast(dt.int16)) for x in at_once for w in splat]
+                    counts[:] = [dot(n, *pair) for n, pair in zip(counts, both, strict=True)]
         made: list[Value] = []
         for at, header in zip(columns, headers, strict=True):
-            scales = self.levels.scales(e, here, group, at, header)
+            scales = self.levels.scales(here, group, at, header)
             for r in rows:
-                place, i = (record, inner, r), len(made)
-                made.append(scaled(e, records, place, counts[i], scales, sums[i]))
-        return tuple(made)
+                i = len(made)
+                made.append(scaled(records, (record, inner, r), counts[i], scales, sums[i]))
+        sums[:] = made
 
 
 def starts_of(
-    e: Builder, records: Records, lines: Sequence[Value], inner: int, lanes: int
+    e: Builder, records: Records, lines: Sequence[Pointer], inner: int, lanes: int
 ) -> list[Value]:
     """What sums of a part of a record begin with, for rows whose records these are."""
     if not records.starts:
         return [e.constant(0, dt.int32, lanes)] * len(lines)
-    return [e.splat(e.load(line, records.start(inner)), lanes) for line in lines]
+    return [line[records.start(inner)].splat(lanes) for line in lines]
 
 
 def scaled(
-    e: Builder,
     records: Records,
-    place: tuple[Value, int, int],
+    place: tuple[Pointer, int, int],
     count: Value,
     scales: Sequence[Value | None],
     total: Value,
@@ -273,43 +254,9 @@ def scaled(
         scales: the group's scales and minima, of each column.
         total: what the row has so far.
     """
-    (record, inner, r), (scale, minimum) = place, scales
+    (record, inner, r), (scale, least) = place, scales
     assert scale is not None  # noqa: S101  (every group has a scale)
-    floats = e.reinterpret(record, dt.float32)
-    factor = e.mul(scale, e.load(floats, records.scale() + r))
-    total = e.fma(e.cast(count, dt.float32), factor, total)
-    if minimum is None:
-        return total
-    return e.fma(minimum, e.load(floats, records.total(inner) + r), total)
-
-
-class _Routed(_Product):
-    """Writes the kernel for experts."""
-
-    def __init__(self, spec: Spec, dtype: DType) -> None:
-        super().__init__(spec)
-        self.numbers = pointer(dtype, "numbers")
-        self.experts, self.sharing = size("experts"), size("sharing")
-
-    @property
-    def parameters(self) -> list[Value]:
-        sizes = [self.m, self.n, self.blocks, self.panels, self.experts, self.sharing]
-        return [self.rows, self.weights, self.y, self.numbers, *sizes]
-
-    def write(self, e: Builder, lo: Value, hi: Value) -> None:
-        terms = e.mul(self.blocks, self.layout.elements // TERMS)
-
-        def item(i: Value) -> None:
-            row, panel = e.rem(i, self.m), e.div(i, self.m)
-            expert = resolve(e.load(self.numbers, row), self.experts)
-            place = e.add(e.mul(expert, self.panels), panel)
-            weights = e.offset(self.weights, e.mul(place, e.mul(self.blocks, self.layout.block)))
-            source = e.mul(e.div(row, self.sharing), e.mul(terms, self.records.units))
-
-            def part(at: Value) -> None:
-                sums = self._sums(e, e.offset(self.rows, source), weights, at)
-                self._store(e, row, e.add(e.mul(panel, ROWS), at), sums)
-
-            e.loop(0, ROWS, self.spec.lanes * self.spec.vectors, part)
-
-        e.loop(lo, hi, 1, item)
+    floats = record.reinterpret(dt.float32)
+    factor = scale * floats[records.scale() + r]
+    total = fma(count.cast(dt.float32), factor, total)
+    return total if least is None else fma(least, floats[records.total(inner) + r], total)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.language import Pointer, Value
 from treadle.base import dtype as dt
 from treadle.base.blocks.panels import ONES, ROWS, WORD, Field, Layout
 
@@ -21,43 +20,41 @@ class Levels:
     layout: Layout
     lanes: int
 
-    def header(self, e: Builder, block: Value, at: Value | int) -> Header:
+    def header(self, block: Pointer, at: Value | int) -> Header:
         """That of the block at a pointer to bytes, for the rows from `at` on."""
-        halves = e.reinterpret(block, dt.float16)
-        d = e.cast(e.load(halves, at, self.lanes), dt.float32)
+        halves = block.reinterpret(dt.float16)
+        d = halves.load(at, self.lanes).cast(dt.float32)
         if not self.layout.minimum:
             return d, None
-        return d, e.cast(e.load(halves, e.add(e.index(at), ROWS), self.lanes), dt.float32)
+        return d, halves.load(at + ROWS, self.lanes).cast(dt.float32)
 
-    def scales(
-        self, e: Builder, piece: Value, group: int, at: Value | int, header: Header
-    ) -> Header:
+    def scales(self, piece: Pointer, group: int, at: Value | int, header: Header) -> Header:
         """Scale and minimum of a group of a piece."""
         (d, m), layout = header, self.layout
 
         def byte(index: int) -> Value:
-            return e.load(piece, e.add(e.index(at), index * ROWS), self.lanes)
+            return piece.load(at + index * ROWS, self.lanes)
 
         def times(factor: Value, x: Value) -> Value:
-            return e.mul(factor, e.cast(e.cast(x, dt.int32), dt.float32))
+            return factor * x.cast(dt.int32).cast(dt.float32)
 
         if layout.scales == "none":
             return d, m
         if layout.scales == "signed":
-            return times(d, e.bitcast(byte(group), dt.int8)), None
+            return times(d, byte(group).bitcast(dt.int8)), None
         assert m is not None  # noqa: S101  (formats with minima of groups have them)
         if layout.scales == "nibbles":
             both = byte(group)
-            factor, least = e.bitwise("and", both, 15), e.bitwise("shr", both, 4)
+            factor, least = both & 15, both >> 4
         else:
             factor, least = byte(group), byte(layout.groups + group)
-        return times(d, factor), e.neg(times(m, least))
+        return times(d, factor), -times(m, least)
 
-    def words(self, e: Builder, piece: Value, group: int, at: Value | int) -> list[Value]:
+    def words(self, piece: Pointer, group: int, at: Value | int) -> list[Value]:
         """The levels of a group, uint8, four of each row at a time."""
-        words = e.reinterpret(e.offset(piece, self.layout.scale_bytes), dt.int32)
+        words = self._words(piece)
         many = self.layout.group // 4
-        return [self._word(e, words, group * many + i, at) for i in range(many)]
+        return [self._word(words, group * many + i, at) for i in range(many)]
 
     @property
     def places(self) -> int:
@@ -65,35 +62,37 @@ class Levels:
         return min(self.layout.group // 4, self.layout.low_words)
 
     def pairs(
-        self, e: Builder, piece: Value, group: int, place: Value, at: Value | int
+        self, piece: Pointer, group: int, place: Value, at: Value | int
     ) -> list[tuple[Value, Value]]:
         """Levels of a group, int16: for a turn those of every `places`-th word from `place` on.
 
         A word has four levels of each row: the even ones and the odd ones.
         """
-        words = e.reinterpret(e.offset(piece, self.layout.scale_bytes), dt.int32)
+        words = self._words(piece)
         many = self.layout.group // 4
         first = range(group * many, (group + 1) * many, self.places)
-        return [self._pair(e, words, self.layout.fields(word), place, at) for word in first]
+        return [self._pair(words, self.layout.fields(word), place, at) for word in first]
+
+    def _words(self, piece: Pointer) -> Pointer:
+        """Where the levels of a piece begin."""
+        return (piece + self.layout.scale_bytes).reinterpret(dt.int32)
 
     def _pair(
-        self, e: Builder, words: Value, fields: tuple[Field, ...], place: Value, at: Value | int
+        self, words: Pointer, fields: tuple[Field, ...], place: Value, at: Value | int
     ) -> tuple[Value, Value]:
         """Of the word so many places behind the one that has these fields."""
         if self.layout.table:
-            bits = self._line(e, words, fields[0], place, at)
-            codes = _moved(e, bits, fields[0].shift, fields[0].mask * 257)
-            found = e.lookup(e.bitcast(codes, dt.uint8), self.layout.table)
-            both = e.bitcast(found, dt.uint16)
-            even, odd = e.bitwise("and", both, 255), e.bitwise("shr", both, 8)
+            bits = self._line(words, fields[0], place, at)
+            codes = _moved(bits, fields[0].shift, fields[0].mask * 257)
+            both = codes.bitcast(dt.uint8).lookup(self.layout.table).bitcast(dt.uint16)
+            even, odd = both & 255, both >> 8
         else:
-            even, odd = (self._half(e, words, fields, place, at, half) for half in (0, 8))
-        return e.bitcast(even, dt.int16), e.bitcast(odd, dt.int16)
+            even, odd = (self._half(words, fields, place, at, half) for half in (0, 8))
+        return even.bitcast(dt.int16), odd.bitcast(dt.int16)
 
     def _half(
         self,
-        e: Builder,
-        words: Value,
+        words: Pointer,
         fields: tuple[Field, ...],
         place: Value,
         at: Value | int,
@@ -101,43 +100,38 @@ class Levels:
     ) -> Value:
         """Every second level, from the lower or the higher bytes of 16 bits."""
         low, *high = fields
-        bits = self._line(e, words, low, place, at)
-        found = _moved(e, bits, half + low.shift, low.mask)
+        found = _moved(self._line(words, low, place, at), half + low.shift, low.mask)
         for field in high:
             if self.layout.high == 1:  # Single bits of all places are in one word.
-                bits = self._line(e, words, field, e.index(0), at)
-                count = e.add(e.cast(place, dt.uint16), half + field.shift)
-                bit = e.bitwise("and", e.bitwise("shr", bits, count), field.mask)
-                more = e.bitwise("shl", bit, field.up)
+                bits = self._line(words, field, 0, at)
+                count = place.cast(dt.uint16) + (half + field.shift)
+                found |= ((bits >> count) & field.mask) << field.up
             else:
-                bits = self._line(e, words, field, place, at)
-                more = _moved(e, bits, half + field.shift - field.up, field.mask << field.up)
-            found = e.bitwise("or", found, more)
+                bits = self._line(words, field, place, at)
+                found |= _moved(bits, half + field.shift - field.up, field.mask << field.up)
         return found
 
-    def _line(self, e: Builder, words: Value, field: Field, place: Value, at: Value | int) -> Value:
+    def _line(self, words: Pointer, field: Field, place: Value | int, at: Value | int) -> Value:
         """16 bits at a time, the words of a field so many places further."""
-        start = e.add(e.mul(e.add(place, field.word), ROWS), at)
-        return e.bitcast(e.load(words, start, self.lanes), dt.uint16)
+        return words.load((place + field.word) * ROWS + at, self.lanes).bitcast(dt.uint16)
 
-    def _word(self, e: Builder, words: Value, word: int, at: Value | int) -> Value:
+    def _word(self, words: Pointer, word: int, at: Value | int) -> Value:
         found: Value | None = None
         for field in self.layout.fields(word):
-            place = e.add(e.index(at), field.word * (WORD // 4))
-            bits = e.load(words, place, self.lanes)
+            bits = words.load(at + field.word * (WORD // 4), self.lanes)
             moved = field.shift - field.up
             if moved:
-                bits = e.bitwise("shr" if moved > 0 else "shl", bits, abs(moved))
+                bits = bits >> moved if moved > 0 else bits << -moved
             if field.mask != 0xFF:
-                bits = e.bitwise("and", bits, (field.mask << field.up) * ONES)
-            found = bits if found is None else e.bitwise("or", found, bits)
+                bits &= (field.mask << field.up) * ONES
+            found = bits if found is None else found | bits
         assert found is not None  # noqa: S101  (levels have bits)
-        codes = e.bitcast(found, dt.uint8)
-        return e.lookup(codes, self.layout.table) if self.layout.table else codes
+        codes = found.bitcast(dt.uint8)
+        return codes.lookup(self.layout.table) if self.layout.table else codes
 
 
-def _moved(e: Builder, bits: Value, right: int, mask: int) -> Value:
+def _moved(bits: Value, right: int, mask: int) -> Value:
     """16 bits moved to the right, or to the left, and masked."""
     if right:
-        bits = e.bitwise("shr" if right > 0 else "shl", bits, abs(right))
-    return bits if mask == 0xFFFF >> max(right, 0) else e.bitwise("and", bits, mask)
+        bits = bits >> right if right > 0 else bits << -right
+    return bits if mask == 0xFFFF >> max(right, 0) else bits & mask

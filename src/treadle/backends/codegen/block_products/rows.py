@@ -10,12 +10,22 @@ integers stand for. A kernel thus reads through one pointer.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 
-from treadle.backends.codegen.kernel import builder
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import (
+    Pointer,
+    Value,
+    fma,
+    maximum,
+    minimum,
+    rint,
+    select,
+    shuffle,
+)
 from treadle.base import dtype as dt
 from treadle.base.blocks.activations import LEAST, LEVELS, TERMS
 from treadle.base.blocks.panels import Layout
@@ -99,103 +109,90 @@ class Records:
 @cache
 def rows_kernel(records: Records, dtype: DType, lanes: int) -> Kernel:
     """A kernel over rows: (x, records, records of a row), x [rows, terms]."""
-    x, made, count = pointer(dtype, "x"), pointer(dt.int32, "records"), size("count")
-
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        def row(r: Value) -> None:
-            source = e.offset(x, e.mul(r, e.mul(count, records.terms)))
-            tile = e.mul(e.div(r, records.tile), e.mul(count, records.units))
-            target, slot = e.offset(made, tile), e.rem(r, records.tile)
-
-            def record(i: Value) -> None:
-                given = e.offset(source, e.mul(i, records.terms))
-                into = e.offset(target, e.mul(i, records.units))
-                for part in range(records.terms // TERMS):
-                    _part(e, records, part, e.offset(given, part * TERMS), (into, slot), lanes)
-
-            e.loop(0, count, 1, record)
-
-        e.loop(lo, hi, 1, row)
-
+    e = KernelBuilder()
+    x, made, count = e.pointer(dtype, "x"), e.pointer(dt.int32, "records"), e.size("count")
+    with e.items() as r:
+        source = x + r * (count * records.terms)
+        tile = r // records.tile * (count * records.units)
+        target, slot = made + tile, r % records.tile
+        with e.loop(count) as i:
+            given = source + i * records.terms
+            into = target + i * records.units
+            for part in range(records.terms // TERMS):
+                _part(records, part, given + part * TERMS, (into, slot), lanes)
     kind = "matrices" if records.matrices else str(records.tile)
-    name = f"quantize_rows_{dtype.name}_{records.label}_{kind}"
-    return builder.kernel(name, [x, made, count], write)
+    return e.kernel(f"quantize_rows_{dtype.name}_{records.label}_{kind}")
 
 
 def _part(
-    e: Builder, records: Records, part: int, source: Value, into: tuple[Value, Value], lanes: int
+    records: Records, part: int, source: Pointer, into: tuple[Pointer, Value], lanes: int
 ) -> None:
     """A row's 32 terms in a record, in a slot of it."""
-    given = [e.cast(e.load(source, i, lanes), dt.float32) for i in range(0, TERMS, lanes)]
+    given = [source.load(i, lanes).cast(dt.float32) for i in range(0, TERMS, lanes)]
     levels = LEVELS[records.kind]
-    scale, inverse = _scale(e, given, levels)
-    integers = []
-    for value in given:
-        level = e.unary("rint", e.mul(value, inverse))
-        # Not finite values, whose scale is NaN already, become some integer.
-        integers.append(e.cast(e.min(e.max(level, -levels), levels), dt.int32))
+    scale, inverse = _scale(given, levels)
+    # Not finite values, whose scale is NaN already, become some integer.
+    integers = [
+        minimum(maximum(rint(value * inverse), -levels), levels).cast(dt.int32) for value in given
+    ]
     target, slot = into
-    rows = e.offset(target, e.mul(slot, records.pitch))
+    rows = target + slot * records.pitch
     if records.pairs:
-        _pairs(e, records, rows, integers)
+        _pairs(records, rows, integers)
     elif records.bytes == 2:
-        high = [e.bitwise("shr", e.add(x, 128), 8) for x in integers]
-        low = [e.sub(x, e.bitwise("shl", h, 8)) for x, h in zip(integers, high, strict=True)]
-        _words(e, records, part, rows, high)
-        _words(e, records, part, e.offset(rows, records.word(0, 1)), low)
+        high = [(x + 128) >> 8 for x in integers]
+        low = [x - (h << 8) for x, h in zip(integers, high, strict=True)]
+        _words(records, part, rows, high)
+        _words(records, part, rows + records.word(0, 1), low)
     else:
-        _words(e, records, part, rows, integers)
-    numbers = e.offset(target, slot)
-    floats = e.reinterpret(numbers, dt.float32)
-    e.store(floats, records.scale(part), scale)
+        _words(records, part, rows, integers)
+    numbers = target + slot
+    floats = numbers.reinterpret(dt.float32)
+    floats[records.scale(part)] = scale
     groups = TERMS // records.layout.group
     each = len(integers) // groups
     for group in range(groups):
-        total = integers[group * each]
-        for more in integers[group * each + 1 : (group + 1) * each]:
-            total = e.add(total, more)
-        total = e.reduce("add", total)
+        total = reduce(operator.add, integers[group * each : (group + 1) * each]).reduce("add")
         if records.starts:
-            e.store(numbers, records.start(group), e.mul(total, -records.layout.offset))
+            numbers[records.start(group)] = total * -records.layout.offset
         if records.layout.minimum:
-            what = e.mul(e.cast(total, dt.float32), scale)
-            e.store(floats, records.total(part * groups + group), what)
+            floats[records.total(part * groups + group)] = total.cast(dt.float32) * scale
 
 
-def _words(e: Builder, records: Records, part: int, target: Value, bytes_: list[Value]) -> None:
+def _words(records: Records, part: int, target: Pointer, bytes_: list[Value]) -> None:
     """Store bytes, which are int32 yet, as words."""
     at = part * TERMS // 4
     for value in bytes_:
-        packed = e.bitcast(e.cast(value, dt.int8), dt.int32)
+        packed = value.cast(dt.int8).bitcast(dt.int32)
         if records.matrices:
-            e.store(target, records.word(at), packed)
+            target[records.word(at)] = packed
         else:
             for i in range(packed.lanes):
-                word = packed if packed.lanes == 1 else e.extract(packed, i)
-                e.store(target, records.word(at + i), word)
+                word = packed if packed.lanes == 1 else packed.extract(i)
+                target[records.word(at + i)] = word
         at += packed.lanes
 
 
-def _pairs(e: Builder, records: Records, target: Value, integers: list[Value]) -> None:
+def _pairs(records: Records, target: Pointer, integers: list[Value]) -> None:
     """Store integers as words of two: of every four terms the even ones, then the odd ones."""
     at = 0
     for value in integers:
-        narrow = e.cast(value, dt.int16)
+        narrow = value.cast(dt.int16)
         order = [four + i for four in range(0, value.lanes, 4) for i in (0, 2, 1, 3)]
-        packed = e.bitcast(e.shuffle(narrow, narrow, order), dt.int32)
+        packed = shuffle(narrow, narrow, order).bitcast(dt.int32)
         for i in range(packed.lanes):
-            e.store(target, records.word(at + i // 2, i % 2), e.extract(packed, i))
+            target[records.word(at + i // 2, i % 2)] = packed.extract(i)
         at += packed.lanes // 2
 
 
-def _scale(e: Builder, given: list[Value], levels: int) -> tuple[Value, Value]:
+def _scale(given: list[Value], levels: int) -> tuple[Value, Value]:
     """The scale of a row's part, NaN where a value is not finite, and what values are times."""
-    largest, wrong = e.abs(given[0]), e.mul(given[0], 0.0)
+    largest, wrong = abs(given[0]), given[0] * 0.0
     for value in given[1:]:
-        largest = e.max(largest, e.abs(value))
-        wrong = e.fma(value, 0.0, wrong)
-    most = e.reduce("max", largest)
-    seen = e.compare("lt", e.constant(LEAST, dt.float32), most)
-    inverse = e.select(seen, e.div(e.constant(float(levels), dt.float32), most), 0.0)
-    scale = e.select(seen, e.div(most, float(levels)), 0.0)
-    return e.add(scale, e.reduce("add", wrong)), inverse
+        largest = maximum(largest, abs(value))
+        wrong = fma(value, 0.0, wrong)
+    most = largest.reduce("max")
+    seen = most > LEAST
+    inverse = select(seen, float(levels) / most, 0.0)
+    scale = select(seen, most / float(levels), 0.0)
+    return scale + wrong.reduce("add"), inverse

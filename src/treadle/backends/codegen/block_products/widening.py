@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from treadle.backends.codegen.block_products.levels import Levels
+from treadle.backends.codegen.block_products.levels import Header, Levels
 from treadle.backends.codegen.contraction.pack import transpose
 from treadle.backends.codegen.contraction.pair_words import LINES, PANEL, WIDTH, WORDS
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.language import Pointer, Value, fma, minimum, shuffle
 from treadle.base import dtype as dt
 from treadle.base.blocks.panels import Layout
 
@@ -33,37 +33,34 @@ class Widening(Protocol):
 
     pairs: int
 
-    def stretches(self, e: Builder) -> Value:
+    def stretches(self) -> Value:
         """How many times so many columns there are."""
 
-    def steps(self, e: Builder) -> Value:
+    def steps(self) -> Value:
         """Steps of `TERMS` terms."""
 
     def write(
-        self, e: Builder, matrix: Value, number: Value, some: tuple[Value, Value], target: Value
+        self, e: Builder, matrix: Pointer, number: Value, some: tuple[Value, Value], target: Pointer
     ) -> None:
         """Some steps (the first, how many) of a stretch's columns: words by pair and step."""
 
 
-def values(
-    e: Builder, levels: Levels, piece: Value, given: tuple[Value, Value | None]
-) -> Iterator[tuple[int, list[Value]]]:
+def values(levels: Levels, piece: Pointer, given: Header) -> Iterator[tuple[int, list[Value]]]:
     """Four neighboring elements of 16 rows at a time, float32, and the place of the first.
 
     `piece` points to a piece of a block, `given` is the block's header.
     """
     layout = levels.layout
     for group in range(layout.groups):
-        scale, least = levels.scales(e, piece, group, 0, given)
+        scale, least = levels.scales(piece, group, 0, given)
         if layout.offset:
-            least = e.mul(scale, -float(layout.offset))
-        for i, level in enumerate(levels.words(e, piece, group, 0)):
-            four = e.bitcast(level, dt.int32)
+            least = scale * -float(layout.offset)
+        for i, level in enumerate(levels.words(piece, group, 0)):
+            four = level.bitcast(dt.int32)
             made = []
             for byte in range(4):
-                number = e.bitwise("and", e.bitwise("shr", four, 8 * byte), 255)
-                value = e.cast(number, dt.float32)
-                made.append(e.mul(value, scale) if least is None else e.fma(value, scale, least))
+                value = ((four >> 8 * byte) & 255).cast(dt.float32)
+                made.append(value * scale if least is None else fma(value, scale, least))
             yield group * layout.group + 4 * i, made
 
 
@@ -76,48 +73,39 @@ class RowsAsColumns:
         self.levels, self.layout = Levels(layout, LINES), layout
         self.blocks, self.panels = blocks, panels
 
-    def stretches(self, e: Builder) -> Value:
+    def stretches(self) -> Value:
         """Pairs of panels."""
-        return e.div(e.add(self.panels, 1), 2)
+        return (self.panels + 1) // 2
 
-    def steps(self, e: Builder) -> Value:
+    def steps(self) -> Value:
         """Those of a row."""
-        return e.mul(self.blocks, self.layout.elements // TERMS)
+        return self.blocks * (self.layout.elements // TERMS)
 
     def write(
-        self, e: Builder, matrix: Value, number: Value, some: tuple[Value, Value], target: Value
+        self, e: Builder, matrix: Pointer, number: Value, some: tuple[Value, Value], target: Pointer
     ) -> None:
         """Panel by panel; behind the last one come the values of the last once more."""
-        e.loop(0, 2, 1, lambda half: self._panel(e, matrix, half, (number, *some), target))
+        layout, (first, count) = self.layout, some
+        with e.loop(2) as half:
+            panel = minimum(number * 2 + half, self.panels - 1)
+            begin = first * TERMS // layout.elements
+            weights = matrix + (panel * self.blocks + begin) * layout.block
+            words = target + half * LINES
+            with e.loop(count * TERMS // layout.elements) as i:
+                here = weights + i * layout.block
+                header = self.levels.header(here, 0)
+                with e.loop(layout.pieces) as p:
+                    given = here + (p * layout.piece + layout.header)
+                    term = i * layout.elements + p * layout.span
+                    self._piece(given, header, words + term * (WIDTH // 2))
 
-    def _panel(
-        self, e: Builder, matrix: Value, half: Value, at: tuple[Value, ...], words: Value
-    ) -> None:
-        layout = self.layout
-        pair, first, count = at
-        panel = e.min(e.add(e.mul(pair, 2), half), e.sub(self.panels, 1))
-        begin = e.div(e.mul(first, TERMS), layout.elements)
-        place = e.mul(e.add(e.mul(panel, self.blocks), begin), layout.block)
-        weights = e.offset(matrix, place)
-        target = e.offset(words, e.mul(half, LINES))
-
-        def block(i: Value) -> None:
-            here = e.offset(weights, e.mul(i, layout.block))
-            header = self.levels.header(e, here, 0)
-
-            def piece(p: Value) -> None:
-                given = e.offset(here, e.add(e.mul(p, layout.piece), layout.header))
-                term = e.add(e.mul(i, layout.elements), e.mul(p, layout.span))
-                into = e.offset(target, e.mul(term, WIDTH // 2))
-                for place, four in values(e, self.levels, given, header):
-                    narrow = [e.cast(value, dt.bfloat16) for value in four]
-                    for j in range(2):
-                        both = e.shuffle(narrow[2 * j], narrow[2 * j + 1], _TURNS)
-                        e.store(into, (place // 2 + j) * WIDTH, e.bitcast(both, dt.int32))
-
-            e.loop(0, layout.pieces, 1, piece)
-
-        e.loop(0, e.div(e.mul(count, TERMS), layout.elements), 1, block)
+    def _piece(self, piece: Pointer, header: Header, target: Pointer) -> None:
+        """Words of the values of a piece."""
+        for place, four in values(self.levels, piece, header):
+            narrow = [value.cast(dt.bfloat16) for value in four]
+            for j in range(2):
+                both = shuffle(narrow[2 * j], narrow[2 * j + 1], _TURNS)
+                target[(place // 2 + j) * WIDTH] = both.bitcast(dt.int32)
 
 
 class RowsAsTerms:
@@ -135,44 +123,39 @@ class RowsAsTerms:
         self.blocks, self.panels, self.room = blocks, panels, room
         self.pairs = layout.span // WIDTH
 
-    def stretches(self, e: Builder) -> Value:
+    def stretches(self) -> Value:
         """Pieces of a row."""
-        return e.mul(self.blocks, self.layout.pieces)
+        return self.blocks * self.layout.pieces
 
-    def steps(self, e: Builder) -> Value:
+    def steps(self) -> Value:
         """Pairs of panels."""
-        return e.div(e.add(self.panels, 1), 2)
+        return (self.panels + 1) // 2
 
     def write(
-        self, e: Builder, matrix: Value, number: Value, some: tuple[Value, Value], target: Value
+        self, e: Builder, matrix: Pointer, number: Value, some: tuple[Value, Value], target: Pointer
     ) -> None:
         """Squares of words, transposed; behind the last panel come its values once more."""
         layout, (first, count) = self.layout, some
-        block, piece = e.div(number, layout.pieces), e.rem(number, layout.pieces)
-        inside = e.add(e.mul(piece, layout.piece), layout.header)
+        block, piece = number // layout.pieces, number % layout.pieces
+        inside = piece * layout.piece + layout.header
 
         def panel(number: Value) -> Iterator[tuple[int, list[Value]]]:
-            place = e.min(number, e.sub(self.panels, 1))
-            place = e.mul(e.add(e.mul(place, self.blocks), block), layout.block)
-            here = e.offset(matrix, place)
-            header = self.levels.header(e, here, 0)
-            return values(e, self.levels, e.offset(here, inside), header)
+            place = minimum(number, self.panels - 1)
+            here = matrix + (place * self.blocks + block) * layout.block
+            header = self.levels.header(here, 0)
+            return values(self.levels, here + inside, header)
 
-        def step(s: Value) -> None:
-            upper = e.mul(e.add(first, s), 2)
-            into = e.offset(target, e.mul(s, PANEL))
+        with e.loop(count) as s:
+            upper = (first + s) * 2
+            into = target + s * PANEL
             square: list[Value] = []
-            for (place, these), (_, those) in zip(
-                panel(upper), panel(e.add(upper, 1)), strict=True
-            ):
+            for (place, these), (_, those) in zip(panel(upper), panel(upper + 1), strict=True):
                 for one, other in zip(these, those, strict=True):
-                    halves = e.cast(one, dt.bfloat16), e.cast(other, dt.bfloat16)
-                    square.append(e.bitcast(e.shuffle(*halves, range(2 * LINES)), dt.int32))
+                    halves = one.cast(dt.bfloat16), other.cast(dt.bfloat16)
+                    square.append(shuffle(*halves, range(2 * LINES)).bitcast(dt.int32))
                 if len(square) == LINES:
                     pair, half = divmod(place // LINES, 2)
                     start = pair * self.room * PANEL + half * LINES
                     for w, line in enumerate(transpose(e, square)):
-                        e.store(into, start + w * WIDTH, line)
+                        into[start + w * WIDTH] = line
                     square = []
-
-        e.loop(0, count, 1, step)
