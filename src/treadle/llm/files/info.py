@@ -1,4 +1,4 @@
-"""What a language model's file holds, without its weights."""
+"""Facts about a language model's files: parameters, formats, tokenizer; weights stay unread."""
 
 from __future__ import annotations
 

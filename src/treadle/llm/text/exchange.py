@@ -58,7 +58,7 @@ def as_file(source: TokenizerTables) -> tuple[str, dict[str, Any]]:
 
 
 def as_tables(source: TokenizerFile, size: int) -> TokenizerTables:
-    """What GGUF says of a tokenizer.json.
+    """A tokenizer.json as the tables that GGUF has.
 
     Args:
         source: the file.

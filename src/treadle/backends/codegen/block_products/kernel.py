@@ -232,7 +232,7 @@ class _Product:
 def starts_of(
     e: Builder, records: Records, lines: Sequence[Pointer], inner: int, lanes: int
 ) -> list[Value]:
-    """What sums of a part of a record begin with, for rows whose records these are."""
+    """First terms of the sums of a part of a record, for rows whose records these are."""
     if not records.starts:
         return [e.constant(0, dt.int32, lanes)] * len(lines)
     return [line[records.start(inner)].splat(lanes) for line in lines]
@@ -245,7 +245,7 @@ def scaled(
     scales: Sequence[Value | None],
     total: Value,
 ) -> Value:
-    """What a row's total becomes with the sum of integers of a group of weights.
+    """Add the sum of integers of a group of weights, scaled, to a row's total.
 
     Args:
         records: how activations lie.

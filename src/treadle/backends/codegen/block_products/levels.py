@@ -1,4 +1,4 @@
-"""What kernels read of a panel: levels as bytes, and the scales and minima of groups."""
+"""Parts of a panel that kernels read: levels as bytes, and the scales and minima of groups."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def lower_block_experts(
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What both products share: rows of `k` elements of a type, with vectors of `lanes`."""
+    """Facts that both products share: rows of `k` elements of a type, with vectors of `lanes`."""
 
     k: int
     blocks: int
@@ -200,7 +200,7 @@ class _Given:
 
 
 def _given(op: _Op, types: tuple[TensorType, ...], target: Target) -> _Given | Support:
-    """What the launches are made from, or why there are none."""
+    """Facts that launches are made from, or the reason why there are none."""
     x, layout = types[0], LAYOUTS[op.format]
     width = types[0 if isinstance(op, BlockValues) else 1].shape[-1]
     if target.fine:

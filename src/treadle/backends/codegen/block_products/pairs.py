@@ -57,7 +57,7 @@ class PairSpec:
 
     @property
     def unit(self) -> Unit:
-        """What multiplies words."""
+        """The micro-kernel that multiplies words."""
         return Unit(dt.bfloat16, dt.bfloat16, dt.float32, self.matrices)
 
 
@@ -186,7 +186,7 @@ class _Pairs:
             e.begin_matrices()
 
     def end(self, name: str, features: tuple[str, ...]) -> Kernel:
-        """What has been written."""
+        """The kernel that has been written."""
         matrices = self.spec.matrices
         if matrices:
             self.e.end_matrices()

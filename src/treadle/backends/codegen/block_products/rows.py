@@ -50,7 +50,7 @@ class Records:
 
     @property
     def label(self) -> str:
-        """What kernels of these records are named by."""
+        """A part of the names of kernels of these records."""
         return f"{self.kind}{'_pairs' * self.pairs}"
 
     @property
