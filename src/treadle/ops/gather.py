@@ -445,6 +445,7 @@ class Nonzero(Op):
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x,))
+        self.check_positions(x, range(x.ndim))
         most = size_of(x.shape) if is_static(x.shape) else None
         count: Dim = symbol(f"nonzero{next(_FRESH)}", 0, most) if most != 0 else 0
         return (TensorType(dt.int32, (count, x.ndim), x.device),)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import inspect
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform
 
@@ -309,6 +309,17 @@ class Op(metaclass=_OpType):
                 saw=self.saw(types),
                 hint="reshape the operand",
             )
+
+    def check_positions(self, x: TensorType, axes: Iterable[int]) -> None:
+        """Raise `ShapeError` where int32 does not hold the positions along an axis."""
+        for axis in axes:
+            extent = x.shape[axis]
+            if isinstance(extent, int) and extent > 1 << 31:
+                raise self.error(
+                    f"axis {axis} has {extent} elements, and int32 holds no position beyond 2**31",
+                    (x,),
+                    "look at parts of it, and add where they begin in int64",
+                )
 
     def error(self, problem: str, types: tuple[TensorType, ...] = (), hint: str = "") -> ShapeError:
         """A `ShapeError` of this op, to be raised by the caller."""

@@ -285,6 +285,7 @@ class ArgExtremum(Op):
         self.check_dtype((x,))
         axis = normalize_axis(self.axis, x.ndim, self.name)
         require_elements(self, x, (axis,))
+        self.check_positions(x, (axis,))
         middle = (1,) if self.keepdims else ()
         return (
             x.with_shape((*x.shape[:axis], *middle, *x.shape[axis + 1 :])).with_dtype(dt.int32),

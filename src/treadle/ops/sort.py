@@ -34,6 +34,7 @@ class Ordering(Op):
     def ordered(self, x: TensorType, extent: Dim) -> tuple[TensorType, ...]:
         """Types of both results."""
         axis = normalize_axis(self.axis, x.ndim, self.name)
+        self.check_positions(x, (axis,))
         values = x.with_shape((*x.shape[:axis], extent, *x.shape[axis + 1 :]))
         return values, values.with_dtype(dt.int32)
 
