@@ -17,6 +17,7 @@ from treadle.backends.cpu.compiler import NativeCompiler
 from treadle.backends.cpu.native import toolchain
 from treadle.backends.cpu.toolchain import Toolchain
 from treadle.backends.program import Address, Limits, Program, Run
+from treadle.base.symbol import Dim
 from treadle.engine.targets import compiled
 
 Bases = np.ndarray[Any, Any]
@@ -28,12 +29,27 @@ class InterpretedExecutable(PythonExecutable):
     """A program of kernels in the kernel language, each launch of which is interpreted."""
 
     def launch(self, run: Run, bases: Bases) -> None:
-        given = [_seen(bases, a) if isinstance(a, Address) else int(a) for a in run.arguments]
-        interpret.run(run.kernel, given, 0, int(run.items))
+        given = [
+            _seen(bases, a) if p.type.pointer else _number(bases, a)
+            for p, a in zip(run.kernel.parameters, run.arguments, strict=True)
+        ]
+        items = int(run.items) if run.counted < 0 else int(bases[run.counted])
+        interpret.run(run.kernel, given, 0, items)
 
 
-def _seen(bases: Bases, at: Address) -> Bases:
-    memory = (ctypes.c_uint8 * _BEYOND).from_address(int(bases[at.base]) + int(at.offset))
+def _number(bases: Bases, given: Address | Dim) -> int:
+    """A number, or what a base holds that is known at a call only."""
+    if isinstance(given, Address):
+        return int(bases[given.base]) + int(given.offset)
+    return int(given)
+
+
+def _seen(bases: Bases, at: Address | Dim) -> Bases:
+    """All that may lie behind an address; nothing behind none, which NumPy would allocate."""
+    address = _number(bases, at)
+    if not address:
+        return np.empty(0, np.uint8)
+    memory = (ctypes.c_uint8 * _BEYOND).from_address(address)
     return np.frombuffer(memory, np.uint8)
 
 

@@ -73,6 +73,9 @@ class PythonExecutable:
     def run(self, bases: npt.NDArray[np.int64], start: int = 0, /) -> int:
         self.runs += 1
         at = start
+        if not start:
+            for base, x, y in self.program.sums:
+                bases[base] = bases[x] + bases[y]
         steps = self.program.steps
         while at < len(steps):
             step = steps[at]

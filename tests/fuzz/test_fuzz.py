@@ -45,6 +45,7 @@ def test_programs_for_processors_that_are_not_here(
     with interpreting(target):
         assert not differences(PLANTED, ["level 2", "program file"])
         assert max(lanes) == most
+        assert not differences(PLANTED, ["dynamic"])  # numbers that a call brings
         monkeypatch.setattr(InterpretedExecutable, "launch", lambda *_: None)
         assert "wrong" in differences(PLANTED, ["level 2"])["level 2"]
 
