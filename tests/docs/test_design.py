@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.docs.pages import DOCS
+from tests.docs.pages import DOCS, ROOT
 
 NOTES = sorted((DOCS / "design").glob("[0-9]*.md"))
 ROWS = re.findall(
@@ -31,3 +31,16 @@ def test_numbers_are_given_once_and_statuses_lead_to_later_notes() -> None:
         assert match, f"{number}: {status}"
         named = (match[1] or "").split(", ") if match[1] else []
         assert all(n in numbers and n > number for n in named), f"{number}: {status}"
+
+
+def test_tests_that_hold_mended_faults_are_there() -> None:
+    text = (DOCS / "design" / "133-faults-and-their-tests.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|")][2:]
+    for row in rows:
+        named = re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)?(?:::(\w+))?`", row)
+        file = ""
+        for path, test in named:
+            file = path or file
+            wanted = f"def {test}(" if test else ""
+            assert wanted in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{test}"
+        assert file, row
