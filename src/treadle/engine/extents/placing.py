@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from treadle.base.arithmetic import DONE, Rows, Words
-from treadle.engine import extents
+from treadle.engine.extents import late
 from treadle.engine.scheme import Registers
 
 MOST_PLACEMENTS = 6
@@ -53,7 +53,7 @@ class Placements:
 
     def suit(self, registers: Words) -> None:
         """One more order, which suits the sizes that registers hold."""
-        self.add(extents.placed(self._at, self._lives, registers))
+        self.add(late.placed(self._at, self._lives, registers))
 
     def place(self, registers: Words) -> int:
         """Put offsets into registers that hold sizes, and return the bytes of the arena."""

@@ -25,8 +25,8 @@ from treadle.engine.devices.names import CompNode
 from treadle.engine.execute.arenas import Arenas
 from treadle.engine.execute.executor import Executor, Instance, Packs
 from treadle.engine.execute.frames import At
-from treadle.engine.extents import at_extents, prove, task_at
 from treadle.engine.extents.cells import Cell
+from treadle.engine.extents.late import at_extents, prove, task_at
 from treadle.engine.extents.placing import Evaluator, Placements
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
