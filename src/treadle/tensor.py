@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from treadle.backends.registry import on_rescan
 from treadle.base import spelling
 from treadle.base.dtype import DType, as_dtype, bool_
 from treadle.base.errors import DeviceError, DTypeError
 from treadle.base.modes import ACTIVE, LOCAL
-from treadle.base.observer import on_change
+from treadle.base.process import RUNTIME
 from treadle.base.qparams import QParams, create_qparams
 from treadle.base.quantized import quantized_type_of
 from treadle.base.tree import flatten, unflatten
@@ -410,7 +409,7 @@ def notice_grad(tensor: Tensor) -> None:
         LOCAL.capture.watch_grad(tensor)
 
 
-_SCALARS: dict[Any, Tensor] = {}
+_SCALARS: dict[Any, Tensor] = RUNTIME.table("numbers as tensors", "launches")
 _MOST_SCALARS = 4096
 
 
@@ -584,11 +583,9 @@ for _name in ("reshape", "transpose", "flatten", "sum", "mean", "max", "min", "p
 
 
 def _forget() -> None:
-    """After a rescan another engine may be the best one, and constants on devices are lost."""
+    """Another engine may be the best one from now on."""
     for table in _TABLES.values():
         table.clear()
-    _SCALARS.clear()
 
 
-on_rescan(_forget)
-on_change(_forget)
+RUNTIME.after("launches", _forget)

@@ -13,6 +13,7 @@ from tests.backends.toy_backend import Toy
 import treadle as mge
 from treadle.backends import registry
 from treadle.base.log import get_logger
+from treadle.base.process import RUNTIME
 from treadle.engine.devices import names as devices
 from treadle.engine.eager import fallback
 
@@ -82,7 +83,7 @@ def plugins(tmp_path: Path) -> Iterator[Plugins]:
 def fresh_report() -> None:
     """No op has fallen back yet, and none was warned about."""
     fallback.fallback_report(clear=True)
-    fallback._WARNED.clear()
+    RUNTIME.invalidate("messages")
 
 
 @contextmanager

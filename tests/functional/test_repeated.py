@@ -13,6 +13,7 @@ import treadle.functional as F
 from treadle import amp, jit
 from treadle.autodiff import GradManager
 from treadle.base.observer import observe
+from treadle.base.process import RUNTIME
 from treadle.engine.eager import repeated as rep
 
 
@@ -163,7 +164,7 @@ def test_gradients_of_gradients_go_through_repeated_calls() -> None:
 
 def test_tables_do_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rep, "_MOST", 8)
-    rep._forget()
+    RUNTIME.invalidate("launches")
     for size in range(1, 40):
         made((size,)).sum()
     assert 0 < max(map(len, rep._TABLES)) <= 8

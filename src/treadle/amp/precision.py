@@ -10,6 +10,7 @@ from treadle.backends import registry
 from treadle.backends.api import LowPrecision
 from treadle.base.dtype import DType, as_dtype, float64
 from treadle.base.errors import DeviceError, DTypeError
+from treadle.base.process import RUNTIME
 from treadle.ops.op import REGISTRY, Op
 from treadle.tensor import Tensor
 
@@ -58,7 +59,7 @@ def _cast(x: Tensor, wanted: DType) -> Tensor:
     return x.astype(wanted) if mine.is_float and mine is not wanted else x
 
 
-@functools.cache
+@RUNTIME.cached("backends")
 def _added(kind: str) -> dict[type[Op], str]:
     """Ops that the backend of a device kind lists, with the list that each is in.
 
@@ -79,9 +80,6 @@ def _added(kind: str) -> dict[type[Op], str]:
             )
         found |= {REGISTRY[name]: way for name in names}
     return found
-
-
-registry.on_rescan(_added.cache_clear)
 
 
 @functools.lru_cache(maxsize=16)

@@ -27,6 +27,7 @@ from treadle.base.edition import DISTRIBUTION
 from treadle.base.env import BACKENDS, visible_devices
 from treadle.base.errors import DeviceError, LoadError
 from treadle.base.log import get_logger
+from treadle.base.process import RUNTIME
 from treadle.base.version import LITE, VERSION
 
 GROUP = "treadle.backends"
@@ -124,7 +125,6 @@ _LOCK = threading.RLock()
 _ENTRIES: dict[str, Entry] = {}
 _ENGINES: dict[str, tuple[Engine, ...]] = {}
 _SCANNED = [False]
-_LISTENERS: list[Callable[[], None]] = []
 _IMPORTED: dict[str, tuple[Any, str]] = {}
 """Backends with the versions that were installed when they were first imported."""
 
@@ -143,18 +143,18 @@ def rescan() -> None:
 
     Devices of backends other than the host's are closed: tensors there are lost.
     """
+    RUNTIME.invalidate("backends")
+
+
+def _forget() -> None:
     importlib.invalidate_caches()
-    with _LOCK:
+    with _LOCK:  # All three at once: who asks meanwhile must not find half.
         _ENTRIES.clear()
         _ENGINES.clear()
         _SCANNED[0] = False
-    for listener in _LISTENERS:
-        listener()
 
 
-def on_rescan(listener: Callable[[], None]) -> None:
-    """Have `listener` called after every rescan, to forget what it derived from backends."""
-    _LISTENERS.append(listener)
+RUNTIME.after("backends", _forget)
 
 
 def _scan() -> None:

@@ -9,10 +9,11 @@ from threading import Lock
 from typing import TextIO
 
 from treadle.base.env import LOG_LEVEL
+from treadle.base.process import RUNTIME
 
 _NAME = "treadle"
 _LOCK = Lock()
-_TOLD: set[str] = set()
+_TOLD: dict[str, bool] = RUNTIME.table("warnings given once", "messages")
 """Warnings that somebody has had."""
 _FORMAT = "%(levelname)s %(name)s: %(message)s"
 
@@ -85,7 +86,7 @@ def set_log_level(level: int | str, update_existing: bool = True) -> int:
 def tell_once(text: str) -> None:
     """Warn with a text that was not told yet."""
     if text not in _TOLD:
-        _TOLD.add(text)
+        _TOLD[text] = True
         get_logger().warning("%s", text)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
+from treadle.base.process import RUNTIME
+
 
 class Observer(Protocol):
     """The interface of profilers."""
@@ -59,12 +61,6 @@ class _Slot:
 
 
 OBSERVER = _Slot()
-_LISTENERS: list[Callable[[], None]] = []
-
-
-def on_change(listener: Callable[[], None]) -> None:
-    """Have `listener` called when watching begins or ends, to empty a table of launches."""
-    _LISTENERS.append(listener)
 
 
 def observe(observer: Observer | None) -> None:
@@ -76,10 +72,4 @@ def observe(observer: Observer | None) -> None:
     if observer is not None and OBSERVER.now is not None:
         raise RuntimeError("another profiler is running; stop it first")
     OBSERVER.now = observer
-    launches_changed()
-
-
-def launches_changed() -> None:
-    """Empty the tables of launches: those to come may be others than those that are known."""
-    for listener in _LISTENERS:
-        listener()
+    RUNTIME.invalidate("launches")

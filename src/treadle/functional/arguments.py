@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from treadle.backends.registry import on_rescan
 from treadle.base.dtype import DType, float_for, int32, promote
 from treadle.base.errors import DTypeError, TreadleError
 from treadle.base.modes import ACTIVE, LOCAL
-from treadle.base.observer import on_change
+from treadle.base.process import RUNTIME
 from treadle.base.shape import Shape, normalize_axis
 from treadle.base.spelling import none_operand
 from treadle.base.symbol import Expr
@@ -45,7 +44,9 @@ def plain_product(x: Any, y: Any) -> Tensor | None:
     return None
 
 
-_KNOWN: dict[tuple[Op, EagerType], tuple[Launch, EagerType]] = {}
+_KNOWN: dict[tuple[Op, EagerType], tuple[Launch, EagerType]] = RUNTIME.table(
+    "launches of functions of one tensor", "launches"
+)
 
 
 def _known(op: Op, x: Any) -> Tensor | None:
@@ -73,10 +74,6 @@ def _learn(op: Op, x: Tensor) -> None:
     found = lookup((op, (x._kind,)))
     if found is not None and not op._fields:
         _KNOWN[op, x._kind] = (found.launch, found.results[0])
-
-
-on_rescan(_KNOWN.clear)
-on_change(_KNOWN.clear)
 
 
 def unary(op: Op, x: Any) -> Tensor:

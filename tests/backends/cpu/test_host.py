@@ -9,6 +9,7 @@ from treadle.backends.codegen.target import TARGETS
 from treadle.backends.cpu import host
 from treadle.backends.cpu.llvm_compile import host_features
 from treadle.base.errors import DeviceError
+from treadle.base.process import RUNTIME
 
 V3 = frozenset(["sse2", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"])
 V4 = V3 | frozenset(["avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"])
@@ -17,9 +18,9 @@ AMX = frozenset(["amx_tile", "amx_bf16", "amx_int8"])
 
 @pytest.fixture(autouse=True)
 def _asked_anew() -> Iterator[None]:
-    host.host_target.cache_clear()
+    RUNTIME.invalidate("environment")
     yield
-    host.host_target.cache_clear()
+    RUNTIME.invalidate("environment")
 
 
 @pytest.mark.parametrize(
@@ -68,11 +69,11 @@ def test_exact_products_of_bfloat16_may_be_asked_for(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(host, "flags", lambda: features)
     monkeypatch.setattr(host.platform, "machine", lambda: "x86_64")
     assert host.host_target().matrices
-    host.host_target.cache_clear()
+    RUNTIME.invalidate("environment")
     monkeypatch.setenv("TREADLE_BFLOAT16", "exact")
     found = host.host_target()
     assert (found.dot_int8, found.dot_bfloat16, found.matrices) == (True, False, True)
-    host.host_target.cache_clear()
+    RUNTIME.invalidate("environment")
     monkeypatch.setenv("TREADLE_BFLOAT16", "quick")
     with pytest.raises(DeviceError, match="TREADLE_BFLOAT16='quick'"):
         host.host_target()
@@ -83,7 +84,7 @@ def test_a_lesser_target_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_CPU_TARGET", "generic")
     assert host.host_target().name == "generic"
     for name in ("avx512", "neon", "fast"):
-        host.host_target.cache_clear()
+        RUNTIME.invalidate("environment")
         monkeypatch.setenv("TREADLE_CPU_TARGET", name)
         with pytest.raises(DeviceError, match="hint: one of generic, avx2"):
             host.host_target()
@@ -146,12 +147,12 @@ def test_quotas_of_the_groups_around_this_process_count(
 def test_what_cannot_be_read_has_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(host, "_CPUS", tmp_path)
     monkeypatch.setattr(host, "_CPUINFO", tmp_path / "none")
-    host.flags.cache_clear()
+    RUNTIME.invalidate("environment")
     try:
         assert host.host_target().l2 == TARGETS[host.host_target().name].l2
         assert host.available_cores() >= 1
     finally:
-        host.flags.cache_clear()
+        RUNTIME.invalidate("environment")
 
 
 def test_a_report_has_cores_and_vectors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

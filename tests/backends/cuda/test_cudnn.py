@@ -28,6 +28,7 @@ from treadle.backends.cuda.renderer import TARGET
 from treadle.backends.program import Lowered
 from treadle.base import dtype as dt
 from treadle.base.errors import DeviceError
+from treadle.base.process import RUNTIME
 from treadle.base.types import TensorType
 from treadle.engine.eager import fallback
 from treadle.jit import compile as jit_compile
@@ -62,16 +63,9 @@ def cudnn(plugins: Plugins, folder: str, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(library, "count_devices", lambda: (2, ""))
     opened = blaslt.BlasLt(FakeCublasLt(submit))
     monkeypatch.setattr(blaslt, "library_of", lambda device: opened)
-    forget()
-    plugins.offer(KIND, WithLibraries())
-    yield made
-    forget()
-
-
-def forget() -> None:
-    """Ask the library anew."""
-    library._properties.cache_clear()
-    library._accepted.cache_clear()
+    with RUNTIME.anew():
+        plugins.offer(KIND, WithLibraries())
+        yield made
 
 
 def draw(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> mge.Tensor:
@@ -317,7 +311,7 @@ def test_a_library_that_is_not_there_is_not_used(monkeypatch: pytest.MonkeyPatch
         raise ImportError("libcudnn.so.9 was not found")
 
     monkeypatch.setattr(library, "frontend", missing)
-    forget()
+    RUNTIME.invalidate("backends")
     assert library.version() == 0
     array = calls.dense((1, 1, 4, 4), dt.float32)
     call = calls.Convolution("forward", array, array, array, (1, 1), (0, 0), (0, 0), (1, 1))

@@ -22,6 +22,7 @@ from treadle.backends.program import Address, Lowered, Program, Ref, Run
 from treadle.base.dtype import DType
 from treadle.base.errors import OutOfMemory
 from treadle.base.log import get_logger
+from treadle.base.process import RUNTIME
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.families import Elementwise, Movement
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Launch = Callable[..., Any]
 _MOST_SHAPES = 256
-_BROKEN: set[str] = set()
+_BROKEN: dict[str, bool] = RUNTIME.table("ops whose generator failed", "messages")
 """Names of ops whose generator has failed."""
 AT_ONCE = 1 << 18
 """Elements of an operand from which on NumPy takes about as long as lowering."""
@@ -46,7 +47,7 @@ def same_bits(op: Op, dtypes: Sequence[DType]) -> bool:
     return isinstance(op, Elementwise) and not any(d.is_inexact for d in dtypes)
 
 
-@functools.cache
+@RUNTIME.cached("environment")
 def compiler() -> NativeCompiler:
     """The compiler of the process; the first call imports the code generators."""
     from treadle.backends.cpu.compiler import NativeCompiler
@@ -130,7 +131,7 @@ def try_bind(op: Op, types: Sequence[TensorType]) -> BoundLaunch | Support:
     except Exception as error:
         # Once for each op: every new shape would repeat it.
         level = logging.DEBUG if op.name in _BROKEN else logging.WARNING
-        _BROKEN.add(op.name)
+        _BROKEN[op.name] = True
         get_logger().log(
             level,
             "cpu: no code for %s on %s, NumPy runs it: %s",

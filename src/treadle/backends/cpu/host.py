@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import os
 import platform
 import sys
@@ -27,6 +26,7 @@ from treadle.backends.codegen.target import (
 )
 from treadle.base.env import BFLOAT16, CPU_TARGET
 from treadle.base.errors import DeviceError
+from treadle.base.process import RUNTIME
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CPUS = Path("/sys/devices/system/cpu")
@@ -63,7 +63,7 @@ _OPTIONAL = {
 /proc/cpuinfo."""
 
 
-@functools.cache
+@RUNTIME.cached("environment")
 def host_target() -> Target:
     """The best target of the table that this processor can run, or the one the user named.
 
@@ -139,7 +139,7 @@ def _lesser(best: Target) -> list[str]:
     return [best.name]
 
 
-@functools.cache
+@RUNTIME.cached("environment")
 def flags() -> frozenset[str]:
     """Features of the processor that the system also supports, spelled as in /proc/cpuinfo.
 
@@ -172,7 +172,7 @@ def _may_use_matrices(features: frozenset[str]) -> bool:
     return bool(ctypes.CDLL(None).syscall(arch_prctl, request, matrix_data) == 0)
 
 
-@functools.cache
+@RUNTIME.cached("environment")
 def processor() -> str:
     """The processor's name for people; its architecture where the system does not tell."""
     with contextlib.suppress(OSError):

@@ -32,6 +32,7 @@ from treadle.backends.cpu.toolchain import Library, Toolchain
 from treadle.backends.object_cache import ObjectCache
 from treadle.base.env import cache_directory
 from treadle.base.errors import CompileError
+from treadle.base.process import RUNTIME
 
 CORE = ("run", "call", "profile", "repeat", "stop", "worker", "evaluate")
 """Functions of the runtime that programs need; the rest is for eager calls."""
@@ -64,7 +65,7 @@ def version(machine: str = "") -> str:
     return hashlib.sha256(executor("treadle_", machine).encode()).hexdigest()[:16]
 
 
-@functools.cache
+@RUNTIME.cached("environment")
 def toolchain() -> Toolchain:
     """The toolchain of the host."""
     return Toolchain(host_target(), ObjectCache(cache_directory() / "objects"))

@@ -14,7 +14,7 @@ from treadle.backends import registry
 from treadle.base.env import DEFAULT_DEVICE
 from treadle.base.errors import DeviceError
 from treadle.base.log import get_logger
-from treadle.base.observer import launches_changed
+from treadle.base.process import RUNTIME
 from treadle.base.spelling import of_device
 from treadle.runtime.opened import OpenDevice
 
@@ -266,7 +266,7 @@ def reset(text: str) -> None:
         for other in _RESOLVED.values():
             if other.place == node.place:
                 other._opened = None
-    launches_changed()
+    RUNTIME.invalidate("devices")
 
 
 def close_all() -> None:
@@ -295,7 +295,7 @@ def _left_behind() -> None:
 
 os.register_at_fork(after_in_child=_left_behind)
 atexit.register(close_all)
-registry.on_rescan(_forget)
+RUNTIME.after("backends", _forget)
 
 
 # -- the default device --------------------------------------------------------------------

@@ -20,6 +20,7 @@ from treadle.backends.api import Engine, Kernel, Support, no
 from treadle.base.env import TRACE_DISPATCH
 from treadle.base.errors import CompileError, EngineError, TreadleError, UnsupportedOp
 from treadle.base.log import get_logger
+from treadle.base.process import RUNTIME
 from treadle.base.types import TensorType
 from treadle.engine.eager.forced import HOST, forced
 from treadle.ops.index_numpy import check_indices
@@ -150,7 +151,9 @@ def _prepared(engine: Engine, op: Op, types: tuple[TensorType, ...]) -> Launch |
 
 
 Answer = TypeVar("Answer")
-_REPORTED: set[tuple[str, str, type[Exception]]] = set()
+_REPORTED: dict[tuple[str, str, type[Exception]], bool] = RUNTIME.table(
+    "defects of engines", "messages"
+)
 
 
 def answer(name: str, asked: object, question: str, ask: Callable[[], Answer]) -> Answer | Support:
@@ -174,7 +177,7 @@ def answer(name: str, asked: object, question: str, ask: Callable[[], Answer]) -
         told = f"{question}() failed: {type(error).__name__}: {error}"
         key = name, question, type(error)
         if key not in _REPORTED:
-            _REPORTED.add(key)
+            _REPORTED[key] = True
             get_logger().warning("%s: %s; others are asked; report it to its authors", name, told)
         return no("failure", told)
 
@@ -331,7 +334,7 @@ def _ask(kernel: Kernel, op: Op, types: tuple[TensorType, ...]) -> Support:
 
 _MOST = 4096
 _LOCK = threading.Lock()
-_MADE: dict[tuple[object, ...], Decision] = {}
+_MADE: dict[tuple[object, ...], Decision] = RUNTIME.table("decisions", "backends")
 
 
 def note(decision: Decision) -> Decision:
@@ -355,6 +358,3 @@ def made_for(device: str) -> list[Decision]:
     """The last decisions for a device, by its logical name, oldest first."""
     with _LOCK:
         return [d for d in _MADE.values() if d.device == device]
-
-
-registry.on_rescan(_MADE.clear)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from treadle.backends import registry
 from treadle.base.dtype import DType
 from treadle.base.errors import DeviceError, TreadleError
-from treadle.base.observer import OBSERVER, on_change
+from treadle.base.observer import OBSERVER
+from treadle.base.process import RUNTIME
 from treadle.base.quantized import QuantizedType
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode, resolve
@@ -74,7 +74,7 @@ class Entry(NamedTuple):
 
 
 _TYPES: dict[Any, EagerType] = {}
-_ENTRIES: dict[Any, Entry] = {}
+_ENTRIES: dict[Any, Entry] = RUNTIME.table("launches of ops", "launches")
 _MOST_ENTRIES = 16384
 
 
@@ -240,11 +240,9 @@ def explain_failure(
 
 
 def _forget() -> None:
-    """After a rescan other engines may be better, and devices that were closed are gone."""
-    _ENTRIES.clear()
+    """After a rescan, devices that were closed are gone."""
     for key in [k for k in _TYPES if not k[1].on_host]:
         del _TYPES[key]
 
 
-registry.on_rescan(_forget)
-on_change(_ENTRIES.clear)
+RUNTIME.after("backends", _forget)

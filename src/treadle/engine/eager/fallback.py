@@ -15,11 +15,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from treadle.backends import registry
 from treadle.backends.api import Support
 from treadle.base.env import FALLBACK, RETRY
 from treadle.base.errors import DeviceError, UnsupportedOp
 from treadle.base.log import get_logger
+from treadle.base.process import RUNTIME
 from treadle.base.table import duration
 from treadle.engine.devices import names as devices
 from treadle.engine.eager import tally
@@ -56,10 +56,10 @@ class _Rules:
 _OF_THE_HOST = frozenset(op.name for op in (Print, Pause))
 """Ops that every device leaves to the host, since they are for people who sit there."""
 _LOCK = threading.Lock()
-_WARNED: set[tuple[str, str]] = set()
+_WARNED: dict[tuple[str, str], bool] = RUNTIME.table("warnings of fallbacks", "messages")
 _NONE = _Rules()
 _RULES: ContextVar[_Rules] = ContextVar("fallback_rules", default=_NONE)
-_WAITED: dict[str, float] = {}
+_WAITED: dict[str, float] = RUNTIME.table("seconds before counting", "backends")
 """Seconds that were waited for each device before counting began anew."""
 
 
@@ -194,7 +194,7 @@ def admit(op: str, device: str, why: Support) -> Fallen:
     with _LOCK:
         first = now == "warn" and (op, device) not in _WARNED
         if first:
-            _WARNED.add((op, device))
+            _WARNED[op, device] = True
     if first:
         text = "%s runs on the host instead of %s (%s); fallback_report() counts it"
         get_logger().warning(text, op, device, reason)
@@ -220,6 +220,3 @@ def fallback_report(clear: bool = False) -> FallbackReport:
         tally.clear()
         _WAITED.update({d.name: d.traffic.waited for d in devices.opened()})
     return report
-
-
-registry.on_rescan(_WAITED.clear)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from treadle.base.env import FORCE_FALLBACK, KERNEL, Variable
 from treadle.base.errors import UnsupportedOp
-from treadle.base.observer import launches_changed
+from treadle.base.process import RUNTIME
 from treadle.ops.op import REGISTRY
 
 HOST = "host"
@@ -54,12 +54,12 @@ def force(**choices: str) -> Iterator[None]:
         if op not in REGISTRY:
             raise UnsupportedOp("force", f"there is no op {op!r}", hint=near(op))
     _BLOCKS.append(choices)
-    launches_changed()
+    RUNTIME.invalidate("launches")
     try:
         yield
     finally:
         _BLOCKS.remove(choices)
-        launches_changed()
+        RUNTIME.invalidate("launches")
 
 
 def near(op: str) -> str:

@@ -13,10 +13,10 @@ from functools import wraps
 from operator import is_
 from typing import Any, NamedTuple, TypeVar
 
-from treadle.backends import registry
 from treadle.base.errors import DeviceError
 from treadle.base.modes import ACTIVE, LOCAL, Hook, install
-from treadle.base.observer import OBSERVER, on_change
+from treadle.base.observer import OBSERVER
+from treadle.base.process import RUNTIME
 from treadle.engine.eager.dispatch import EagerType, Launch, known
 from treadle.ops.op import Op
 
@@ -213,7 +213,6 @@ def _forget() -> None:
         table.clear()
 
 
-registry.on_rescan(_forget)
-on_change(_forget)
+RUNTIME.after("launches", _forget)
 
 __all__ = ["Chain", "Link", "repeated", "repeated_of_several"]

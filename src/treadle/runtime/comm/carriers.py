@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
-from treadle.base.observer import launches_changed
+from treadle.base.process import RUNTIME
 from treadle.runtime.comm import groups
 from treadle.runtime.comm.api import Communicator
 
@@ -46,7 +46,7 @@ def meet(world: Communicator, own: Mapping[str, Offer]) -> None:
     _offers.clear()
     for name in names:
         _offers[name] = tuple(Offer(*told.get(name, missing)) for told in every)
-    launches_changed()
+    RUNTIME.invalidate("launches")
 
 
 def why_not(library: str, group: str) -> str:

@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from treadle.backends import registry  # noqa: E402
 from treadle.base.errors import LoadError  # noqa: E402
+from treadle.engine.devices import names  # noqa: E402
 from treadle.interop.torch.device import private, register  # noqa: E402
 
 pytestmark = pytest.mark.torch_device
@@ -86,3 +89,18 @@ if not os.fork():
 print(os.waitpid(-1, 0)[1])
 """
     assert _run(program).stdout.strip() == "0"
+
+
+@pytest.mark.parametrize("change", [lambda: names.reset("toy1"), registry.rescan])
+def test_calls_outlive_a_device_that_was_closed(
+    change: Callable[[], None], devices: dict[str, str]
+) -> None:
+    """Constants of calls that are kept lie on the device: they go with it."""
+
+    def call() -> torch.Tensor:
+        x = torch.ones(3).to(devices["toy1"])
+        return (x * 2.5 + 0.25).clamp(0.5, 2.0).cpu()
+
+    before = call()
+    change()
+    assert torch.equal(call(), before)

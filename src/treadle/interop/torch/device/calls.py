@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from treadle.base.errors import OutOfMemory
+from treadle.base.process import RUNTIME
 from treadle.interop.torch.arrays import PARTS, to_array, to_tensor
 from treadle.interop.torch.device import fallback
 from treadle.interop.torch.device.forms import Form, form_of
@@ -30,7 +31,7 @@ from treadle.runtime.array import DeviceArray, to_host
 
 aten = torch.ops.aten
 _MOST = 8192
-_PLANS: dict[Any, Any] = {}
+_PLANS: dict[Any, Any] = RUNTIME.table("plans of PyTorch's calls", "devices")
 _BUSY = threading.local()
 _NUMBERS = (int, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format)
 

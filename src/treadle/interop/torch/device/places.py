@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from typing import Any
 
@@ -10,13 +9,14 @@ import torch
 
 from treadle.backends import registry
 from treadle.base.errors import DeviceError
+from treadle.base.process import RUNTIME
 from treadle.engine.devices.names import CompNode, device_count, resolve
 
 NAME = "treadle"
 _HOST = "cpu0"
 
 
-@functools.cache
+@RUNTIME.cached("backends")
 def places() -> tuple[CompNode, ...]:
     """The host, then every device of a backend, in the order in which backends are listed."""
     found = [resolve(_HOST)]
@@ -26,9 +26,6 @@ def places() -> tuple[CompNode, ...]:
             if kind not in ("cpu", "multithread"):
                 found += [resolve(f"{kind}{i}") for i in range(device_count(kind))]
     return tuple(dict.fromkeys(found))
-
-
-registry.on_rescan(places.cache_clear)
 
 
 def place(index: int) -> CompNode:

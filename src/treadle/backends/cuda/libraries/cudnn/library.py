@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import threading
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from treadle.backends.rendering import Argument
 from treadle.base.env import CUDA_TF32
 from treadle.base.errors import DeviceError
 from treadle.base.log import get_logger
+from treadle.base.process import RUNTIME
 
 PACKAGE = "cudnn"
 """The frontend's Python package; it finds the library itself."""
@@ -140,7 +140,7 @@ def accepts(call: Call) -> Support:
     return _accepted(call, found)
 
 
-@functools.lru_cache(4096)
+@RUNTIME.cached("backends", most=4096)
 def _accepted(call: Call, properties: tuple[str, ...]) -> Support:
     module = frontend()
     if not properties:
@@ -153,7 +153,7 @@ def _accepted(call: Call, properties: tuple[str, ...]) -> Support:
     return yes()
 
 
-@functools.cache
+@RUNTIME.cached("backends")
 def _properties() -> tuple[str, ...]:
     """The distinct properties of the GPUs, as the library writes them down."""
     module = frontend()
