@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import ipaddress
 import signal
 import socket
@@ -13,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import uvicorn
@@ -244,20 +243,21 @@ def serve(
         LoadError: another program has begun to listen at the address.
     """
     app = Application(models, limits, access)
-    beside = [] if grpc_sock is None else [_calls().Calls(app, grpc_sock)]
+    beside = [] if grpc_sock is None else [_calls()(app, grpc_sock)]
     return run(app, sock, ready, beside)
 
 
-def _calls() -> Any:
-    """The module of gRPC, late, for those who have its packages and ask for it.
+def _calls() -> Callable[[Application, socket.socket], Beside]:
+    """The class that answers over gRPC, for those who have its packages and ask for it.
 
     Raises:
         LoadError: the extra `grpc` is not installed.
     """
     try:
-        return importlib.import_module("treadle.serve.rpc.calls")
+        from treadle.serve.rpc.calls import Calls
     except ModuleNotFoundError as error:
         raise LoadError("serve", str(error), hint="pip install 'treadle[grpc]'") from error
+    return Calls
 
 
 def run(
