@@ -16,7 +16,7 @@ import numpy as np
 from treadle.serve.access import Access
 from treadle.serve.application import Application
 from treadle.serve.limits import Limits
-from treadle.serve.models import Program, ServedModel
+from treadle.serve.models import Program, Servable, ServedModel, Shapes
 from treadle.serve.reception import Reception
 from treadle.serve.server import Server, _calls, bind, run
 
@@ -40,7 +40,7 @@ class Running:
 
 @contextmanager
 def running(
-    models: Sequence[ServedModel],
+    models: Sequence[Servable],
     limits: Limits | None = None,
     access: Access | None = None,
     grpc: bool = False,
@@ -127,7 +127,8 @@ def doubling(
     version: str = "1",
 ) -> ServedModel:
     """A model `m` with an input x and an output y."""
-    kind, programs = np.dtype(dtype), {(shape,): program for shape in shapes}
+    kind = np.dtype(dtype)
+    programs: dict[Shapes, Program] = {(shape,): program for shape in shapes}
     return ServedModel("m", version, [("x", kind)], [("y", kind)], programs, most)
 
 

@@ -13,6 +13,7 @@ import typer
 from treadle.base.env import SERVE_TOKEN
 from treadle.base.errors import LoadError
 from treadle.cli.models.opening import on_host, open_model, parsed_shapes
+from treadle.cli.models.ranges import are_ranged, parsed_ranges, ranged_onnx
 from treadle.cli.status import Misuse, Status
 from treadle.engine.package.offline import OfflineModel, load_offline
 
@@ -41,7 +42,10 @@ GrpcPort = Annotated[
 ]
 Given = Annotated[
     list[str] | None,
-    typer.Option(help="Of an input, as x=1,3,224,224, or of one model's, as NAME:x=1,3."),
+    typer.Option(
+        help="Of an input, as x=1,3,224,224, or of one model's, as NAME:x=1,3. ONNX models also "
+        "take ranges, as x=1..8,3,32..640: requests may have any extent inside."
+    ),
 ]
 Portable = Annotated[
     bool, typer.Option("--portable", help="Leave native code in files alone: compile here.")
@@ -150,15 +154,10 @@ def command(
         models = []
         for name, version, path in named:
             started = time.perf_counter()
-            wanted = parsed_shapes(shapes[name])
-            allowed = True if allow_native else None
-            as_it_is = not (portable or wanted or path.suffix == ".onnx")
-            native = _native(path, allowed) if as_it_is else None
-            if native is not None:
-                model = serving.load_compiled(name, version, native, max_batch)
-            else:
-                opened = open_model(path, wanted, allow_native=False if portable else allowed)
-                model = serving.load_model(name, version, opened, max_batch or 1, level)
+            model = _loaded(
+                serving, (name, version, path), shapes[name], max_batch, level, portable,
+                True if allow_native else None,
+            )  # fmt: skip
             _tell(model, path, time.perf_counter() - started)
             models.append(model)
         # They live as long as the process: collections need not look at them.
@@ -173,6 +172,31 @@ def command(
     if cut:
         typer.echo(f"{cut} requests were not done in {grace:g} s", err=True)
         raise typer.Exit(Status.FAILED)
+
+
+def _loaded(
+    serving: Any,
+    source: tuple[str, str, Path],
+    given: list[str],
+    most: int | None,
+    level: int,
+    portable: bool,
+    allowed: bool | None,
+) -> Any:
+    """The model of a file, ready for requests."""
+    name, version, path = source
+    if are_ranged(given):
+        from treadle.serve.ranges import load_ranged  # with all that capture needs
+
+        ranged = ranged_onnx(path, parsed_ranges(given))
+        return load_ranged(name, version, *ranged, most or 1, level)
+    wanted = parsed_shapes(given)
+    as_it_is = not (portable or wanted or path.suffix == ".onnx")
+    native = _native(path, allowed) if as_it_is else None
+    if native is not None:
+        return serving.load_compiled(name, version, native, most)
+    opened = open_model(path, wanted, allow_native=False if portable else allowed)
+    return serving.load_model(name, version, opened, most or 1, level)
 
 
 def limits_of(

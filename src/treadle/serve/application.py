@@ -17,7 +17,7 @@ from treadle.serve.batching import Outcome, Work, Worker
 from treadle.serve.datatypes import Array
 from treadle.serve.limits import Limits
 from treadle.serve.metrics import Metrics, ModelMetrics
-from treadle.serve.models import ServedModel
+from treadle.serve.models import Servable
 from treadle.serve.protocol import (
     HEADER_LENGTH,
     Disconnected,
@@ -38,7 +38,7 @@ Outputs = dict[str, Array]
 class Served:
     """A model with its thread and its counts."""
 
-    def __init__(self, model: ServedModel, metrics: Metrics, limits: Limits) -> None:
+    def __init__(self, model: Servable, metrics: Metrics, limits: Limits) -> None:
         self.model = model
         self.metrics = ModelMetrics(metrics, model.name, model.version)
         self.worker = Worker(model, self.metrics, limits.delay, limits.waiting)
@@ -87,7 +87,7 @@ class Application(Reception):
 
     def __init__(
         self,
-        models: Sequence[ServedModel],
+        models: Sequence[Servable],
         limits: Limits | None = None,
         access: Access | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ from treadle.base.errors import TreadleError
 from treadle.base.log import get_logger
 from treadle.serve.datatypes import Array
 from treadle.serve.metrics import ModelMetrics
-from treadle.serve.models import ServedModel
+from treadle.serve.models import Servable
 from treadle.serve.protocol import Disconnected, Refusal
 from treadle.serve.statistics import Statistics
 
@@ -59,7 +59,7 @@ class Worker:
     """
 
     def __init__(
-        self, model: ServedModel, metrics: ModelMetrics, delay: float = 0.0, most_waiting: int = 64
+        self, model: Servable, metrics: ModelMetrics, delay: float = 0.0, most_waiting: int = 64
     ) -> None:
         self.model, self.metrics, self.statistics = model, metrics, Statistics()
         self._delay, self._most_waiting = delay, most_waiting

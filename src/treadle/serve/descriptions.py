@@ -10,7 +10,7 @@ from typing import Any
 
 from treadle.base.version import VERSION
 from treadle.serve.datatypes import NAMES
-from treadle.serve.models import ServedModel
+from treadle.serve.models import Servable
 from treadle.serve.protocol import End
 from treadle.serve.statistics import Statistics
 
@@ -22,7 +22,7 @@ def server() -> dict[str, Any]:
     return {"name": "treadle", "version": VERSION, "extensions": list(EXTENSIONS)}
 
 
-def metadata(model: ServedModel, versions: Sequence[str]) -> dict[str, Any]:
+def metadata(model: Servable, versions: Sequence[str]) -> dict[str, Any]:
     """Inputs and outputs; `versions` are those that the model's name has."""
     return {
         "name": model.name,
@@ -33,7 +33,7 @@ def metadata(model: ServedModel, versions: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def statistics(served: Sequence[tuple[ServedModel, Statistics]]) -> dict[str, Any]:
+def statistics(served: Sequence[tuple[Servable, Statistics]]) -> dict[str, Any]:
     """Triton's statistics of models."""
     stats = []
     for model, counted in served:
@@ -41,7 +41,7 @@ def statistics(served: Sequence[tuple[ServedModel, Statistics]]) -> dict[str, An
     return {"model_stats": stats}
 
 
-def configuration(model: ServedModel, delay: float) -> dict[str, Any]:
+def configuration(model: Servable, delay: float) -> dict[str, Any]:
     """Triton's configuration of a model: where rows are joined, extents are those behind them.
 
     Args:

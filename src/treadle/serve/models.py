@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,8 +25,38 @@ _CLOSE = 1e-2
 """Largest difference of a row's results from those that it has alone, relative to the largest."""
 
 
-class ServedModel:
+class Servable(Protocol):
     """A model that requests can be put to.
+
+    Attributes:
+        name, version: in its address.
+        inputs, outputs: as clients see them; extents that may differ are open.
+        notes: what whoever starts the server should know.
+    """
+
+    name: str
+    version: str
+    inputs: tuple[End, ...]
+    outputs: tuple[End, ...]
+    notes: list[str]
+
+    @property
+    def most(self) -> int:
+        """The most rows of one run; 1 where requests are not joined."""
+
+    def rows(self, arrays: Sequence[Array]) -> int:
+        """Return the number of rows of a request that may be joined; 0 if it runs alone.
+
+        Raises:
+            Refusal: its shapes are none of the model's.
+        """
+
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return the outputs."""
+
+
+class ServedModel:
+    """A model with a program for each of its shapes.
 
     Args:
         name, version: in its address.
@@ -62,8 +92,8 @@ class ServedModel:
         self._programs = {**programs, **self._untried}
         self._dtypes = [dtype for _, dtype in inputs]
         results = {shapes: self._results(shapes) for shapes in programs}
-        self.inputs = _ends(inputs, list(self._programs))
-        self.outputs = _ends(outputs, list(results.values()))
+        self.inputs = ends_of(inputs, list(self._programs))
+        self.outputs = ends_of(outputs, list(results.values()))
         self.sizes = self._batches(results, most)
 
     @property
@@ -78,8 +108,8 @@ class ServedModel:
             Refusal: there is no program for its shapes.
         """
         shapes = tuple(array.shape for array in arrays)
-        sizes = self.sizes.get(_behind(shapes), ())
-        if sizes and _one_extent(shapes) and 1 <= shapes[0][0] <= sizes[-1]:
+        sizes = self.sizes.get(row_shapes(shapes), ())
+        if sizes and one_extent(shapes) and 1 <= shapes[0][0] <= sizes[-1]:
             return int(shapes[0][0])
         if shapes in self._programs:
             return 0
@@ -94,7 +124,7 @@ class ServedModel:
         program = self._programs.get(shapes)
         if program is not None:
             return program(arrays)
-        behind, rows = _behind(shapes), shapes[0][0]
+        behind, rows = row_shapes(shapes), shapes[0][0]
         turns = []
         at = 0
         for size in _split(rows, self.sizes[behind]):
@@ -124,41 +154,19 @@ class ServedModel:
     ) -> dict[Shapes, tuple[int, ...]]:
         found: dict[Shapes, list[int]] = {}
         for shapes, made in results.items():
-            if _one_extent((*shapes, *made)) and shapes[0][0] <= most:
-                found.setdefault(_behind(shapes), []).append(shapes[0][0])
+            if one_extent((*shapes, *made)) and shapes[0][0] <= most:
+                found.setdefault(row_shapes(shapes), []).append(shapes[0][0])
         joined = {}
         for behind, sizes in found.items():
             sizes.sort()
             if sizes[0] != 1 or len(sizes) == 1:
                 continue
-            if self._rows_are_apart(behind, sizes):
-                more = [shapes[0][0] for shapes in self._untried if _behind(shapes) == behind]
+            if are_apart(self.run, behind, self._dtypes, sizes[-1]):
+                more = [shapes[0][0] for shapes in self._untried if row_shapes(shapes) == behind]
                 joined[behind] = tuple(sorted({*sizes, *more}))
             else:
                 self.notes.append("rows of a batch are not independent: requests are not joined")
         return joined
-
-    def _rows_are_apart(self, behind: Shapes, sizes: Sequence[int]) -> bool:
-        """Return whether rows have the results together that they have one by one, on
-        random data.
-        """
-        generator, rows = np.random.default_rng(0), sizes[-1]
-        given = []
-        for shape, dtype in zip(behind, self._dtypes, strict=True):
-            if dtype.kind in "biu":  # Indices, maybe, of small tables.
-                given.append(generator.integers(0, 2, (rows, *shape)).astype(dtype))
-            else:
-                given.append(generator.standard_normal((rows, *shape)).astype(dtype))
-        try:
-            together = self._programs[tuple(a.shape for a in given)](given)
-            for row in range(rows):
-                alone = self.run([array[row : row + 1] for array in given])
-                for whole, own in zip(together, alone, strict=True):
-                    if not _alike(whole[row : row + 1], own):
-                        return False
-        except IndexRangeError:  # These are no data for the model.
-            return False
-        return True
 
 
 def load_model(name: str, version: str, model: Model, most: int = 1, level: int = 2) -> ServedModel:
@@ -184,7 +192,7 @@ def load_model(name: str, version: str, model: Model, most: int = 1, level: int 
     own = tuple(_shape(value) for _, value in ends)
     options, notes = Options(level=level), []
     graphs, shared = {own: model.graph}, {}
-    if most > 1 and _one_extent(own):
+    if most > 1 and one_extent(own):
         shared = programs_by_rows(model.graph, most, options)
         try:
             for shapes in (_of_rows(own, rows) for rows in _powers(most)):
@@ -226,7 +234,7 @@ def load_compiled(
     gears = [tuple(gear.values()) for gear in model.gears]
     notes = []
     if most is None:
-        most = max((shapes[0][0] for shapes in gears if _one_extent(shapes)), default=1)
+        most = max((shapes[0][0] for shapes in gears if one_extent(shapes)), default=1)
     elif most > 1 and len(gears) == 1:
         notes.append("its file has code for one shape: requests are not joined")
 
@@ -270,11 +278,12 @@ def _split(rows: int, sizes: Sequence[int]) -> list[int]:
     return parts
 
 
-def _behind(shapes: Shapes) -> Shapes:
+def row_shapes(shapes: Shapes) -> Shapes:
+    """Return the shapes of one row, which are behind axis 0."""
     return tuple(shape[1:] for shape in shapes)
 
 
-def _one_extent(shapes: Shapes) -> bool:
+def one_extent(shapes: Shapes) -> bool:
     """Return whether all have the same first extent."""
     return all(shapes) and len({shape[0] for shape in shapes}) == 1
 
@@ -283,7 +292,9 @@ def _spelled(shapes: Shapes) -> str:
     return " ".join(str(list(shape)) for shape in shapes)
 
 
-def _ends(named: Sequence[tuple[str, np.dtype[Any]]], shapes: Sequence[Shapes]) -> tuple[End, ...]:
+def ends_of(
+    named: Sequence[tuple[str, np.dtype[Any]]], shapes: Sequence[Shapes]
+) -> tuple[End, ...]:
     """Ends with the extents that all programs agree on."""
     made = []
     for i, (name, dtype) in enumerate(named):
@@ -295,6 +306,34 @@ def _ends(named: Sequence[tuple[str, np.dtype[Any]]], shapes: Sequence[Shapes]) 
     return tuple(made)
 
 
+def are_apart(run: Program, rows: Shapes, dtypes: Sequence[np.dtype[Any]], count: int) -> bool:
+    """Return whether rows have the results together that they have one by one, on random data.
+
+    Args:
+        run: the program of any number of rows up to the count.
+        rows: shapes of one.
+        dtypes: their element types.
+        count: rows that run together.
+    """
+    generator = np.random.default_rng(0)
+    given = []
+    for shape, dtype in zip(rows, dtypes, strict=True):
+        if dtype.kind in "biu":  # Indices, maybe, of small tables.
+            given.append(generator.integers(0, 2, (count, *shape)).astype(dtype))
+        else:
+            given.append(generator.standard_normal((count, *shape)).astype(dtype))
+    try:
+        together = run(given)
+        for row in range(count):
+            alone = run([array[row : row + 1] for array in given])
+            for whole, own in zip(together, alone, strict=True):
+                if not _alike(whole[row : row + 1], own):
+                    return False
+    except IndexRangeError:  # These are no data for the model.
+        return False
+    return True
+
+
 def _alike(x: Array, y: Array) -> bool:
     if x.dtype.kind in "biu":
         return bool((x == y).all())
@@ -303,4 +342,4 @@ def _alike(x: Array, y: Array) -> bool:
     return bool(np.allclose(wide, other, rtol=0, atol=_CLOSE * size, equal_nan=True))
 
 
-__all__ = ["Program", "ServedModel", "load_compiled", "load_model"]
+__all__ = ["Program", "Servable", "ServedModel", "load_compiled", "load_model"]

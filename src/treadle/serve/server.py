@@ -22,7 +22,7 @@ from treadle.serve.access import Access
 from treadle.serve.application import Application
 from treadle.serve.connection import Config, Connection
 from treadle.serve.limits import Limits
-from treadle.serve.models import ServedModel
+from treadle.serve.models import Servable
 from treadle.serve.reception import Reception
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -219,7 +219,7 @@ def is_loopback(sock: socket.socket) -> bool:
 
 
 def serve(
-    models: Sequence[ServedModel],
+    models: Sequence[Servable],
     sock: socket.socket,
     limits: Limits | None = None,
     ready: Callable[[Server], None] | None = None,

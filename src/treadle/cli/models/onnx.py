@@ -24,12 +24,7 @@ def from_onnx(path: Path, shapes: Shapes, outputs: Sequence[str], batch: int) ->
     Raises:
         LoadError: ONNX is not installed, the file is damaged, or something does not fit it.
     """
-    try:
-        from treadle.interop import onnx
-    except ModuleNotFoundError as error:
-        raise LoadError(str(path), str(error), hint="pip install treadle[onnx]") from error
-    network = onnx.load(path)
-    network.eval()
+    network = opened_onnx(path)
     unknown = set(shapes) - set(network.input_names)
     if unknown:
         raise no_input(path, unknown, network.input_names)
@@ -45,6 +40,21 @@ def from_onnx(path: Path, shapes: Shapes, outputs: Sequence[str], batch: int) ->
     # What only other outputs needed is of no use any more.
     info = {"source": {**provenance(path), **network.provenance}}
     return replace(model, graph=DeadCode()(model.graph), info=info)
+
+
+def opened_onnx(path: Path) -> Any:
+    """The network of an ONNX file, for inference.
+
+    Raises:
+        LoadError: ONNX is not installed, or the file is damaged.
+    """
+    try:
+        from treadle.interop import onnx
+    except ModuleNotFoundError as error:
+        raise LoadError(str(path), str(error), hint="pip install treadle[onnx]") from error
+    network = onnx.load(path)
+    network.eval()
+    return network
 
 
 def _sample(

@@ -1,0 +1,262 @@
+"""Models whose extents the clients choose, within ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treadle import jit
+from treadle.base.errors import LoadError, ShapeError, TreadleError
+from treadle.base.log import get_logger
+from treadle.engine.extents.cells import cell_of
+from treadle.engine.options import Options
+from treadle.jit.family import Member
+from treadle.serve.datatypes import NAMES, Array
+from treadle.serve.models import Shapes, are_apart, ends_of, one_extent, row_shapes
+from treadle.serve.protocol import Refusal
+from treadle.tensor import Tensor
+
+Results = list[tuple[tuple[int, ...], np.dtype[Any]]]
+"""Shapes and element types of results."""
+Extents = Mapping[str, int]
+"""By the name of the axis."""
+_MOST_SAMPLES, _MOST_FAILURES = 2048, 16
+"""Extents for which programs are made before the port opens, and how many may be refused."""
+
+
+class Axis(NamedTuple):
+    """An extent that clients choose: its name, and its range, both ends inclusive."""
+
+    name: str
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return f"{self.low} to {self.high}"
+
+
+class Input(NamedTuple):
+    """An input: its name, element type, and extents."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | Axis, ...]
+
+    def at(self, extents: Mapping[str, int]) -> tuple[int, ...]:
+        """Return its shape at extents by name."""
+        return tuple(extents[d.name] if isinstance(d, Axis) else d for d in self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name} [{', '.join(map(str, self.shape))}]"
+
+
+class RangedModel:
+    """A model that serves all extents of some ranges, by a handful of programs.
+
+    Programs are made when it is loaded, for all extents where these are few, else for some of each
+    cell (`engine.extents.cells`).
+
+    Args:
+        name, version: in its address.
+        function: of tensors, as many as there are inputs, to one or several.
+        inputs: what it takes; axes of one name have equal extents.
+        outputs: names of its results.
+        most: rows of requests that are joined.
+        options: of the compilation.
+
+    Attributes:
+        inputs, outputs: as clients see them; extents that differ are open.
+        notes: what whoever starts the server should know.
+
+    Raises:
+        LoadError: an element type is none of the protocol's, or the ends of ranges have no program.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        function: Callable[..., Any],
+        inputs: Sequence[Input],
+        outputs: Sequence[str],
+        most: int = 1,
+        options: Options | None = None,
+    ) -> None:
+        self.name, self.version, self.notes = name, version, list[str]()
+        self._given = tuple(inputs)
+        self._axes = {d.name: d for i in inputs for d in i.shape if isinstance(d, Axis)}
+        names = {
+            n: {a: d.name for a, d in enumerate(i.shape) if isinstance(d, Axis)}
+            for n, i in enumerate(inputs)
+        }
+        dynamic = {n: axes for n, axes in names.items() if axes}
+        self._function = jit.compile(dynamic=dynamic, options=options or Options())(function)
+        extents, made = self._ready()
+        self.inputs = ends_of(
+            [(i.name, i.dtype) for i in inputs], [self._shapes(e) for e in extents]
+        )
+        types = [dtype for _, dtype in made[0]]
+        shapes = [tuple(shape for shape, _ in results) for results in made]
+        self.outputs = ends_of(list(zip(outputs, types, strict=True)), shapes)
+        for end in (*self.inputs, *self.outputs):
+            if end.dtype not in NAMES:
+                raise LoadError(name, f"{end.name} is {end.dtype}, which the protocol lacks")
+        self._most = self._joined(most, dict(zip(map(self._shapes, extents), shapes, strict=True)))
+
+    @property
+    def most(self) -> int:
+        """The most rows of one run; 1 where requests are not joined."""
+        return self._most
+
+    def rows(self, arrays: Sequence[Array]) -> int:
+        """Return the number of rows of a request; 0 if it runs alone.
+
+        Raises:
+            Refusal: its extents are outside of the ranges, or differ where they should be equal.
+        """
+        found: dict[str, int] = {}
+        for given, array in zip(self._given, arrays, strict=True):
+            fits = len(given.shape) == array.ndim
+            for wanted, extent in zip(given.shape, array.shape, strict=False):
+                if isinstance(wanted, Axis):
+                    fits = fits and wanted.low <= extent <= wanted.high
+                    fits = fits and found.setdefault(wanted.name, extent) == extent
+                else:
+                    fits = fits and wanted == extent
+            if not fits:
+                known = "; ".join(map(str, self._given))
+                saw = " ".join(str(list(array.shape)) for array in arrays)
+                raise Refusal(400, f"there is no program for {saw}, but for {known}")
+        rows = int(arrays[0].shape[0]) if self._most > 1 else 0
+        return rows if rows <= self._most else 0
+
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return the outputs.
+
+        Raises:
+            Refusal: an op of the model does not take these extents.
+        """
+        tensors = [Tensor(a, dtype=a.dtype) for a in arrays]
+        try:
+            found = self._function(*tensors)
+        except ShapeError as error:
+            raise Refusal(400, f"the model does not take these extents: {error.problem}") from error
+        results = found if isinstance(found, tuple) else (found,)
+        if not all(isinstance(y, Tensor) for y in results):
+            kinds = ", ".join(type(y).__name__ for y in results)
+            raise LoadError(self.name, "a result is no tensor", saw=kinds)
+        return [y.numpy() for y in results]
+
+    # -- before the port opens -----------------------------------------------------------------
+
+    def _shapes(self, extents: Extents) -> Shapes:
+        return tuple(i.at(extents) for i in self._given)
+
+    def _ready(self) -> tuple[list[Extents], list[Results]]:
+        """Run zeros at both ends of the ranges, and return these, and the results' descriptions."""
+        axes = self._axes.items()
+        both: list[Extents] = [{n: a.low for n, a in axes}, {n: a.high for n, a in axes}]
+        made = []
+        for extents in both:
+            try:
+                made.append(self._described(extents))
+            except (TreadleError, Refusal) as error:
+                problem = getattr(error, "problem", str(error))
+                saw = ", ".join(f"{n} = {x}" for n, x in extents.items())
+                raise LoadError(self.name, f"it cannot be run: {problem}", saw=saw) from error
+        if self._axes and not self._has_programs():
+            self.notes.append("some extents may need programs that are made at their first request")
+        return both, made
+
+    def _has_programs(self) -> bool:
+        """Make programs for what lies between the ends, and return whether they serve all of it."""
+        failures, each = 0, int(_MOST_SAMPLES ** (1 / len(self._axes)))
+        if prod(axis.high - axis.low + 1 for axis in self._axes.values()) <= _MOST_SAMPLES:
+            each = _MOST_SAMPLES
+        between = [_among(axis, each) for axis in self._axes.values()]
+        for numbers in product(*between):
+            extents = dict(zip(self._axes, numbers, strict=True))
+            try:
+                variant = self._function.variant(self._zeros(extents), {})
+            except TreadleError:  # Multiples of 32, for one, may be all that it takes.
+                get_logger("serve").debug("%s takes no %s", self.name, extents, exc_info=True)
+                failures += 1
+                if failures > _MOST_FAILURES:
+                    return False
+                continue
+            if max(numbers) > 1 and not isinstance(variant, Member):
+                return False  # Each extents have a program of their own.
+        return all(
+            len(b) > a.high - a.low for a, b in zip(self._axes.values(), between, strict=True)
+        )
+
+    def _zeros(self, extents: Extents) -> tuple[Tensor, ...]:
+        shapes = zip(self._shapes(extents), self._given, strict=True)
+        return tuple(Tensor(np.zeros(shape, i.dtype), dtype=i.dtype) for shape, i in shapes)
+
+    def _described(self, extents: Extents) -> Results:
+        return [(y.shape, y.dtype) for y in self.run([x.numpy() for x in self._zeros(extents)])]
+
+    def _joined(self, most: int, seen: Mapping[Shapes, Shapes]) -> int:
+        """The most rows that are joined: 1 where it may not be."""
+        axes = {i.shape[0] if i.shape else 0 for i in self._given}
+        axis = axes.pop()
+        if most == 1 or axes or not isinstance(axis, Axis) or axis.low != 1 or axis.high == 1:
+            return 1
+        rows = min(most, axis.high)
+        if all(one_extent((*given, *made)) for given, made in seen.items()):
+            lowest = self._shapes({n: a.low for n, a in self._axes.items()})
+            if are_apart(self.run, row_shapes(lowest), [i.dtype for i in self._given], rows):
+                return rows
+        self.notes.append("rows of a batch are not independent: requests are not joined")
+        return 1
+
+
+def load_ranged(
+    name: str,
+    version: str,
+    function: Callable[..., Any],
+    inputs: Sequence[tuple[str, np.dtype[Any], Sequence[Any]]],
+    outputs: Sequence[str],
+    most: int = 1,
+    level: int = 2,
+) -> RangedModel:
+    """Compile a function for ranges of extents.
+
+    Args:
+        name, version: in its address.
+        function: of tensors.
+        inputs: name, element type, and for each axis its extent, or (name, least, largest).
+        outputs: names of its results.
+        most: rows of one run; with 1 requests are not joined.
+        level: of optimization.
+
+    Raises:
+        LoadError: an element type is none of the protocol's, or the ends of ranges have no program.
+    """
+    taken = [
+        Input(n, dtype, tuple(d if isinstance(d, int) else Axis(*d) for d in shape))
+        for n, dtype, shape in inputs
+    ]
+    return RangedModel(name, version, function, taken, outputs, most, Options(level=level))
+
+
+def _among(axis: Axis, count: int) -> list[int]:
+    """Extents of a range: all, or both ends of each cell and about as many between as counted."""
+    low, high = axis.low, axis.high
+    if high - low < count:
+        return list(range(low, high + 1))
+    found = {*np.geomspace(low, high, count).round().astype(int).tolist(), low, high}
+    at = max(low, 2)
+    while at <= high:
+        last = cell_of({axis.name: at}).ranges[axis.name][1]
+        found |= {at, min(last, high)}
+        at = last + 1
+    return sorted(found)
+
+
+__all__ = ["Axis", "Input", "RangedModel", "load_ranged"]
