@@ -8,11 +8,13 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
+from tests.backends.codegen.matrix_registers import emulated
 
 from treadle.backends.codegen.kernel.c import c_source
 from treadle.backends.codegen.kernel.ir import Kernel
@@ -42,14 +44,17 @@ RUNNABLE = tuple(t for t in (GENERIC, AVX2, AVX512, NEON) if runs_here(t))
 def standing_in(target: Target) -> Target | None:
     """The target whose code runs a target's kernels here, None if the interpreter has to.
 
-    Kernels say nothing of registers but matrix ones: printed for a processor with narrower vectors,
-    they are split by LLVM and compute the same.
+    Kernels say nothing of the width of registers: printed for a processor with narrower vectors,
+    they are split by LLVM and compute the same. Matrix registers are emulated.
     """
     if target in RUNNABLE:
         return target
-    if target.triple or target.matrices:
+    if target.triple:
         return None
-    return next((t for t in reversed(RUNNABLE) if not t.triple and t.fma == target.fma), None)
+    found = next((t for t in reversed(RUNNABLE) if not t.triple and t.fma == target.fma), None)
+    if found is None or not target.matrices:
+        return found
+    return replace(found, name=f"{found.name} with matrices", matrices=True)
 
 
 def parse(kernels: Sequence[Kernel], target: Target) -> llvm.ModuleRef:
@@ -60,8 +65,10 @@ def parse(kernels: Sequence[Kernel], target: Target) -> llvm.ModuleRef:
 
 
 def object_code(kernels: Sequence[Kernel], target: Target) -> bytes:
-    """The code of the kernels, as programs have it."""
-    return translate(module_text(kernels, target), target)
+    """The code of the kernels, as programs have it where the processor has the registers."""
+    text = module_text(kernels, target)
+    lacks = target.matrices and "+amx-tile" not in target.features
+    return translate(emulated(text) if lacks else text, target)
 
 
 def assembly(kernels: Sequence[Kernel], target: Target) -> str:
