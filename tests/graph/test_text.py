@@ -208,7 +208,7 @@ BAD = {
     "huge": (GOOD.replace("neg", "cast{dtype=int8[99999999999999](all 0)}"), "make no int8"),
     "same extent": ("graph g[n: 1.., n: 1..]() { return }", "declared twice or reserved"),
     "reserved": ("graph g[int8: 1..]() { return }", "declared twice or reserved"),
-    "relation": ("graph g[n: 1..]() where n = 0 { return }", "expected '==' or '>='"),
+    "relation": ("graph g[n: 1..]() where n = 0 { return }", "expected '==', '>=' or '!='"),
     "guard": (
         "graph g[n: 1.., m: 1..](%0: int8[n], %1: int8[m]) {\n"
         "  %2 = add(%0, %1) : int8[n]\n  return\n}",

@@ -131,6 +131,7 @@ EQUAL: list[tuple[str, dict[str, Any], tuple[Any, ...], Callable[[], Any]]] = [
     ("Dot", {}, (ROWS[0], ROWS[1]), lambda: ROWS[0] @ ROWS[1]),
     ("Dropout", {"drop_prob": 0.0}, (ROWS,), lambda: ROWS),
     ("Eye", {}, ([2, 3],), lambda: np.eye(2, 3, dtype=np.float32)),
+    ("Eye", {"k": -1}, ([3, 4],), lambda: np.eye(3, 4, -1, dtype=np.float32)),
     ("Fill", {"value": 2.5}, ([2, 3],), lambda: np.full((2, 3), 2.5, np.float32)),
     ("FillLike", {"value": 2.5}, (ROWS,), lambda: np.full_like(ROWS, 2.5)),
     (
@@ -174,6 +175,12 @@ EQUAL: list[tuple[str, dict[str, Any], tuple[Any, ...], Callable[[], Any]]] = [
     ),
     ("LRN", {}, (IMAGE,), lambda: F.local_response_norm(x(IMAGE))),
     ("Linspace", {}, (0, 1, 5), lambda: np.linspace(0, 1, 5, dtype=np.float32)),
+    (
+        "Linspace",
+        {"endpoint": False},
+        (0, 1, 5),
+        lambda: np.linspace(0, 1, 5, endpoint=False, dtype=np.float32),
+    ),
     ("MatrixInverse", {}, (SQUARE,), lambda: np.linalg.inv(SQUARE)),
     ("MeshGrid", {}, (ROWS[0], ROWS[1]), lambda: np.meshgrid(ROWS[0], ROWS[1])[0]),
     (

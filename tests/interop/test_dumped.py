@@ -147,7 +147,7 @@ class Net:
                 op[11] = ("tables", [self.tensor(value, first=False)[0]])
             operators.append(op)
         graph: Fields = {0: ("I", 101100), 1: ("I", 2), 2: ("tables", operators)}
-        graph[4] = ("structs II", [(len(operators) - 1, 0)])
+        graph[4] = ("tables", [{0: ("I", len(operators) - 1)}])
         return root(graph, b"mgv2")
 
 
@@ -260,6 +260,6 @@ def test_a_value_that_its_operator_does_not_make_is_named(tmp_path: Path) -> Non
     path.write_bytes(Net().second())
     model = read_model(path)
     last = model.operators[-1]
-    model.operators[-1] = replace(last, outputs=(*last.outputs, 99))
+    model.operators[-1] = replace(last, outputs=(99, *last.outputs))
     with pytest.raises(CheckpointError, match="value 12 is read"):
         model(mge.tensor(Net().x))

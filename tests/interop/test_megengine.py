@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import math
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -258,6 +260,26 @@ def test_names_that_numpy_has_removed_mean_what_they_did() -> None:
     finally:
         uninstall()
     assert not hasattr(numpy, "float")
+
+
+def test_arrays_of_one_element_are_numbers() -> None:
+    """Programs write `int(F.sum(x).numpy())`, along however many axes; NumPy 2.4 refuses it."""
+    install()
+    try:
+        one = mge.tensor([[7.5]]).numpy()
+        assert int(one) == 7 and float(one) == 7.5 and complex(one) == 7.5
+        assert [10, 20, 30][mge.tensor([2]).numpy()] == 30
+        assert mge.tensor([3]).numpy().__index__() == 3
+        assert repr(one) == "array([[7.5]], dtype=float32)"
+        more = np.concatenate([one, one])
+        assert type(more) is np.ndarray and type(pickle.loads(pickle.dumps(one))) is np.ndarray
+        assert type(one[0, 0]) is np.float32 and type(one.sum()) is np.float32
+        assert float(one + 1) == 8.5 and math.floor(float(one.reshape(1))) == 7
+        with pytest.raises(TypeError):
+            int(mge.tensor([1, 2]).numpy())
+    finally:
+        uninstall()
+    assert type(mge.tensor([1.0]).numpy()) is np.ndarray
 
 
 def test_core_names_what_it_has() -> None:

@@ -60,6 +60,7 @@ ONE_COURSE: dict[str, Function] = {
     "the last by number": lambda x: x[x.shape[0] - 1],
     "cross entropy": lambda x: F.loss.cross_entropy(x, F.zeros(x.shape[0], dtype="int32")),
     "mean": lambda x: x.mean(axis=0) * x.shape[0],
+    "linspace": lambda x: F.linspace(0, 1, x.shape[0]),
     "mask": lambda x: x * (F.arange(x.shape[0]).reshape(-1, 1) < x.shape[0] - 1),
 }
 
@@ -81,7 +82,6 @@ PINS: dict[str, Function] = {
     "float": lambda x: x * (1.0 / x.shape[0]),
     "root": lambda x: x / math.sqrt(x.shape[0]),
     "power": lambda x: x * x.shape[0] ** -0.5,
-    "linspace": lambda x: F.linspace(0, 1, x.shape[0]),
     "topk": lambda x: F.topk(x[:, 0], (x.shape[0] + 1) // 2)[0],
     "diag": lambda x: F.diag(x[:, 0]),
 }

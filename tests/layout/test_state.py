@@ -26,6 +26,7 @@ DECLARED = """
     base/saved_objects.py _ALLOWED _REFUSED
     base/spelling.py KNOWN
     engine/devices/lifetime.py _HANDLERS
+    engine/package/__init__.py _FOREIGN
     functional/elemwise.py MOVED
     graph/passes.py PASSES
     interop/onnx/registry.py CONVERTERS

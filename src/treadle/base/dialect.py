@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 
 class Dialect:
@@ -10,6 +11,9 @@ class Dialect:
 
     Attributes:
         megengine: whether numbers and refusals are MegEngine's where the two differ.
+        single: what NumPy arrays of one element, along some axes, are handed out as; None for
+            themselves.
     """
 
     megengine: ClassVar[bool] = False
+    single: ClassVar[Callable[[Any], Any] | None] = None

@@ -13,6 +13,7 @@ import typer
 from treadle.base.env import SERVE_TOKEN
 from treadle.base.errors import LoadError
 from treadle.cli.models.opening import on_host, open_model, parsed_shapes
+from treadle.cli.models.programs import native_parts
 from treadle.cli.models.ranges import are_ranged, parsed_ranges, ranged_onnx
 from treadle.cli.status import Misuse, Status
 from treadle.engine.package.offline import OfflineModel, load_offline
@@ -277,6 +278,8 @@ def _named(sources: list[str]) -> list[tuple[str, str, Path]]:
 
 def _native(path: Path, allowed: bool | None) -> OfflineModel | None:
     """The model of a file whose native code runs here; None where the graph is to be compiled."""
+    if not native_parts(path):
+        return None
     model = load_offline(path, recompile=True, allow_native=allowed)
     if model.target:
         return model

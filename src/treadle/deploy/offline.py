@@ -22,7 +22,6 @@ from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Plan
 from treadle.engine.report import Partition
 from treadle.graph.ir import Graph
-from treadle.graph.retype import retyped
 
 Shape = tuple[int, ...]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -72,7 +71,7 @@ def compile_offline(
     shapes = _checked(model, gears)
     pool, plans, graphs, parts = Weights(), [], [], []
     for wanted in shapes:
-        graph = _shaped(model.graph, wanted)
+        graph = model.at(wanted)
         stages = Stages(graph, options=chosen, crossing=compiler)
         plan = stages.planned.plan
         refuse(plan, "offline")
@@ -126,11 +125,6 @@ def _sizes(name: str, shape: Sequence[Any]) -> Shape:
             hint="give every gear a shape for it",
         )
     return tuple(int(d) for d in shape)
-
-
-def _shaped(graph: Graph, shapes: tuple[Shape, ...]) -> Graph:
-    same = all(v.type.shape == s for v, s in zip(graph.inputs, shapes, strict=True))
-    return graph if same else retyped(graph, shapes)
 
 
 def _gear(graph: Graph, plan: Plan, partitions: tuple[Partition, ...]) -> Gear:

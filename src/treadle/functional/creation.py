@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.dtype import as_dtype
+from treadle.base.dtype import DType, as_dtype, float32
 from treadle.base.errors import DTypeError, ShapeError, TreadleError
 from treadle.base.quantized import quantized_type_of
-from treadle.base.symbol import Expr
+from treadle.base.symbol import Dim, Expr
 from treadle.engine.devices.names import default_device, resolve
 from treadle.engine.eager.hostdata import as_host_array
 from treadle.functional.arguments import as_tensor, extents
@@ -158,6 +158,8 @@ def linspace(
         >>> F.linspace(0, 1, 5).tolist()
         [0.0, 0.25, 0.5, 0.75, 1.0]
     """
+    if any([isinstance(v, Expr) for v in (start, stop, num)]):
+        return _spread(start, stop, num, as_dtype(dtype), device)
     try:
         count = index(num)
     except TypeError:
@@ -170,6 +172,19 @@ def linspace(
     first, last = (float(_number("linspace", v)) for v in (start, stop))
     stride = (last - first) / (count - 1) if count > 1 else 0.0
     return _create("linspace", creation.Iota(first, stride, count, as_dtype(dtype)), device)
+
+
+def _spread(start: Any, stop: Any, num: Dim, dtype: DType, device: Any) -> Tensor:
+    """`linspace` with extents for its ends or its number, which is at least 2 then."""
+    steps = _create("linspace", creation.Iota(0, 1, num, float32), device)
+    first, last, most = (
+        steps.apply(creation.Extent(v, float32), ())[0]
+        if isinstance(v, Expr)
+        else steps.constant(float(_number("linspace", v)))
+        for v in (start, stop, num - 1)
+    )
+    found: Tensor = first + steps * ((last - first) / most)
+    return found.astype(dtype.name)
 
 
 def _number(name: str, value: Any) -> Any:

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.dialect import Dialect
 from treadle.base.errors import ShapeError, UnsupportedOp
+from treadle.base.symbol import Dim
 from treadle.functional.arguments import as_float, as_tensor, call, pair, promote_all
 from treadle.functional.elemwise import abs as magnitude
-from treadle.functional.elemwise import clip, floor, maximum
+from treadle.functional.elemwise import clip, floor, maximum, minimum
 from treadle.functional.elemwise import round as rounded
 from treadle.functional.math import matmul
 from treadle.functional.tensor import expand_dims, stack, where, zeros_like
@@ -135,7 +137,8 @@ def roi_align(
 
     A region's parts are equal and not rounded; each holds `sample_points` rows and columns of
     samples, interpolated from the four cells around. Cells stand at whole numbers; samples more
-    than one cell outside of the image are 0, those within that are on its border.
+    than one cell outside of the image are 0, those within that are on its border. In programs that
+    import `megengine`, cells outside are 0, and no region counts as wider than it is.
 
     Args:
         inp: (N, C, H, W).
@@ -169,7 +172,11 @@ def roi_align(
     _check_regions("roi_align", x, regions)
     grid, samples = pair(output_shape), pair(sample_points)
     corners = regions[:, 1:] * float(spatial_scale) - (0.5 if aligned else 0.0)
-    size = maximum(corners[:, 2:] - corners[:, :2], 0.0 if aligned else 1.0)
+    least = 0.0 if aligned or Dialect.megengine else 1.0
+    size = maximum(corners[:, 2:] - corners[:, :2], least)
+    images = _images("roi_align", x, regions).reshape(-1, 1, 1)
+    if Dialect.megengine:
+        x, corners = pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), corners + 1.0
     k, channels, places = rois.shape[0], x.shape[1], []
     for axis in (1, 0):
         count = grid[1 - axis] * samples[1 - axis]
@@ -180,7 +187,6 @@ def roi_align(
     right = places[1].reshape(k, 1, columns) + zeros_like(places[0]).reshape(k, rows, 1)
     shape = x.shape[2:]
     outside = _outside(down, shape[0], 1.0) | _outside(right, shape[1], 1.0)
-    images = _images("roi_align", x, regions).reshape(k, 1, 1)
     found = _between(_cells(x), images, [down, right], shape)
     found = found * (1 - outside.astype(x.dtype)).reshape(*outside.shape, 1)
     parts = found.reshape(k, grid[0], samples[0], grid[1], samples[1], channels)
@@ -299,9 +305,9 @@ def _images(name: str, x: Tensor, rois: Tensor) -> Tensor:
     return call(name, Take(0), numbers, rois[:, 0].astype("int32"))
 
 
-def _outside(at: Tensor, extent: int, margin: float) -> Tensor:
+def _outside(at: Tensor, extent: Dim, margin: float) -> Tensor:
     """Return whether places lie more than a margin outside of the cells 0 to extent - 1."""
-    return (at < -margin) | (at > extent - 1 + margin)
+    return (at < -margin) | (at - margin > extent - 1)
 
 
 def _cells(x: Tensor) -> Tensor:
@@ -311,12 +317,16 @@ def _cells(x: Tensor) -> Tensor:
 
 
 def _between(
-    table: Tensor, images: Tensor, places: Sequence[Tensor], shape: Sequence[int]
+    table: Tensor, images: Tensor, places: Sequence[Tensor], shape: Sequence[Dim]
 ) -> Tensor:
     """Rows of `_cells`, interpolated at places (y, x) that are pushed inside: (*places, C)."""
     axes = []
     for at, extent in zip(places, shape, strict=True):
-        inside = clip(at, 0.0, extent - 1.0)
+        most = extent - 1
+        if isinstance(most, int):
+            inside = clip(at, 0.0, float(most))
+        else:
+            inside = minimum(maximum(at, 0.0), most)
         first = floor(inside)
         rest = inside - first
         near = first.astype("int32")

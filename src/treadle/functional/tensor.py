@@ -15,6 +15,7 @@ import numpy as np
 from treadle.base.dtype import bool_, int32
 from treadle.base.errors import DeviceError, ShapeError
 from treadle.base.shape import format_shape
+from treadle.base.symbol import Dim, Expr
 from treadle.engine.eager.repeated import repeated, repeated_of_several
 from treadle.functional import complex_parts, creation
 from treadle.functional.arguments import (
@@ -325,12 +326,12 @@ def stack(
     if dim is not None:
         axis = either("axis", axis, dim, 0)
     given = _several(inps, "stack", axis)
-    shapes = dict.fromkeys(x.shape for x in given)
-    if len(shapes) > 1:
+    first = given[0].shape
+    if any([x.shape != first for x in given[1:]]):
         raise ShapeError(
             "stack",
             "the shapes differ",
-            saw=", ".join(map(format_shape, shapes)),
+            saw=", ".join(dict.fromkeys(format_shape(x.shape) for x in given)),
             hint="reshape or broadcast them to one shape; concat() joins along an existing axis",
         )
     return concat([expand_dims(x, axis) for x in given], axis, device)
@@ -400,7 +401,7 @@ class _CutsError(ShapeError):
 
 
 @repeated
-def repeat(inp: Tensor, repeats: int, axis: int | None = None) -> Tensor:
+def repeat(inp: Tensor, repeats: Dim, axis: int | None = None) -> Tensor:
     """Every element (or every slice along `axis`) repeated; flat for None.
 
     The axis counts from the front; its extent grows by the factor `repeats`.
@@ -419,9 +420,10 @@ def repeat(inp: Tensor, repeats: int, axis: int | None = None) -> Tensor:
         raise ValueError("repeat takes a non-negative axis")
     at = axis_of(axis, x, "repeat")
     shape = x.shape
-    op = movement.Broadcast((*shape[: at + 1], int(repeats), *shape[at + 1 :]))
+    count = repeats if isinstance(repeats, Expr) else int(repeats)
+    op = movement.Broadcast((*shape[: at + 1], count, *shape[at + 1 :]))
     wide = call("repeat", op, expand_dims(x, at + 1))
-    return wide.reshape((*shape[:at], shape[at] * int(repeats), *shape[at + 1 :]))
+    return wide.reshape((*shape[:at], shape[at] * count, *shape[at + 1 :]))
 
 
 @repeated

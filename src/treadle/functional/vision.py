@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from treadle.base.symbol import Dim
+from treadle.base.shape import Shape
+from treadle.base.symbol import Dim, Expr
 from treadle.functional import color, detection, warp
 from treadle.functional.arguments import (
     as_float,
     as_tensor,
+    extents,
     ints,
     on_own_scale,
     pair,
@@ -88,12 +90,14 @@ def interpolate(
     return on_own_scale(op, inp)
 
 
-def _target(have: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[int, ...]:
+def _target(have: Shape, size: Any, scale_factor: Any) -> Shape:
     """Extents of the result."""
     if (size is None) == (scale_factor is None):
         raise ValueError("interpolate takes exactly one of size and scale_factor")
     if size is not None:
-        given = ints(size)
+        given = extents(size)
+        if any([isinstance(d, Expr) for d in given]) and len(given) == len(have):
+            return given
         return (*given, 1) if len(given) == 1 and len(have) == 2 else pair(size, len(have))
     several = isinstance(scale_factor, (tuple, list))
     factors = list(scale_factor) if several else [scale_factor] * len(have)

@@ -12,7 +12,17 @@ import numpy as np
 
 from treadle.base.errors import DTypeError
 from treadle.base.quantized import to_stored
-from treadle.functional.arguments import as_tensor, both_sides, call, on_own_scale, pair, unary
+from treadle.base.shape import Shape
+from treadle.base.symbol import Expr
+from treadle.functional.arguments import (
+    as_tensor,
+    both_sides,
+    call,
+    extents,
+    on_own_scale,
+    pair,
+    unary,
+)
 from treadle.ops import adaptive_pool, pool, slicing, sliding
 from treadle.ops.methods import either
 from treadle.tensor import Tensor
@@ -79,8 +89,11 @@ def pad(
     return unary(slicing.Pad(every, known, float(constant_value)), x)  # type: ignore[arg-type]
 
 
-def _pairs(x: Tensor, given: Any) -> list[tuple[int, ...]]:
+def _pairs(x: Tensor, given: Any) -> list[Shape]:
     """(before, after) of the leading axes."""
+    rows = given if isinstance(given, tuple | list) else ()
+    if any([isinstance(v, Expr) for w in rows if isinstance(w, tuple | list) for v in w]):
+        return [extents(w) for w in given]
     if np.ndim(given) > 1:
         return [tuple(int(v) for v in w) for w in given]
     problem = f"pad: pad_width is one (before, after) pair per axis, got {given}"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from treadle.base.errors import GraphError, ShapeError, TreadleError
-from treadle.base.shape import format_shape
-from treadle.base.symbol import Dim, Expr, Symbol
+from treadle.base.shape import Shape, format_shape
+from treadle.base.symbol import Dim, Expr, Symbol, symbol
 from treadle.base.symbol import evaluate as evaluate_extent
+from treadle.base.symbol import symbols_of as symbols_of_extent
 from treadle.base.types import TensorType
 from treadle.graph.ir import (
     Graph,
@@ -90,7 +91,8 @@ def _check_argument(
 
 def _check_guards(graph: Graph, extents: Mapping[str, int]) -> None:
     for guard in graph.guards:
-        if not guard.holds(extents):
+        # Ops look at extents that data decide when they meet them.
+        if symbols_of_extent(guard.expr) <= extents.keys() and not guard.holds(extents):
             raise ShapeError(_name(graph), f"the guard {guard} fails", saw=str(dict(extents)))
 
 
@@ -112,6 +114,28 @@ def _check_range(graph: Graph, symbol: Symbol, value: int) -> None:
         raise ShapeError(_name(graph), problem, saw=repr(symbol))
 
 
+def bound_extents(pairs: Iterable[tuple[Shape, Shape]]) -> dict[str, int] | None:
+    """Values of the symbols in shapes, given the numbers that the shapes are.
+
+    None where a shape is another one: it has other axes, a number differs, or a symbol is two.
+    """
+    found: dict[str, int] = {}
+    for shape, numbers in pairs:
+        if len(shape) != len(numbers):
+            return None
+        for extent, number in zip(shape, numbers, strict=True):
+            symbol = lone_symbol(extent)
+            known = extent if symbol is None else found.setdefault(symbol.name, int(number))
+            if known is not number and known != number:
+                return None
+    return found
+
+
+def op_at(op: Op, values: Mapping[str, Dim]) -> Op:
+    """The op with given values of symbolic extents in its attributes."""
+    return substitute_attributes(op, _Substitution(values)) if is_open_op(op) else op
+
+
 def specialize(graph: Graph, values: Mapping[str, Dim]) -> Graph:
     """The graph for given values of its symbolic extents, in types, attributes and regions."""
     return _specialized(graph, _Substitution(values))
@@ -131,6 +155,7 @@ def _specialized(graph: Graph, change: _Substitution) -> Graph:
             made = retyped(node, op, given, types)
         else:  # What data decide, or what is symbolic still, has narrower ranges now.
             made = with_types(Node(op, given, node.loc, node.names, node.group), types)
+            change.follow(types, made)
         renamed.update(zip(node.outputs, made.outputs, strict=True))
         nodes.append(made)
     return Graph(graph.name, inputs, tuple(nodes), tuple([renamed[v] for v in graph.outputs]))
@@ -148,6 +173,16 @@ class _Substitution:
         self.numbers = all(isinstance(v, int) for v in values.values())
         self._extents: dict[Expr, Dim] = {}
         self._types: dict[int, TensorType] = {}
+
+    def follow(self, types: Sequence[TensorType], made: Node) -> None:
+        """Put symbols that a node has invented in the place of those that it had."""
+        for before, value in zip(types, made.outputs, strict=True):
+            for old, new in zip(before.shape, value.type.shape, strict=True):
+                named = lone_symbol(old) if old is not new else None
+                if named is not None and named.name not in self._values:
+                    self._values = {**self._values, named.name: new}
+                    self._extents.clear()
+                    self._types.clear()
 
     def type(self, before: TensorType) -> TensorType:
         """A type of the graph, which outlives this, with values."""
@@ -196,6 +231,11 @@ def _substitute(value: Any, values: Mapping[str, Dim]) -> Any:
 
 
 def _extent(extent: Expr, values: Mapping[str, Dim]) -> Dim:
-    """The extent's value; itself where one of its symbols has none yet."""
-    known = all(s.name in values for s in symbols_in(extent))
-    return evaluate_extent(extent, values) if known else extent
+    """The extent's value; symbols that have none yet stay in it."""
+    own = symbols_in(extent)
+    if all([s.name in values for s in own]):
+        return evaluate_extent(extent, values)
+    if not any([s.name in values for s in own]):
+        return extent
+    left = {s.name: symbol(s.name, s.low, s.high, s.multiple) for s in own if s.name not in values}
+    return evaluate_extent(extent, {**values, **left})

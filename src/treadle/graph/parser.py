@@ -112,12 +112,14 @@ class _Parser:
 
     def _relation(self) -> Relation:
         expr = self._values.extent()
-        token = self._cursor.expect("sign", what="'==' or '>='")
-        if token.text not in ("==", ">="):
-            raise error(token, f"expected '==' or '>=', found {token}")
+        token = self._cursor.expect("sign", what="'==', '>=' or '!='")
+        if token.text not in ("==", ">=", "!="):
+            raise error(token, f"expected '==', '>=' or '!=', found {token}")
         self._cursor.expect("int", "0")
         # `equal` gives one form to an equation and its negative, which text may spell either way.
-        return equal(expr, 0) if token.text == "==" else Relation(">=0", expr)
+        if token.text == ">=":
+            return Relation(">=0", expr)
+        return equal(expr, 0) if token.text == "==" else equal(expr, 0).opposite
 
     def _input(self) -> Value:
         token = self._cursor.expect("value")

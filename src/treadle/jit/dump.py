@@ -15,10 +15,13 @@ from treadle.base.dialect import Dialect
 from treadle.base.errors import TraceError
 from treadle.base.files.numpy_files import load_array
 from treadle.base.files.source import PathLike
+from treadle.base.guards import recording_guards
 from treadle.base.shape import size_of
 from treadle.engine.package import models
 from treadle.engine.package.models import Case, Model, Runner
+from treadle.engine.package.open_graph import OpenGraph
 from treadle.graph.analysis import live_nodes
+from treadle.graph.halves import with_halves
 from treadle.graph.ir import Graph, Node, Value, constant, remake, with_types
 from treadle.jit.captured import Argument, Captured, HostValue, Output, State
 from treadle.jit.naming import numbered
@@ -44,8 +47,9 @@ LAYOUT_OPTIONS = (
     "enable_fuse_preprocess",
     "enable_fuse_grain",
 )
-"""MegEngine's options of optimization. They are written into the file and change nothing else:
-layouts and fusion are decided when a model is loaded, for the machine it is loaded on."""
+"""MegEngine's options of optimization. They are written into the file. The first two make values
+float16; the others change nothing else: layouts and fusion are decided when a model is loaded, for
+the machine it is loaded on."""
 
 
 class CompGraphDumpResult(NamedTuple):
@@ -111,7 +115,7 @@ def model_of(
     results, _ = tree.flatten(captured.results)
     wanted = [r.index for r in results if isinstance(r, Output)]
     graph = inference_graph(name, captured, wanted)
-    graph = _rewritten(graph) if fast else graph
+    graph = rewritten(graph) if fast else graph
     # Names of arguments are taken.
     called = [captured.named.get(i, "") for i in wanted]
     called = ["" if name in inputs else name for name in called]
@@ -123,7 +127,7 @@ def model_of(
     return Model(graph, tuple(inputs), tuple(outputs))
 
 
-def _rewritten(graph: Graph) -> Graph:
+def rewritten(graph: Graph) -> Graph:
     """The graph after rewrites that hold in real arithmetic only."""
     return graphs.cleanup.DeadCode()(graphs.simplify.Simplify("fast")(graph))
 
@@ -172,7 +176,8 @@ def inference_graph(name: str, captured: Captured, wanted: Sequence[int]) -> Gra
         nodes.append(made_node)
         values.update(zip(node.outputs, made_node.outputs, strict=True))
     outputs = tuple(values[old.outputs[i]] for i in wanted)
-    return Graph(name, tuple(inputs[i] for i in sorted(inputs)), tuple(nodes), outputs)
+    given = tuple(inputs[i] for i in sorted(inputs))
+    return Graph(name, given, tuple(nodes), outputs, old.guards)
 
 
 def _names(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
@@ -233,7 +238,14 @@ class Asked:
 
 def without_names(model: Model) -> Model:
     """The model without the names of operators; parameters, inputs and outputs keep theirs."""
-    old = model.graph
+    graph, opened = _unnamed(model.graph), model.opened
+    if opened is not None:
+        nameless = graph if opened.is_fixed else _unnamed(opened.graph)
+        opened = OpenGraph(graph, lambda: nameless)
+    return replace(model, graph=graph, opened=opened)
+
+
+def _unnamed(old: Graph) -> Graph:
     values: dict[Value, Value] = dict(zip(old.inputs, old.inputs, strict=True))
     nodes = []
     for node in old.nodes:
@@ -245,11 +257,28 @@ def without_names(model: Model) -> Model:
         nodes.append(made)
         values.update(zip(node.outputs, made.outputs, strict=True))
     outputs = tuple(values[v] for v in old.outputs)
-    return replace(model, graph=Graph(old.name, old.inputs, tuple(nodes), outputs))
+    return Graph(old.name, old.inputs, tuple(nodes), outputs, old.guards)
+
+
+def in_halves(model: Model, options: Mapping[str, Any]) -> Model:
+    """The model with float16 between its ends, where options say so.
+
+    `enable_io16xc32` stores values in 16 bits and computes in 32, `enable_ioc16` does both in 16.
+    """
+    wide = options.get("enable_io16xc32", False)
+    if not wide and not options.get("enable_ioc16"):
+        return model
+    graph, opened = with_halves(model.graph, wide), model.opened
+    if opened is not None and opened.closed is model.graph:
+        with recording_guards():  # They are known.
+            narrow = graph if opened.is_fixed else with_halves(opened.graph, wide)
+        opened = OpenGraph(graph, lambda: narrow)
+    return replace(model, graph=graph, opened=opened)
 
 
 def write(f: PathLike | IO[Any], model: Model, asked: Asked) -> CompGraphDumpResult:
     """Write a model with its test cases, behind those that are in the file if so asked."""
+    model = in_halves(model, asked.options)
     cases = tuple(_cases(model, asked)) if asked.input_data is not None else ()
     whole = Model(
         model.graph,
@@ -258,6 +287,7 @@ def write(f: PathLike | IO[Any], model: Model, asked: Asked) -> CompGraphDumpRes
         asked.user_info if asked.enable_metadata else None,
         dict(asked.options) if asked.enable_metadata else {"enable_metadata": False},
         cases,
+        opened=model.opened,
     )
     if asked.engines:
         whole = models.with_segments(whole, asked.engines)

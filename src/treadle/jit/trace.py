@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 from treadle.autodiff.tape import Tape
@@ -22,6 +23,8 @@ from treadle.base.modes import LOCAL, install_capture
 from treadle.engine.eager.dispatch import EagerType
 from treadle.engine.execute import Timeline
 from treadle.engine.options import Options
+from treadle.engine.package.models import Model
+from treadle.engine.package.open_graph import OpenGraph
 from treadle.graph.ir import Graph, Value
 from treadle.jit.binding import Binding
 from treadle.jit.capture import Capture, capture
@@ -47,6 +50,8 @@ from treadle.jit.memory import (
     memory_budget,
 )
 from treadle.jit.naming import Fixing, Traced, scoped
+from treadle.jit.open_dump import Asked as Call
+from treadle.jit.open_dump import asked, model_for_extents
 from treadle.jit.sequence import Watch
 from treadle.jit.variants import Single, Variant, interface_of
 from treadle.ops.op import Op
@@ -85,7 +90,8 @@ class trace:
         opt_level: 0 to 3, as `level` of `jit.compile`; 2 unless given. From 1 on, one that is
             given allows rewrites that hold in real arithmetic only, as MegEngine's do: log(exp(x))
             is x, x / x is 1.
-        symbolic_shape: accepted; a shape is a tuple inside a traced function, too.
+        symbolic_shape: whether a dumped model takes other sizes than the one it was traced at. A
+            shape is a tuple inside a traced function in either case.
         imperative: run the body op by op, checked and uncompiled.
 
     Raises:
@@ -118,6 +124,8 @@ class trace:
         self._record_only = record_only
         self._profiling = profiling
         self._last: tuple[Captured, list[str]] | None = None
+        self._opened = symbolic_shape
+        self._call: Call | None = None
         self._profile: Profile | Timeline | None = None
         self._without_host = without_host and not self._for_dump
         self._eager, self._open, self._why = imperative, False, ""
@@ -151,7 +159,7 @@ class trace:
         if LOCAL.capture is not None or isinstance(LOCAL.hook, Tape):
             return self._function(*args, **kwargs)
         key, leaves = signature(args, kwargs)
-        self._check_types(key)
+        _check_types(self._name, self._kinds, key)
         if self._eager:
             return self._checked(key, leaves, args, kwargs)
         try:
@@ -161,7 +169,7 @@ class trace:
             # What the body reads, and extents that data decides, may be attributes of ops.
             self._eager, self._open = True, True
             self._why = f"there is no program: {reason.problem}"
-            if self._for_dump:
+            if self._for_dump and not isinstance(reason, _OpenExtents):
                 self._last, self._why = _fixed(self._function, leaves, args, kwargs, self._name)
                 self._fixed = self._last is not None
             return self._checked(key, leaves, args, kwargs)
@@ -169,18 +177,6 @@ class trace:
     @property
     def _name(self) -> str:
         return str(getattr(self._function, "__name__", "trace"))
-
-    def _check_types(self, key: Any) -> None:
-        """Element types must be those of the first call with this structure; shapes may change."""
-        rank = _without_shapes(key)
-        first = self._kinds.setdefault(rank[0], rank[1])
-        if first != rank[1]:
-            raise TraceError(
-                f"trace {self._name}",
-                "element types or devices of the arguments differ from the recorded ones",
-                saw=f"{rank[1]}, recorded {first}",
-                hint="trace one function per element type",
-            )
 
     # -- as a program ----------------------------------------------------------------------
 
@@ -198,6 +194,7 @@ class trace:
             raise
         if self._for_dump:
             self._last = captured, argument_names(args, kwargs)
+            self._call = asked(args, kwargs) if self._opened else None
         if self._record_only:
             return without_values(captured)
         variant = self._variant(key, captured)
@@ -351,7 +348,9 @@ class trace:
             maxerr: by how much, relative, results may differ from the expected ones.
             input_transform: applied to the arrays of `input_data`.
             options: MegEngine's names of layouts and fusions. They are recorded; layouts and
-                fusion are decided where the model is loaded.
+                fusion are decided where the model is loaded. `enable_io16xc32` and `enable_ioc16`
+                make all values between inputs and outputs float16; ops compute in float32 with the
+                former.
             engines: names of engines such as "openvino" whose compiled form of the model goes into
                 the file beside the program, for machines that have them in the same versions.
             keep_opr_name: an explicit False leaves names of operators out; they are kept
@@ -367,17 +366,9 @@ class trace:
             TraceError: the function does more than compute results from arguments and state.
             OSError: the file cannot be written.
         """
-        if not self._for_dump:
-            raise ValueError("dump: trace the function with capture_as_const=True")
-        if self._last is None:
-            why = self._why or "call the traced function first"
-            raise ValueError(f"dump: {why}")
         chosen = checked_options(options, optimize_for_inference)
-        captured, arguments = self._last
-        if self._fixed:
-            get_logger("jit").warning(_FIXED, self._name)
-        ends = Ends(arg_names, [output_names] if isinstance(output_names, str) else output_names)
-        model = model_of(self._name, captured, arguments, ends, self._options.fast)
+        names = [output_names] if isinstance(output_names, str) else output_names
+        model = self.model(Ends(arg_names, names))
         model = model if keep_opr_name is _NOT_SAID or keep_opr_name else without_names(model)
         asked = Asked(
             append,
@@ -394,6 +385,26 @@ class trace:
         )
         return write(file, model, asked)
 
+    def model(self, ends: Ends) -> Model:
+        """Return the model that `dump` writes, with these names of inputs and results.
+
+        Raises:
+            ValueError, TraceError: as `dump`.
+        """
+        if not self._for_dump:
+            raise ValueError("dump: trace the function with capture_as_const=True")
+        if self._last is None:
+            raise ValueError(f"dump: {self._why or 'call the traced function first'}")
+        captured, arguments = self._last
+        model = model_of(self._name, captured, arguments, ends, self._options.fast)
+        if self._fixed:
+            get_logger("jit").warning(_FIXED, self._name)
+            return replace(model, opened=OpenGraph.fixed(model.graph))
+        if self._call is None:
+            return model
+        fast = self._options.fast
+        return model_for_extents(self._function, model, self._call, captured, fast)
+
 
 class _Static(Traced):
     """A capture that gives up where the extent of a result depends on data."""
@@ -408,6 +419,10 @@ class _Static(Traced):
 
 class _NeedsValues(TraceError):
     """The body reads values, so it has to run op by op."""
+
+
+class _OpenExtents(_NeedsValues):
+    """Data decide extents, so there is no program; a file can hold what was captured."""
 
 
 _FIXED = (
@@ -430,12 +445,25 @@ def _fixed(
 
 
 def _refuse_open_extents(graph: Graph) -> None:
-    """Raise `_NeedsValues` where the extent of a result depends on data."""
+    """Raise `_OpenExtents` where the extent of a result depends on data."""
     for node in graph.nodes:
         for value in node.outputs:
             if not value.type.is_static:
                 problem = f"the extents of {node.op.name}'s result depend on data"
-                raise _NeedsValues("jit", problem, at=node.loc)
+                raise _OpenExtents("jit", problem, at=node.loc)
+
+
+def _check_types(name: str, kinds: dict[Any, Any], key: Any) -> None:
+    """Element types must be those of the first call with this structure; shapes may change."""
+    rank = _without_shapes(key)
+    first = kinds.setdefault(rank[0], rank[1])
+    if first != rank[1]:
+        raise TraceError(
+            f"trace {name}",
+            "element types or devices of the arguments differ from the recorded ones",
+            saw=f"{rank[1]}, recorded {first}",
+            hint="trace one function per element type",
+        )
 
 
 def _without_shapes(key: Any) -> tuple[Any, Any]:

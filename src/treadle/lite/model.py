@@ -13,6 +13,7 @@ import numpy as np
 from treadle.base.edition import COMPILED
 from treadle.base.errors import LoadError
 from treadle.base.log import get_logger
+from treadle.engine.package import foreign
 from treadle.engine.package.offline import OfflineModel, load_offline
 from treadle.lite.config import (
     AS_COMPILED,
@@ -157,8 +158,11 @@ def _loaded(
     file: str | bytes, allow_native: bool | None, choices: Choices | None = None
 ) -> LiteModel:
     """The model of a path or of a file's bytes."""
-    if isinstance(file, str):
-        offline: OfflineModel | None = _offline(file, allow_native)
+    offline: OfflineModel | None
+    if foreign(file[:32] if isinstance(file, bytes) else _head(file)) is not None:
+        offline = None
+    elif isinstance(file, str):
+        offline = _offline(file, allow_native)
     else:
         offline = _in_memory(file, allow_native)
 
@@ -172,6 +176,11 @@ def _loaded(
 
     native = Native(offline) if offline is not None and offline.target else None
     return LiteModel(native, read)
+
+
+def _head(path: str) -> bytes:
+    with Path(path).open("rb") as stream:
+        return stream.read(32)
 
 
 def _offline(path: str, allow_native: bool | None) -> OfflineModel:

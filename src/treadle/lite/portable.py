@@ -18,7 +18,6 @@ from treadle.engine.devices.names import resolve
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model, Runner, read_models, write_models
 from treadle.graph.ir import Graph, Value
-from treadle.graph.retype import retyped
 from treadle.inspect import Inspected
 from treadle.lite.config import LiteIO, Settings
 from treadle.lite.inspection import write_profile, write_values
@@ -60,22 +59,20 @@ class Portable:
 
     def runner(self, shapes: Shapes, settings: Settings) -> Runner:
         """Return the runner of the model on arrays of these shapes."""
-        graph, options = self.model.graph, self._options(settings)
+        options = self._options(settings)
         known = self._runners.get((options, shapes, settings.device))
         if known is None:
-            as_traced = tuple(v.type.shape for v in graph.inputs)
-            fit = graph if shapes == as_traced else self._retyped(shapes)
+            fit = self._fitting(shapes)
             home = resolve(settings.device) if settings.device else None
             known = Runner(fit, options, home=home)
             self._runners[options, shapes, settings.device] = known
         return known
 
-    def _retyped(self, shapes: Shapes) -> Graph:
-        graph = self.model.graph
+    def _fitting(self, shapes: Shapes) -> Graph:
         try:
-            return retyped(graph, shapes)
+            return self.model.at(shapes)
         except TreadleError as error:
-            made_for = [v.type.shape for v in graph.inputs]
+            made_for = [v.type.shape for v in self.model.graph.inputs]
             raise ShapeError(
                 "model",
                 f"it takes no inputs of these shapes: {error.where}: {error.problem}",
@@ -148,6 +145,7 @@ def use_choices(choices: Mapping[str, Mapping[str, int]]) -> None:
 def _ends(names: Sequence[str], values: Sequence[Value]) -> list[LiteIO]:
     made = []
     for name, value in zip(names, values, strict=True):
-        extents = [int(d) for d in value.type.shape]
+        # What data decide is known after a run.
+        extents = [d if isinstance(d, int) else 0 for d in value.type.shape]
         made.append(LiteIO(name, layout=LiteLayout(extents, value.type.dtype.numpy)))
     return made

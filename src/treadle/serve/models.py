@@ -13,7 +13,6 @@ from treadle.engine.package.models import Model
 from treadle.engine.package.offline import OfflineModel
 from treadle.engine.pipeline import Stages
 from treadle.graph.ir import Value
-from treadle.graph.retype import retyped
 from treadle.serve.datatypes import NAMES, Array
 from treadle.serve.protocol import End, Refusal
 from treadle.serve.rows import programs_by_rows
@@ -197,7 +196,7 @@ def load_model(name: str, version: str, model: Model, most: int = 1, level: int 
         try:
             for shapes in (_of_rows(own, rows) for rows in _powers(most)):
                 if shapes not in graphs and shapes[0][0] not in shared:
-                    graphs[shapes] = retyped(model.graph, shapes)
+                    graphs[shapes] = model.at(shapes)
         except TreadleError as error:
             graphs, shared = {own: model.graph}, {}
             notes.append(f"it takes no other batch size: {error.problem}")

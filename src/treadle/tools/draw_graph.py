@@ -13,6 +13,7 @@ from pathlib import Path
 from treadle.base.errors import TreadleError
 from treadle.engine.pipeline import Stages
 from treadle.inspect import Inspected
+from treadle.interop.files import read_foreign_models
 from treadle.utils.network import Network
 
 
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name}", help="for MegEngine's command line; not used")
     parser.add_argument("--prune-dangling-vars", action="store_true", help="done anyway")
     args = parser.parse_args(arguments)
+    read_foreign_models()
     path = Path(args.output)
     if args.output_format:
         path = path.with_suffix(f".{args.output_format}")

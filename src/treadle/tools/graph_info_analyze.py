@@ -13,6 +13,7 @@ from treadle.engine.package.models import read_models
 from treadle.engine.pipeline import Stages
 from treadle.graph.json_text import graph_json
 from treadle.inspect import Inspected
+from treadle.interop.files import read_foreign_models
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-i", "--input", required=True, help="a model file")
     parser.add_argument("-o", "--output", required=True, help="a directory, which is made")
     args = parser.parse_args(arguments)
+    read_foreign_models()
     try:
         model = read_models(args.input)[0]
         program = Inspected(Stages(model.graph))

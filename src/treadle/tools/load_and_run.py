@@ -33,6 +33,7 @@ from treadle.engine.package.models import Model, Runner, read_models, write_mode
 from treadle.graph.ir import Graph
 from treadle.inspect import Inspected
 from treadle.inspect.profile import Profile
+from treadle.interop.files import read_foreign_models
 from treadle.lite.globals import decrypted
 from treadle.lite.model import is_packed
 from treadle.lite.packed import choices_of, choices_text, pack, unpack
@@ -81,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     wanted = parser()
     args = wanted.parse_args(arguments)
+    read_foreign_models()
     for name in _REFUSED:
         if getattr(args, name.replace("-", "_")):
             what = next(what for n, _, what in FLAGS if n == name)

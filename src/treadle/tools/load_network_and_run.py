@@ -19,6 +19,8 @@ from rich.console import Console
 from treadle.base.errors import TreadleError
 from treadle.engine.package.models import Case, Runner, read_models, write_models
 from treadle.inspect import Inspected
+from treadle.interop.files import read_foreign_models
+from treadle.jit.dump import in_halves
 from treadle.tools.run_model import as_wanted, parsed_inputs, timed, with_batch
 
 _TEXT = ("device", "load-input-data", "profile", "input-desc", "log", "custom-op-lib", "rng")
@@ -27,8 +29,6 @@ _ACCEPTED = (
     "reproducible",
     "focused-nvprof",
     "optimize-for-inference",
-    "enable-io16xc32",
-    "enable-ioc16",
     "enable-hwcd4",
     "enable-nchw4",
     "enable-nchw88",
@@ -51,6 +51,8 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument(f"--{name}", metavar="TEXT")
     for name in _ACCEPTED:
         made.add_argument(f"--{name}", action="store_true", help="done, or chosen, anyway")
+    made.add_argument("--enable-io16xc32", action="store_true", help="values are stored in float16")
+    made.add_argument("--enable-ioc16", action="store_true", help="ops compute in float16, too")
     made.add_argument("--calc-output-rms", action="store_true", help="print the outputs' RMS")
     made.add_argument("--output-name", nargs="*", help="outputs to look at; all unless given")
     made.add_argument("--batchsize", type=int, help="another first extent of the inputs")
@@ -67,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit status."""
     args = parser().parse_args(arguments)
+    read_foreign_models()
     try:
         return _run(args)
     except (TreadleError, OSError, ValueError) as error:
@@ -81,6 +84,7 @@ def _run(args: argparse.Namespace) -> int:
         model = read_models(args.net)[0]
         if args.batchsize:
             model = with_batch(model, args.batchsize)
+        model = in_halves(model, vars(args))
         text = args.load_input_data or args.input_desc or ""
         graph, arrays = as_wanted(model, parsed_inputs(text, model, args.seed))
         runner = Runner(graph)

@@ -17,6 +17,7 @@ from rich.table import Table
 from treadle.base.errors import TreadleError
 from treadle.graph.flop_count import flops
 from treadle.graph.ir import Node, Value
+from treadle.interop.files import read_foreign_models
 from treadle.utils.network import Network
 from treadle.utils.network_node import ConstOpBase, OpNode
 from treadle.utils.tensorboard import SummaryWriterExtend
@@ -119,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("cal_params", "cal_flops", "cal_activations", "logging_to_stdout", "all"):
         parser.add_argument(f"--{name}", action="store_true")
     args = parser.parse_args(arguments)
+    read_foreign_models()
     one = args.cal_params or args.cal_flops or args.cal_activations
     everything = args.all or not one
     try:

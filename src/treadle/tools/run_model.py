@@ -15,7 +15,6 @@ from treadle.base.files.numpy_files import load_array
 from treadle.engine.package.models import Case, Model, Runner
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, Node
-from treadle.graph.retype import retyped
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -27,7 +26,7 @@ class WrongValues(AssertionError):
 def with_batch(model: Model, batch: int) -> Model:
     """The model for another extent of the first axis of its inputs."""
     shapes = [(batch, *v.type.shape[1:]) if v.type.shape else () for v in model.graph.inputs]
-    return replace(model, graph=retyped(model.graph, shapes), cases=())
+    return replace(model, graph=model.at(shapes), cases=())
 
 
 def parsed_inputs(text: str, model: Model, seed: int = 0) -> dict[str, Array]:
@@ -71,10 +70,7 @@ def as_wanted(model: Model, given: Mapping[str, Array]) -> tuple[Graph, list[Arr
         np.ascontiguousarray(given[name], value.type.dtype.numpy)
         for value, name in zip(model.graph.inputs, model.inputs, strict=True)
     ]
-    shapes = [a.shape for a in arrays]
-    if shapes == [v.type.shape for v in model.graph.inputs]:
-        return model.graph, arrays
-    return retyped(model.graph, shapes), arrays
+    return model.at([a.shape for a in arrays]), arrays
 
 
 @dataclass(slots=True)

@@ -9,9 +9,9 @@ from typing import IO, Any
 import numpy as np
 
 from treadle.base.files.source import PathLike
+from treadle.base.shape import size_of
 from treadle.engine.execute import Timeline
 from treadle.engine.package.models import Runner
-from treadle.graph.evaluate import evaluate
 from treadle.inspect import Inspected
 from treadle.jit.inspection import profile_data
 from treadle.utils.network import Network, as_varnode
@@ -204,13 +204,15 @@ class GraphInference:
         **options: bool,
     ) -> None:
         net = Network.load(file, outputs)
-        graph = net.graph()
+        self._model = net.model()
+        graph = self._model.graph
         self._names = [v.name for v in graph.inputs]
         self._outputs = [v.name or f"output_{i}" for i, v in enumerate(net.dest_vars)]
         results = [v for n in graph.nodes for v in n.outputs]
         # Extents that data decides have no program yet; such a model runs op by op.
         self._open = not all(v.type.is_static for v in results)
         self._runner = Runner(graph)
+        self._shaped = {tuple(v.type.shape for v in graph.inputs): self._runner}
         self._profiling = profiling
         self._profile: dict[str, Any] | None = None
 
@@ -240,11 +242,7 @@ class GraphInference:
                 f"{len(inp_args)} arrays and {list(extra)}"
             )
         arrays = [np.asarray(given[name]) for name in self._names]
-        if self._open:
-            graph = self._runner.graph
-            typed = zip(arrays, graph.inputs, strict=True)
-            results = list(evaluate(graph, [a.astype(v.type.dtype.numpy) for a, v in typed]))
-            return OrderedDict(zip(self._outputs, results, strict=True))
+        self._runner = self._for(arrays)
         results = self._runner(arrays)
         if self._profiling:
             types = [v.type.dtype.numpy for v in self._runner.graph.inputs]
@@ -253,6 +251,17 @@ class GraphInference:
             if not isinstance(profile, Timeline):  # which programs of other devices have
                 self._profile = profile_data(profile)
         return OrderedDict(zip(self._outputs, results, strict=True))
+
+    def _for(self, arrays: Sequence[Any]) -> Runner:
+        """Return the runner of the model at these shapes; it is compiled when they first come."""
+        inputs = self._model.graph.inputs
+        shapes = tuple(
+            v.type.shape if a.size == 1 and size_of(v.type.shape) == 1 else a.shape
+            for a, v in zip(arrays, inputs, strict=True)
+        )
+        if shapes not in self._shaped:
+            self._shaped[shapes] = Runner(self._model.at(shapes))
+        return self._shaped[shapes]
 
     def get_profile(self) -> dict[str, Any]:
         """Kernels of the last run and their seconds; see `trace.get_profile`.

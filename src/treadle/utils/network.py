@@ -18,12 +18,13 @@ from typing import IO, Any
 
 from treadle.base.errors import DTypeError, GraphError
 from treadle.base.files.source import PathLike
+from treadle.base.guards import recording_guards
 from treadle.base.log import tell_no_effect
 from treadle.engine.package.models import Model, read_models
 from treadle.graph.ir import Graph, Node, Value
-from treadle.graph.retype import fitting
 from treadle.jit.dump import Asked, CompGraphDumpResult, checked_options, write
 from treadle.tensor import Tensor
+from treadle.utils.network_extents import OpenOperators, model_of, refit
 from treadle.utils.network_node import (
     ConstOpBase,
     Host2DeviceCopy,
@@ -104,6 +105,7 @@ class Network:
         self._declared: set[int] = set()
         self._beside: list[VarNode] = []
         self._model: Model | None = None
+        self._open: OpenOperators | None = None
 
     # -- files -----------------------------------------------------------------------------
 
@@ -126,6 +128,7 @@ class Network:
         self = cls()
         self._model = model
         known = variables_of(model)
+        self._open = OpenOperators.of(model, known)
         self._outputs = [known[v] for v in model.graph.outputs]
         for var, name in zip(self._outputs, model.outputs, strict=True):
             var.name = name
@@ -142,32 +145,41 @@ class Network:
 
         None where the file was written without (`enable_metadata=False`).
         """
-        if self._model is None:
-            return {}
-        return _metadata(self._model)
+        return {} if self._model is None else _metadata(self._model)
 
     def graph(self) -> Graph:
         """The network as a graph, with what its outputs depend on."""
         values: dict[int, Value] = {}
         nodes: list[Node] = []
         inputs: list[Value] = []
-        for opr in self._ordered():
-            if opr.op is None:
-                var = opr.outputs[0]
-                values[var.key] = Value(var.type, None, len(inputs), var.name)
-                inputs.append(values[var.key])
-                continue
-            nodes.append(node_of(opr.op, opr, values))
+        with recording_guards() as guards:
+            for opr in self._ordered():
+                if opr.op is None:
+                    var = opr.outputs[0]
+                    values[var.key] = Value(var.type, None, len(inputs), var.name)
+                    inputs.append(values[var.key])
+                    continue
+                nodes.append(node_of(opr.op, opr, values))
         outputs = tuple(values[v.key] for v in self._outputs)
-        return Graph("network", tuple(inputs), tuple(nodes), outputs)
+        return Graph("network", tuple(inputs), tuple(nodes), outputs, tuple(guards))
+
+    def model(self) -> Model:
+        """The network as a model, for the sizes that it is at and those that it can be at."""
+        found = None if self._open is None else self._open.graph(self._ordered(), self._outputs)
+        return model_of(self.graph(), _named(self._outputs), found)
 
     def _ordered(self) -> list[OpNode]:
-        """Operators in order: inputs, those of the file in any case, then what outputs need."""
+        """Operators in order: inputs, those of the file in any case, then what outputs need.
+
+        An operator may mention an extent that data decide in another one without taking its result,
+        so they stay in the order in which they were made.
+        """
         needed = order_of(self._outputs)
         inputs = {v.owner.key: v.owner for v in self._extra if v.owner.op is None}
         wanted = {n.key for n in needed}
         wanted |= {v.owner.key for v in self._extra if v.key in self._declared}
         kept = [n for n in inputs.values() if n.key in wanted]
+        needed = as_made([*kept, *(n for n in needed if n.key not in inputs)])
         return kept + [n for n in needed if n.key not in inputs]
 
     def dump(
@@ -197,9 +209,7 @@ class Network:
         """
         if not self._outputs:
             raise GraphError("network", "there is nothing to dump", hint="add_output() first")
-        graph = self.graph()
-        inputs = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
-        model = Model(graph, inputs, tuple(_named(self._outputs)))
+        model = self.model()
         chosen = checked_options(options, optimize_for_inference) | {"graph_modified": True}
         asked = Asked(append, user_info, enable_metadata, chosen, None, None, 1, True, 1e-4, False)
         return write(file, model, asked)
@@ -215,13 +225,13 @@ class Network:
 
     def make_const(self, data: Any, name: str | None = None, device: Any = None) -> VarNode:
         """A constant with this value."""
-        return const_var(Tensor(_array(data)).numpy(), name or "")
+        return const_var(Tensor(_array(data)).numpy(), name or "").put(device)
 
     def make_input_node(
         self, shape: Sequence[int], dtype: Any, name: str | None = None, device: Any = None
     ) -> VarNode:
         """A new input; it is one of the network's once an output depends on it."""
-        var = input_var(tuple(shape), dtype, name or "")
+        var = input_var(tuple(shape), dtype, name or "").put(device)
         self._extra.append(var)
         return var
 
@@ -344,11 +354,8 @@ class Network:
             raise GraphError("network", f"inputs have different batch sizes: {sorted(before)}")
         for var in inputs:
             var._data.shape = (batchsize, *var.shape[1:])
-        for opr in order_of([*self._outputs, *self._extra, *self._beside]):
-            if opr.op is None or not opr.inputs:
-                continue
-            opr.op = fitting(opr.op, dict.fromkeys(before, batchsize))
-            opr.set_inputs(opr.inputs)
+        every = order_of([*self._outputs, *self._extra, *self._beside])
+        refit(every, self._open, dict.fromkeys(before, batchsize))
 
     def _inputs(self) -> list[VarNode]:
         return [n.outputs[0] for n in self.all_oprs if n.op is None]

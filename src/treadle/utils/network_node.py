@@ -15,9 +15,10 @@ import numpy as np
 
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import GraphError
+from treadle.base.guards import recording_guards
 from treadle.base.types import TensorType
-from treadle.engine.devices.names import CompNode, default_device
-from treadle.engine.eager.dispatch import EagerType
+from treadle.engine.devices.names import CompNode, default_device, resolve
+from treadle.engine.eager.dispatch import EagerType, common_device
 from treadle.graph.ir import Node, Value, differ_in_new_symbols, with_types
 from treadle.jit.naming import mode_of
 from treadle.jit.ops_table import BY_OP, NAMES
@@ -27,6 +28,7 @@ from treadle.ops.conv import Convolution
 from treadle.ops.families import Elementwise, Reduce
 from treadle.ops.op import Op, as_tuple
 from treadle.ops.operators import Operators
+from treadle.ops.transfer import Transfer
 from treadle.tensor import Tensor
 
 _KEYS = itertools.count()
@@ -87,6 +89,7 @@ class VarNode(Tensor):
         name: str = "",
     ) -> None:
         self._trace = None
+        self._place: CompNode | None = None
         self.users: list[OpNode] = []
         if isinstance(owner, VarNode):
             self.name = name or owner.name
@@ -102,7 +105,18 @@ class VarNode(Tensor):
         """Be of another shape and element type from here on."""
         self._data = _Absent(type_, self)
         # One of its own: tables of launches, which go by identity, must not know it.
-        self._kind = EagerType(type_.dtype, default_device())
+        self._kind = EagerType(type_.dtype, self._place or default_device())
+
+    def put(self, place: CompNode | str | None) -> VarNode:
+        """Be on a device from here on, None for where it is; returns itself."""
+        if place is not None:
+            self._place = resolve(str(place))
+            self._kind = EagerType(self._kind.dtype, self._place)
+        return self
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        with recording_guards():  # As types of operators: how many data choose shows when it runs.
+            super().__setitem__(index, value)
 
     def _reset(self, other: Tensor) -> None:
         """Stand for another variable; a tensor becomes a constant.
@@ -114,6 +128,7 @@ class VarNode(Tensor):
             self._leave_behind()
         self.key, self.id = found.key, found.id
         self.owner, self.index = found.owner, found.index
+        self._place = found._place
         self.take_type(found.type)
 
     def _leave_behind(self) -> None:
@@ -161,7 +176,12 @@ class VarNode(Tensor):
     def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[VarNode, ...]:
         """Append an operator to the network; tensors among the inputs become constants."""
         operands = [x if isinstance(x, VarNode) else const_var(x.numpy()) for x in inputs]
-        return tuple(op_node(op, operands).outputs)
+        results = op_node(op, operands).outputs
+        placed = tuple([x._kind for x in inputs if isinstance(x, VarNode) and x._place])
+        if isinstance(op, Transfer) and op.device:
+            return (results[0].put(op.device),)
+        place = common_device(op, placed) if placed else None
+        return tuple([v.put(place) for v in results])
 
     def constant(self, value: Any, dtype: DType | None = None) -> VarNode:
         """A constant of the network."""
@@ -263,7 +283,7 @@ class OpNode:
         """
         if self.op is None:
             raise GraphError("network", "an input of the network takes no operands")
-        types = self.op.infer(*[x.type for x in inputs])
+        types = _inferred(self.op, [x.type for x in inputs])
         known = tuple(v.type for v in self.outputs)
         values = tuple(Value(x.type, None, i) for i, x in enumerate(inputs))
         placed = tuple(replace(t, device=k.device) for t, k in zip(types, known, strict=True))
@@ -357,6 +377,12 @@ def class_of(op: Op, inputs: list[VarNode]) -> type[OpNode]:
     return CLASSES["Elemwise"] if isinstance(op, Elementwise) else OpNode
 
 
+def _inferred(op: Op, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """Types of results; what must be true of extents that data decide shows when it runs."""
+    with recording_guards():
+        return op.infer(*types)
+
+
 def op_node(
     op: Op,
     inputs: list[VarNode],
@@ -371,7 +397,7 @@ def op_node(
     Raises:
         TreadleError: the op does not take these inputs.
     """
-    types = op.infer(*[x.type for x in inputs]) if types is None else types
+    types = _inferred(op, [x.type for x in inputs]) if types is None else types
     if isinstance(op, Constant):
         named = any(n and not n.startswith(UNNAMED) for n in names)
         kind: type[OpNode] = SharedDeviceTensor if named else ImmutableTensor

@@ -20,7 +20,7 @@ from treadle.engine.package.models import Model, read_models
 from treadle.graph.cleanup import DeadCode
 from treadle.graph.ir import Value
 from treadle.graph.printer import value_names
-from treadle.graph.retype import retyped
+from treadle.interop.files import read_foreign_models
 
 EXTENSION = ".tm"
 """Of the model files that commands write."""
@@ -69,6 +69,7 @@ def open_model(
         LoadError: it is no model, needs shapes that are not given, or has nothing of a name.
     """
     on_host()
+    read_foreign_models()
     if path.suffix == ".onnx":
         from treadle.cli.models.onnx import from_onnx  # with all that modules and capture need
 
@@ -94,7 +95,7 @@ def with_shapes(model: Model, shapes: Shapes) -> Model:
         checked_axes(name, shapes[name], value.type.shape) if name in shapes else value.type.shape
         for name, value in ends
     ]
-    return replace(model, graph=retyped(model.graph, wanted), cases=(), segments={})
+    return replace(model, graph=model.at(wanted), cases=(), segments={})
 
 
 _NUMBER = re.compile(r"\[\d+\]$")

@@ -19,11 +19,13 @@ from treadle.cli.models.settings import NOTHING, Tuning, precise, preprocessed
 from treadle.cli.models.sources import Shapes
 from treadle.cli.status import Unfit
 from treadle.engine.options import Options
+from treadle.engine.package import foreign
 from treadle.engine.package import opened as model_container
 from treadle.engine.package.models import Model, Runner
 from treadle.engine.package.native_part import Described, described
 from treadle.engine.package.offline import load_offline
 from treadle.engine.pipeline import Stages
+from treadle.interop.files import read_foreign_models
 
 if TYPE_CHECKING:
     from treadle.quantization.precision import PrecisionReport
@@ -104,7 +106,10 @@ def native_parts(path: Path) -> list[Described]:
     """
     if path.suffix == ".onnx":
         return []
+    read_foreign_models()
     with open_source(path) as source:
+        if foreign(source.read(0, 32)) is not None:
+            return []
         manifest = model_container(source).manifest
         try:
             return [described(part) for part in manifest["models"][0].get("native", ())]

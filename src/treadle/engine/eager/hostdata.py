@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.dialect import Dialect
 from treadle.base.dtype import DType, as_dtype, bfloat16
 from treadle.base.errors import DTypeError, OutOfMemory, ShapeError
 from treadle.base.quantized import QuantizedType, quantized_type_of, to_stored
+from treadle.base.symbol import Expr
 
 Array = npt.NDArray[Any]
 
@@ -92,6 +95,9 @@ def _as_array(data: Any) -> Array:
             "the rows of a nested list differ in length",
             hint="pad them to one length, or make one tensor per row",
         ) from None
+    if source.dtype == object and any(isinstance(v, Expr) for v in source.flat):
+        # Extents of the call that is captured; which they are, the program depends on.
+        source = np.array([operator.index(v) for v in source.flat]).reshape(source.shape)
     if source.dtype == object and all(isinstance(v, int) for v in source.flat):
         raise DTypeError("tensor", "an integer does not fit 64 bits")
     if source.dtype == object or source.dtype.kind in "USmM":
@@ -166,4 +172,6 @@ def exported(array: Array, surface: np.dtype[Any]) -> Array:
         raise OutOfMemory("numpy", str(error)) from None
     view = plain.view(surface) if surface.metadata else plain.view()
     view.flags.writeable = False
+    if Dialect.single is not None and view.size == 1 and view.ndim:
+        view = Dialect.single(view)
     return view

@@ -23,13 +23,16 @@ from treadle.base.files.sealed import Kind, Sealed, chunks_of, write
 from treadle.base.files.source import PathLike, Source, open_source
 from treadle.base.files.trust import Signer
 from treadle.base.log import get_logger
-from treadle.engine.devices.names import CompNode
+from treadle.base.shape import Shape
+from treadle.engine.devices.names import CompNode, resolve
 from treadle.engine.devices.placement import engines_of, has_compiler
 from treadle.engine.execute.segments import SegmentLaunch, blob_key, body_of, engine_of, shelve
 from treadle.engine.options import Options
-from treadle.engine.package import KIND, opened
+from treadle.engine.package import KIND, foreign, opened
 from treadle.engine.package.native_part import MEMBERS, NativePart, described, entry_of, members_of
 from treadle.engine.package.native_run import NativeRunner, Shapes, as_input, best_of
+from treadle.engine.package.open_graph import OpenGraph, at_shapes
+from treadle.engine.package.phases import Rest, front_of, is_open
 from treadle.engine.pipeline import Stages
 from treadle.graph.ir import Graph, Value, regions_of
 from treadle.graph.parser import parse
@@ -63,6 +66,7 @@ class Model:
         native: the whole of it as machine code, made by `deploy.compile_offline`; who changes the
             graph has to leave it out.
         own: whether code in it was made here, or by one who is trusted.
+        opened: the graph with symbols for extents that may change.
     """
 
     graph: Graph
@@ -74,6 +78,15 @@ class Model:
     segments: Mapping[str, bytes | memoryview] = field(default_factory=dict)
     native: tuple[NativePart, ...] = ()
     own: bool = True
+    opened: OpenGraph | None = None
+
+    def at(self, shapes: Sequence[Shape]) -> Graph:
+        """The graph for inputs of these shapes.
+
+        Raises:
+            TreadleError: the model does not take them.
+        """
+        return at_shapes(self.graph, self.opened, shapes)
 
     @property
     def has_code(self) -> bool:
@@ -132,6 +145,9 @@ def _native(model: Model, arrays: dict[str, Array], prefix: str) -> dict[str, An
 def _saved(model: Model, arrays: dict[str, Array], prefix: str) -> dict[str, Any]:
     constants: dict[str, ArrayData] = {}
     text = to_text(model.graph, locs=True, constants=constants)
+    opened: dict[str, str] = {}
+    if model.opened is not None and model.opened.closed is model.graph:
+        opened["open"] = "" if model.opened.is_fixed else to_text(model.opened.graph)
     arrays.update({name: data.array for name, data in constants.items()})
     cases = []
     for number, case in enumerate(model.cases):
@@ -147,6 +163,7 @@ def _saved(model: Model, arrays: dict[str, Array], prefix: str) -> dict[str, Any
         arrays[f"blob.{digest}"] = np.frombuffer(load_blob(digest), np.uint8)
     return {
         "graph": text,
+        **opened,
         "constants": list(constants),
         "inputs": list(model.inputs),
         "outputs": list(model.outputs),
@@ -211,6 +228,8 @@ def read_models(f: PathLike | IO[Any], *, allow_native: bool | None = None) -> l
 
 def models_in(source: Source, *, allow_native: bool | None = None) -> list[Model]:
     """As `read_models`, from a file that is open."""
+    if (other := foreign(source.read(0, 32))) is not None:
+        return other.read(source)
     sealed = opened(source)
     models = _models(sealed, source, allow_native)
     sealed.finish()
@@ -252,7 +271,12 @@ def _model(
     code = any(entry.get(kind) for kind in ("native", "blobs", "segments"))
     own = not code or bool(sealed.origin.who)
     segments = _foreign(entry, sealed, own if allow_native is None else allow_native)
-    graph = parse(entry["graph"], {name: taken[name] for name in entry["constants"]})
+    arrays = {name: taken[name] for name in entry["constants"]}
+    graph = parse(entry["graph"], arrays)
+    text = entry.get("open")
+    opened = None
+    if text is not None:
+        opened = OpenGraph(graph, lambda: parse(text, arrays) if text else graph)
     cases = [
         Case(
             {name: sealed.array(key) for name, key in case["inputs"].items()},
@@ -269,7 +293,7 @@ def _model(
     info, options = entry["info"], entry["options"]
     if not isinstance(options, Mapping):
         raise ValueError("its options are no object")
-    return Model(graph, inputs, outputs, info, options, tuple(cases), segments, own=own)
+    return Model(graph, inputs, outputs, info, options, tuple(cases), segments, (), own, opened)
 
 
 def _foreign(entry: Mapping[str, Any], sealed: Sealed, allowed: bool) -> dict[str, memoryview]:
@@ -299,6 +323,8 @@ def _foreign(entry: Mapping[str, Any], sealed: Sealed, allowed: bool) -> dict[st
 class Runner:
     """A graph of arrays, run as a program that is compiled when it is first called.
 
+    From where data decide extents on, it runs op by op.
+
     Args:
         graph: what to run.
         options: of the compilation.
@@ -316,7 +342,13 @@ class Runner:
         home: CompNode | None = None,
     ) -> None:
         self.graph = graph
-        self.stages = Stages(graph, options=options or Options(), home=home)
+        self._rest: Rest | None = None
+        front = graph
+        if is_open(graph):
+            front = front_of(graph)
+            self._rest = Rest(graph, front, home or resolve("cpux"))
+        self._front = front
+        self.stages = Stages(front, options=options or Options(), home=home)
         self._native = _ready(native, tuple(v.type.shape for v in graph.inputs))
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
@@ -329,8 +361,10 @@ class Runner:
         given = [
             _fitting(value, array) for value, array in zip(self.graph.inputs, arrays, strict=True)
         ]
-        if self._native is not None:
-            return self._native.run(given)
+        results = self._native.run(given) if self._native is not None else self._run(given)
+        return results if self._rest is None else self._rest(results)
+
+    def _run(self, given: Sequence[Any]) -> list[Any]:
         if self.stages.home is not None:
             device = self.stages.home.open()
             return self.stages.compile().run([to_device(a, device) for a in given])
@@ -341,7 +375,7 @@ class Runner:
                 raise
             get_logger().warning("NumPy runs the model, op by op: %s", error.problem)
         options = replace(self.stages.source.options, engines=("reference",))
-        self.stages = Stages(self.graph, options=options)
+        self.stages = Stages(self._front, options=options)
         return self.stages.compile().run(given)
 
 

@@ -206,10 +206,8 @@ class OfflineModel:
         with self._lock:
             if shapes not in self._compiled:
                 from treadle.engine.package.models import Runner
-                from treadle.graph.retype import retyped
 
-                graph = retyped(self.graph, shapes)
-                self._compiled[shapes] = Runner(graph, self._options())
+                self._compiled[shapes] = Runner(self.model.at(shapes), self._options())
             runner = self._compiled[shapes]
         results: list[Array] = runner(arrays)
         for i, place in enumerate(places or ()):

@@ -1,4 +1,7 @@
-"""An import finder that serves every `megengine...` module as the Treadle module of that name."""
+"""An import finder that serves every `megengine...` module as the Treadle module of that name.
+
+`megenginelite`, the package that runs models out of files, is `treadle.lite`.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ from treadle.interop.megengine import numpy_names
 from treadle.interop.megengine.internals import ROOMS
 
 _ALIAS, _REAL = "megengine", "treadle"
+_LITE = "megenginelite"
+_LITE_MODULES = {"global_setting": "globals", "struct": "config", "utils": "collector"}
+"""Modules of `megenginelite` that have other names in `treadle.lite`."""
 
 _ELSEWHERE = {
     "amp.convert_format": "amp",
@@ -130,12 +136,15 @@ where they are."""
 
 
 def _real(fullname: str) -> ModuleType:
-    """The module that stands behind a name below `megengine`.
+    """The module that stands behind a name below `megengine` or `megenginelite`.
 
     Raises:
         ModuleNotFoundError: there is none of that name.
     """
-    path = fullname[len(_ALIAS) + 1 :]
+    root, _, path = fullname.partition(".")
+    if root == _LITE:
+        path = _LITE_MODULES.get(path, path)
+        return importlib.import_module(f"{_REAL}.lite.{path}" if path else f"{_REAL}.lite")
     if path in ROOMS:
         return ROOMS[path]
     path = _ELSEWHERE.get(path, path)
@@ -197,7 +206,7 @@ class _AliasFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _ALIAS and not fullname.startswith(_ALIAS + "."):
+        if fullname.partition(".")[0] not in (_ALIAS, _LITE):
             return None
         try:
             found = _real(fullname)
@@ -247,5 +256,5 @@ def uninstall() -> None:
             delattr(host, name)
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
-    for name in [n for n in sys.modules if n == _ALIAS or n.startswith(_ALIAS + ".")]:
+    for name in [n for n in sys.modules if n.partition(".")[0] in (_ALIAS, _LITE)]:
         del sys.modules[name]

@@ -138,11 +138,13 @@ def _batch_norm(p: SimpleNamespace, x: Tensor, scale: Any, bias: Any, *stats: An
 
 
 def _items(p: SimpleNamespace, numbers: Sequence[Any]) -> tuple[Any, ...]:
-    """The index that MegEngine's list (axis, has begin, end, step, index) means."""
+    """The index that MegEngine's list (axis, has begin, end, step, index) means.
+
+    Numbers come in the order of the list, which files have from the last axis on.
+    """
     given = iter(numbers)
-    wanted = sorted(p.items, key=lambda item: item[0])
     found: dict[int, Any] = {}
-    for axis, *flags in wanted:
+    for axis, *flags in p.items:
         begin, end, step, index = (next(given) if flag else None for flag in flags)
         found[axis] = slice(*map(_whole, (begin, end, step))) if index is None else index
     last = max(found, default=-1)
@@ -341,7 +343,7 @@ _TABLE: tuple[tuple[str, dict[str, Any], Function], ...] = (
     (
         "Eye",
         {"k": 0, "dtype": "float32", "comp_node": None},
-        lambda p, shape: F.eye(*_shape(shape), dtype=p.dtype, device=p.comp_node),
+        lambda p, shape: _diagonal(p, *_shape(shape)),
     ),
     ("Fill", {"value": 0.0, "dtype": "float32", "comp_node": None}, _fill),
     ("FillLike", {"value": 0.0}, lambda p, x: F.full_like(x, p.value)),
@@ -376,7 +378,7 @@ _TABLE: tuple[tuple[str, dict[str, Any], Function], ...] = (
     (
         "Linspace",
         {"endpoint": True, "comp_node": None},
-        lambda p, start, stop, num: F.linspace(start, stop, _whole(num) or 0, device=p.comp_node),
+        lambda p, start, stop, num: _spaced(p, start, stop, _whole(num) or 0),
     ),
     ("MatrixInverse", {}, lambda p, x: F.matinv(x)),
     ("MeshGrid", {"indexing": "xy"}, lambda p, *inps: F.meshgrid(*inps, indexing=p.indexing)),
@@ -484,6 +486,20 @@ _TABLE: tuple[tuple[str, dict[str, Any], Function], ...] = (
 
 def _pair2(p: SimpleNamespace, what: str) -> tuple[int, int]:
     return getattr(p, f"{what}_height"), getattr(p, f"{what}_width")
+
+
+def _diagonal(p: SimpleNamespace, rows: int, columns: int) -> Tensor:
+    """Ones on the diagonal that is `k` above the main one."""
+    place = p.comp_node
+    across = F.arange(columns, device=place) - p.k
+    found: Tensor = F.equal(F.arange(rows, device=place).reshape(-1, 1), across).astype(p.dtype)
+    return found
+
+
+def _spaced(p: SimpleNamespace, start: Any, stop: Any, num: int) -> Tensor:
+    """Evenly spaced values, with the last one if `endpoint`."""
+    made: Tensor = F.linspace(start, stop, num + (not p.endpoint), device=p.comp_node)
+    return made[:num]
 
 
 def _running(p: SimpleNamespace, x: Tensor) -> Tensor:

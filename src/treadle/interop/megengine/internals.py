@@ -167,13 +167,15 @@ def set_option(name: str, value: Any) -> Any:
 
 
 def use_symbolic_shape() -> bool:
-    """Return whether shapes are tensors while a function is traced: never, they are tuples."""
-    return False
+    """Return what `set_symbolic_shape` set. Shapes are tuples in either case."""
+    return bool(_OPTIONS.get("symbolic_shape"))
 
 
 def set_symbolic_shape(option: bool) -> bool:
-    """Accepted and not followed; returns the value before."""
-    return False
+    """Remembered and not followed; returns the value before."""
+    before = use_symbolic_shape()
+    _OPTIONS["symbolic_shape"] = bool(option)
+    return before
 
 
 def make_shape_tuple(shape: Any) -> tuple[int, ...]:

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from treadle.base.errors import CheckpointError
-from treadle.base.quantized import BUILTIN, quantized_type
 from treadle.interop.megengine.dumped.flatbuffer import Damaged, Table, follow, read
 from treadle.interop.megengine.dumped.operators import (
     CONSTANTS,
-    DTYPES,
     INPUT,
     WEIGHTS,
     Operator,
+    dtype_of,
     kind_of,
 )
+from treadle.interop.megengine.dumped.shapes import Extents
 from treadle.module.module import Module
 from treadle.tensor import Parameter, Tensor
 
@@ -40,6 +41,8 @@ class DumpedModel(Module):
 
     Attributes:
         inputs: names of the inputs, with their shapes when the model was dumped.
+        types: their element types, by name.
+        outputs: names of the outputs; "output0" and so on where the file has none.
         weights: parameters by name; those without a name are called `weight0` and so on.
         operators: the operators in the order they run.
     """
@@ -47,11 +50,13 @@ class DumpedModel(Module):
     def __init__(self) -> None:
         super().__init__()
         self.inputs: dict[str, tuple[int, ...]] = {}
+        self.outputs: list[str] = []
         self.weights: dict[str, Parameter] = {}
         self.operators: list[Operator] = []
         self._known: dict[int, Any] = {}  # arrays: in programs they are constants
         self._named: dict[int, str] = {}
         self._given: dict[int, str] = {}
+        self.types: dict[str, Any] = {}
         self._wanted: list[int] = []
 
     def forward(self, *inputs: Any, **named: Any) -> list[Any]:
@@ -64,17 +69,30 @@ class DumpedModel(Module):
         given = dict(zip(self.inputs, inputs, strict=False)) | named
         if len(inputs) > len(self.inputs) or given.keys() != self.inputs.keys():
             raise TypeError(f"DumpedModel takes {', '.join(self.inputs) or 'no inputs'}")
-        values: dict[int, Any] = {i: Tensor(array) for i, array in self._known.items()}
+        values: dict[int, Any] = dict(self._known)
         values.update({i: self.weights[name] for i, name in self._named.items()})
-        values.update({i: given[name] for i, name in self._given.items()})
+        values.update({i: self._fitting(name, given[name]) for i, name in self._given.items()})
         for op in self.operators:
             if op.outputs and op.outputs[0] in values:
                 continue
             found = op.apply([_value(values, i) for i in op.inputs])
-            # What MegEngine returns besides, such as space for the gradient, stands in between.
-            values.update(zip(op.outputs, found[:-1], strict=False))
-            values[op.outputs[-1]] = found[-1]
-        return [_value(values, i) for i in self._wanted]
+            op.assign(found, values)
+        return [_as_tensor(_value(values, i)) for i in self._wanted]
+
+    def _fitting(self, name: str, given: Any) -> Any:
+        """An input in its element type; whole numbers are those that a quantized type stores."""
+        tensor, wanted = given if isinstance(given, Tensor) else Tensor(given), self.types[name]
+        if not isinstance(wanted, np.dtype) or tensor._kind.quantized is not None:
+            return tensor
+        if tensor.dtype.kind == "f":
+            return tensor.astype(wanted)
+        return Tensor(tensor.numpy().view(wanted))
+
+
+def _as_tensor(found: Any) -> Tensor:
+    if isinstance(found, Extents):
+        return found.tensor()
+    return found if isinstance(found, Tensor) else Tensor(found)
 
 
 def _value(values: dict[int, Any], number: int) -> Any:
@@ -94,13 +112,21 @@ def read_model(path: str | os.PathLike[str]) -> DumpedModel:
         CheckpointError: it is no such file, it is damaged, or a weight has an element type that
             there is none of here.
     """
-    data = memoryview(Path(path).read_bytes())
+    return model_in(Path(path).read_bytes(), os.fspath(path))
+
+
+def model_in(data: bytes, where: str) -> DumpedModel:
+    """The model in the bytes of a file; `where` names it in errors.
+
+    Raises:
+        CheckpointError: as `read_model`.
+    """
     try:
-        return _Reader(data).model()
+        return _Reader(memoryview(data)).model()
     except (Damaged, struct.error, IndexError, KeyError, ValueError) as error:
         raise CheckpointError(
             "read_model",
-            f"{os.fspath(path)} is no model that MegEngine dumped, or damaged: {error}",
+            f"{where} is no model that MegEngine dumped, or damaged: {error}",
             hint="checkpoints and files of Treadle are read by treadle.load",
         ) from None
 
@@ -115,6 +141,7 @@ class _Reader:
         self._place = 0  # of the next value, in files of the first version
         self._made = DumpedModel()
         self._count = 0
+        self._called: dict[int, str] = {}
 
     def model(self) -> DumpedModel:
         """The model in the file."""
@@ -123,17 +150,23 @@ class _Reader:
             self._place = 16 if magic == _OLD else 24
             graph = self._place + int(read(self._data, "Q", self._place - 8))
             root = self._root(graph, b"mgb1")
-            operators, wanted = root.tables(3), root.vector(4, "II")
+            operators = root.tables(3)
+            wanted = [int(number) for number, _ in root.vector(4, "II")]
             for each in operators:
                 self._first(each)
         else:
             root = self._root(0, _SECOND)
-            operators, wanted = root.tables(2), root.vector(4, "II")
+            operators, wanted = root.tables(2), [t.whole(0) for t in root.tables(4)]
             names = [t.text(0) for t in root.tables(3)] if _has_names(root) else []
             for each in operators:
                 self._second(each, names)
-        self._made._wanted = [int(number) for number, _ in wanted]
+        self._made._wanted = wanted
         self._check()
+        taken: dict[str, None] = {}
+        for place, number in enumerate(wanted):
+            name = _single(self._called.get(number) or f"output{place}", taken)
+            taken[name] = None
+        self._made.outputs = list(taken)
         return self._made
 
     def _check(self) -> None:
@@ -162,16 +195,17 @@ class _Reader:
     def _first(self, op: Table) -> None:
         names = op.texts(5)
         values = [self._value_outside(t) for t in op.tables(7)]
-        count = len(names) or max(1, len(values))
-        outputs = tuple(range(self._count, self._count + count))
-        self._count += count
         made = Operator(
             kind_of("", op.whole(0, "Q")),
             op.text(12),
             tuple(op.numbers(3)),
-            outputs,
+            (),
             op.table(2) if op.whole(1, "B") else None,
+            op.table(6),
         )
+        count = len(names) or len(values) or made.results()
+        made = replace(made, outputs=tuple(range(self._count, self._count + count)))
+        self._count += count
         self._add(made, values, names)
 
     def _second(self, op: Table, names: list[str]) -> None:
@@ -183,6 +217,7 @@ class _Reader:
             tuple(op.numbers(7)),
             outputs,
             op.table(4) if op.whole(3, "B") else None,
+            op.table(10),
         )
         self._add(made, values, [names[i] for i in outputs] if names else [])
 
@@ -196,10 +231,12 @@ class _Reader:
     def _add(self, op: Operator, values: list[tuple[Table, memoryview]], names: list[str]) -> None:
         made = self._made
         made.operators.append(op)
+        self._called.update(zip(op.outputs, names, strict=False))
         if op.kind == INPUT:
             tensor, _ = values[0]
             name = tensor.text(0) or op.name or f"input{len(made.inputs)}"
             made.inputs[name] = tuple(tensor.numbers(1))
+            made.types[name] = dtype_of(tensor.table(3)) or "float32"
             made._given[op.outputs[0]] = name
         elif op.kind in CONSTANTS:
             made._known[op.outputs[0]] = _array(*values[0])
@@ -207,7 +244,7 @@ class _Reader:
             for i, (number, value) in enumerate(zip(op.outputs, values, strict=True)):
                 name = value[0].text(0) or (names[i] if names else "") or op.name
                 name = _single(name or f"weight{len(made.weights)}", made.weights)
-                made.weights[name] = Parameter(_array(*value))
+                made.weights[name] = Parameter(_array(*value), name=name)
                 made._named[number] = name
 
 
@@ -228,18 +265,6 @@ def _single(name: str, taken: dict[str, Any]) -> str:
 
 def _array(tensor: Table, raw: memoryview) -> Any:
     """The array of a tensor."""
-    kind = tensor.table(3)
-    number = 0 if kind is None else kind.whole(0, "b")
-    name = DTYPES.get(number)
-    if name is None:
-        raise ValueError(f"a weight has element type {number}")
-    shape = tensor.numbers(1)
-    parameters = None if kind is None else kind.table(2)
-    if name in BUILTIN:
-        family = BUILTIN[name]
-        scale = 1.0 if parameters is None else parameters.number(0, "f", 1.0)
-        zero = None if parameters is None or not family.is_unsigned else parameters.whole(1, "B")
-        dtype: Any = quantized_type(family, scale, zero).numpy
-    else:
-        dtype = Tensor(np.zeros(0), dtype=name).numpy().dtype
-    return np.frombuffer(raw, np.dtype(dtype)).reshape(shape).copy()
+    wanted = dtype_of(tensor.table(3)) or "float32"
+    dtype = wanted if isinstance(wanted, np.dtype) else Tensor(np.zeros(0), dtype=wanted).dtype
+    return np.frombuffer(raw, np.dtype(dtype)).reshape(tensor.numbers(1)).copy()

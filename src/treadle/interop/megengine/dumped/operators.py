@@ -12,11 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 import treadle.functional as F
 from treadle.autodiff import GradManager
 from treadle.base.errors import CheckpointError, TreadleError, UnsupportedOp
+from treadle.base.quantized import BUILTIN, quantized_type
 from treadle.interop.megengine.builtin import MEMBERS
+from treadle.interop.megengine.dumped.fields import FIELDS, MODES, parameters
 from treadle.interop.megengine.dumped.flatbuffer import Table
+from treadle.interop.megengine.dumped.shapes import Extents, computed, shape_of, whole
 from treadle.module.elemwise import METHODS
 from treadle.tensor import Tensor
 
@@ -57,6 +62,7 @@ class Operator:
         inputs: numbers of the values it takes.
         outputs: numbers of the values it makes.
         parameters: its parameters; None where it has none.
+        result: the element type that its results are said to have; None where it follows.
     """
 
     kind: str
@@ -64,6 +70,7 @@ class Operator:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     parameters: Table | None
+    result: Table | None = None
 
     def whole(self, field: int, form: str = "I", default: int = 0) -> int:
         """A whole number among the parameters."""
@@ -76,7 +83,14 @@ class Operator:
             UnsupportedOp: it has no counterpart here.
             CheckpointError: its parameters are none, or it does not take these operands.
         """
-        function = FUNCTIONS.get(self.kind)
+        if any(isinstance(x, Extents) for x in given):
+            found = computed(self.kind, self._how(), given)
+            if found is not None:
+                return [found]
+            if self.kind not in _OF_SHAPES:
+                given = [x.tensor() if isinstance(x, Extents) else x for x in given]
+        given = [Tensor(x) if isinstance(x, np.ndarray) else x for x in given]
+        function = FUNCTIONS.get(self.kind) or (_defined if self.kind in FIELDS else None)
         if function is None:
             raise UnsupportedOp(
                 "DumpedModel",
@@ -96,6 +110,63 @@ class Operator:
                 hint="the file is damaged, or of a version that nobody has met",
             ) from error
         return list(found) if isinstance(found, list | tuple) else [found]
+
+    def _how(self) -> Any:
+        """The parameter by which extents are computed: a mode, an axis, ranges."""
+        table = self.parameters
+        if self.kind == "Elemwise":
+            return _MODES[self.whole(0)]
+        if self.kind == "Reduce":
+            return _REDUCTIONS[self.whole(0)]
+        if self.kind == "Subtensor":
+            return [] if table is None else table.vector(0, "b????")
+        if self.kind == "AxisAddRemove":
+            return [] if table is None else table.vector(0, "b3xi")
+        return self.whole(0, "i")
+
+    def results(self) -> int:
+        """Number of its results in files of the first version, which do not say so."""
+        training = self.kind == "BatchNorm" and len(self.inputs) == 5 and not self.whole(1)
+        counts = {
+            "BatchNorm": 6 if training else 4,
+            "Split": len(self.inputs) - 1,
+            "SVD": 1 if self.parameters and not self.whole(1, "?", 1) else 3,
+            "TopK": 2 if self.whole(0) else 1,
+        }
+        return counts.get(self.kind) or _RESULTS.get(self.kind, 1)
+
+    def assign(self, found: Sequence[Any], values: dict[int, Any]) -> None:
+        """Give results their numbers. Those of a normalization stand before it."""
+        behind = self.kind == "BatchNorm" or len(found) < len(self.outputs) == 1
+        pairs = zip(self.outputs, found, strict=False)
+        values.update(dict(pairs) if not behind else zip(self.outputs, found[:-1], strict=False))
+        if behind:
+            values[self.outputs[-1]] = found[-1]
+
+
+def dtype_of(table: Table | None) -> Any:
+    """An element type of a file; None for none.
+
+    Raises:
+        UnsupportedOp: there is none of that number here.
+    """
+    if table is None:
+        return None
+    number = table.whole(0, "b")
+    name = DTYPES.get(number)
+    if name is None:
+        raise UnsupportedOp("DumpedModel", f"element type {number} has no counterpart")
+    if name not in BUILTIN:
+        return name
+    family, given = BUILTIN[name], table.table(2)
+    scale = 1.0 if given is None else given.number(0, "f", 1.0)
+    zero = None if given is None or not family.is_unsigned else given.whole(1, "B")
+    return quantized_type(family, scale, zero).numpy
+
+
+def _defined(op: Operator, *given: Any) -> Any:
+    """Compute by the definition of the operator's name, with its parameters."""
+    return _made(op.kind, given, **parameters(op.kind, op.parameters))
 
 
 def _made(kind: str, given: Sequence[Any], **parameters: Any) -> Any:
@@ -141,11 +212,16 @@ def _convolved(op: Operator, given: Any, *, mode: int, window: int, sparse: int,
 
 
 def _convolution_bias(op: Operator, x: Any, weight: Any, *more: Any) -> Any:
-    (found,) = _convolved(op, (x, weight), mode=1, window=4, sparse=2, form=3)
-    for addend in more:
+    plain = [_real(v) for v in (x, weight, *more)]
+    (found,) = _convolved(op, plain[:2], mode=1, window=4, sparse=2, form=3)
+    for addend in plain[2:]:
         found = found + addend
-    behind = _BEHIND[op.whole(0)]
-    return found if behind is None else METHODS[behind](found)
+    return _finished(op, found)
+
+
+def _real(x: Any) -> Any:
+    """The numbers that a quantized tensor stands for; any other tensor itself."""
+    return x.astype("float32") if isinstance(x, Tensor) and x._kind.quantized is not None else x
 
 
 def _transposed(op: Operator, weight: Any, diff: Any, *_: Any) -> Any:
@@ -173,7 +249,7 @@ def _reduce(op: Operator, x: Tensor, *target: Any) -> Any:
     mode, axis = _REDUCTIONS[op.whole(0)], op.whole(1, "i", _TARGET)
     if axis != _TARGET and not target:
         return _made("Reduce", [x], mode=mode, axis=axis, keepdim=True)
-    wanted = [int(n) for n in Tensor(target[0]).tolist()]
+    wanted = whole(target[0])
     spare = len(x.shape) - len(wanted)
     for i, (n, m) in enumerate(zip(x.shape[spare:], wanted, strict=True)):
         if n != m:
@@ -199,11 +275,12 @@ def _normalized(op: Operator, x: Any, *rest: Any) -> Any:
 
 def _shape(op: Operator, x: Any) -> Any:
     axis = op.whole(0, "i", _ALL)
-    return _made("GetVarShape", [x]) if axis == _ALL else _made("GetVarShape", [x], axis=axis)
+    found = shape_of(x)
+    return found if axis == _ALL else Extents(found.array[axis : axis + 1], x)
 
 
 def _reshaped(op: Operator, x: Tensor, shape: Any) -> Any:
-    wanted, free = [int(n) for n in Tensor(shape).tolist()], op.whole(0, "i", _ALL)
+    wanted, free = whole(shape), op.whole(0, "i", _ALL)
     if free != _ALL:
         wanted[free] = -1
     return F.reshape(x, wanted)
@@ -222,14 +299,41 @@ def _permuted(op: Operator, x: Any) -> Any:
 
 def _part(op: Operator, *given: Any) -> Any:
     items = [] if op.parameters is None else op.parameters.vector(0, "b????")
-    return _made("Subtensor", given, items=[(int(a), *flags) for a, *flags in items])
+    return _made(op.kind, given, items=[(int(a), *flags) for a, *flags in items])
 
 
 def _cast(op: Operator, x: Tensor) -> Any:
-    name = DTYPES.get(op.whole(0, "b"))
-    if name is None or name.startswith("q"):
-        raise UnsupportedOp("DumpedModel", f"a cast to element type {op.whole(0, 'b')}")
-    return x.astype(name)
+    return x.astype(dtype_of(op.parameters) or "float32")
+
+
+def _mixed(op: Operator, *given: Any) -> Any:
+    return _made("ElemwiseMultiType", given, mode=MODES[op.whole(0)], dtype=dtype_of(op.result))
+
+
+def _parts(op: Operator, x: Tensor, *sizes: Any) -> Any:
+    """The parts of an array, whose extents come as arrays of one number."""
+    ends = np.cumsum([int(Tensor(n).item()) for n in sizes])
+    return F.split(x, [int(n) for n in ends[:-1]], op.whole(0, "i"))
+
+
+def _batched_convolution(op: Operator, x: Tensor, weight: Tensor, *more: Any) -> Any:
+    """A convolution of each image with weights of its own."""
+    each = [
+        _convolved(op, (x[i : i + 1], weight[i]), mode=1, window=2, sparse=8, form=9)[0]
+        for i in range(x.shape[0])
+    ]
+    found = F.concat(each, 0)
+    for addend in more:
+        found = found + addend
+    return _finished(op, found)
+
+
+def _finished(op: Operator, found: Tensor) -> Tensor:
+    """A sum after the function behind it, in the element type that was asked for."""
+    behind = _BEHIND[op.whole(0)]
+    found = found if behind is None else METHODS[behind](found)
+    wanted = dtype_of(op.result)
+    return found if wanted is None else found.astype(wanted)
 
 
 def _product(op: Operator, a: Any, b: Any) -> Any:
@@ -245,6 +349,12 @@ def _same(op: Operator, x: Any, *_: Any) -> Any:
     return x
 
 
+_SUBTENSORS = (
+    *("Subtensor", "SetSubtensor", "IncrSubtensor", "IndexingMultiAxisVec"),
+    *("IndexingSetMultiAxisVec", "IndexingIncrMultiAxisVec", "MeshIndexing", "SetMeshIndexing"),
+    *("IncrMeshIndexing", "BatchedMeshIndexing", "BatchedSetMeshIndexing"),
+    "BatchedIncrMeshIndexing",
+)
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "AdaptivePooling": lambda op, x, shape: _made(
         "AdaptivePooling", (x, shape), mode=_POOLS[op.whole(0)]
@@ -252,9 +362,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Argmax": lambda op, x: _made("Argmax", [x], axis=op.whole(0, "i")),
     "Argmin": lambda op, x: _made("Argmin", [x], axis=op.whole(0, "i")),
     "AxisAddRemove": _axes,
+    "BatchConvBias": _batched_convolution,
     "BatchNorm": _normalized,
     "BatchedMatrixMul": _product,
-    "Broadcast": lambda op, x, shape: _made("Broadcast", (x, shape)),
+    "Broadcast": lambda op, x, shape: F.broadcast_to(x, whole(shape)),
     "Concat": lambda op, *given: F.concat(list(given), op.whole(0, "i")),
     "ConvBias": _convolution_bias,
     "Convolution": _convolution,
@@ -262,7 +373,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ConvolutionBackwardFilter": _weight_gradient,
     "Copy": _same,
     "Dimshuffle": _permuted,
+    "ElemwiseMultiType": _mixed,
     "Elemwise": lambda op, *given: METHODS[_MODES[op.whole(0)]](*given),
+    "Eye": lambda op, shape: _made(
+        "Eye", [shape], k=op.whole(0, "i"), dtype=DTYPES[op.whole(1, "b")]
+    ),
     "GetVarShape": _shape,
     "Identity": _same,
     "MarkDynamicVar": _same,
@@ -274,8 +389,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Reduce": _reduce,
     "Reshape": _reshaped,
     "Softmax": lambda op, x: F.softmax(x, op.whole(0, "i", -1)),
-    "Subtensor": _part,
+    "Split": _parts,
     "TypeCvt": _cast,
+    **dict.fromkeys(_SUBTENSORS, _part),
+}
+_OF_SHAPES = frozenset({"Broadcast", "Reduce", "Reshape"})
+"""Kinds that take extents as they are."""
+_RESULTS = {
+    **dict.fromkeys(("Argsort", "CondTake", "Dropout", "ROIAlign", "ROIPooling", "ShuffleRNG"), 2),
+    **dict.fromkeys(("LayerNorm", "GroupNorm", "InstanceNorm", "GeneralNorm", "RNN"), 3),
+    **dict.fromkeys(("LSTM", "LSTMCell", "MultiHeadAttn"), 4),
 }
 INPUT = "Host2DeviceCopy"
 CONSTANTS = frozenset({"ImmutableTensor"})
@@ -289,13 +412,8 @@ WEIGHTS = frozenset(
     ]
 )
 _OTHERS = (
-    *("AffineInt", "Alloc", "Argsort", "AssertEqual", "BatchConvBias", "CondTake", "Correlation"),
-    *("Cumsum", "CvtColor", "DeformableConv", "Diag", "Dot", "ElemwiseMultiType", "Eye"),
-    *("FakeQuant", "Fill", "Flip", "GaussianRNG", "GroupNorm", "IndexingMultiAxisVec"),
-    *("IndexingOneHot", "IndexingSetOneHot", "LRN", "LSTM", "LayerNorm", "Linspace"),
-    *("LocalShare", "MeshIndexing", "MultiHeadAttn", "NonZero", "PSROIPooling", "Padding"),
-    *("RNN", "ROIAlign", "ROIPooling", "RelayoutFormat", "Remap", "Resize", "SetSubtensor"),
-    *("Split", "TopK", "UniformRNG", "WarpAffine", "WarpPerspective", "Where"),
+    *("AddUpdate", "AffineInt", "Alloc", "AssertEqual", "Flip", "LocalShare", "LSTM"),
+    *("MultiHeadAttn", "NonZero", "PSROIPooling", "RNN", "RelayoutFormat", "Where"),
 )
 
 
@@ -313,7 +431,7 @@ def _bare(name: str) -> str:
 def _numbered() -> dict[int, str]:
     """Types by the number they have in files."""
     found = {}
-    for base in (*FUNCTIONS, INPUT, *CONSTANTS, *WEIGHTS, *_OTHERS):
+    for base in (*FUNCTIONS, *FIELDS, INPUT, *CONSTANTS, *WEIGHTS, *_OTHERS):
         for tail in ("", "V0", "V1", "V2", "V3", "V4"):
             for middle in ("", "Forward"):
                 text = (base + middle + tail).encode()

@@ -1,0 +1,97 @@
+"""A model's graph with symbols for the extents of its inputs, and the graph at numbers for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from treadle.base.errors import ShapeError
+from treadle.base.shape import Shape
+from treadle.graph.evaluate import bound_extents, specialize
+from treadle.graph.ir import Graph, lone_symbol, result_types
+from treadle.graph.retype import retyped
+
+
+class OpenGraph:
+    """The graph of a model for other extents than those it was written for.
+
+    Args:
+        closed: the graph that it is at the extents of the file. Whoever changes a model's graph has
+            another one, which this says nothing about.
+        made: gives the graph with a symbol for each extent that may change, when that is first
+            needed; its guards say which may not be what.
+    """
+
+    def __init__(self, closed: Graph, made: Callable[[], Graph]) -> None:
+        self.closed = closed
+        self._made = made
+
+    @classmethod
+    def fixed(cls, closed: Graph) -> OpenGraph:
+        """Return the one of a graph that is for its own extents only."""
+        return cls(closed, lambda: closed)
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if there are no other extents."""
+        return self.graph is self.closed
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph with symbols.
+
+        Raises:
+            GraphError: a file has a text for it that is none.
+        """
+        return self._made()
+
+    def at(self, shapes: Sequence[Shape]) -> Graph:
+        """The graph for inputs of these shapes.
+
+        Raises:
+            ShapeError: there is none: a guard fails, or a number is another one.
+        """
+        own = [v.type.shape for v in self.graph.inputs]
+        extents = bound_extents(zip(own, shapes, strict=True))
+        if extents is None:
+            raise self._refused(shapes, "an extent is a number in what was traced, and another one")
+        for guard in self.graph.guards:
+            if not guard.holds(extents):
+                raise self._refused(shapes, f"its course needs {guard}")
+        found = specialize(self.graph, extents)
+        if self._below(extents):
+            # Symbols begin at 2, as an extent of 1 may broadcast: then types would be others.
+            for node in found.nodes:
+                for value, type_ in zip(
+                    node.outputs, result_types(node.op, node.inputs), strict=True
+                ):
+                    if value.type.is_static and type_ != value.type:
+                        raise self._refused(shapes, f"{node.op.name} broadcasts an extent of 1")
+        return found
+
+    def _below(self, extents: Mapping[str, Any]) -> bool:
+        symbols = [lone_symbol(d) for v in self.graph.inputs for d in v.type.shape]
+        return any(s is not None and extents[s.name] < s.low for s in symbols)
+
+    def _refused(self, shapes: Sequence[Shape], why: str) -> ShapeError:
+        types = ", ".join(str(v.type) for v in self.graph.inputs)
+        saw = f"{', '.join(str(list(s)) for s in shapes)} for {types}"
+        return ShapeError("model", f"it takes no inputs of these shapes: {why}", saw=saw)
+
+
+def at_shapes(graph: Graph, opened: OpenGraph | None, shapes: Sequence[Shape]) -> Graph:
+    """A model's graph for inputs of these shapes: itself, what is open, or the same ops again.
+
+    Raises:
+        TreadleError: it does not take them.
+    """
+    shapes = [tuple(s) for s in shapes]
+    if shapes == [v.type.shape for v in graph.inputs]:
+        return graph
+    if opened is None or opened.closed is not graph:
+        return retyped(graph, shapes)
+    return opened.at(shapes)
+
+
+__all__ = ["OpenGraph", "at_shapes"]

@@ -1,0 +1,22 @@
+"""Model files of other frameworks, for programs that take whatever they are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.base.files.source import Source
+from treadle.engine.package import Foreign, is_megengines, read_also
+
+__all__ = ["read_foreign_models"]
+
+
+def _dumped(source: Source) -> list[Any]:
+    # Operators of MegEngine are functions of all of Treadle, which most programs never need.
+    from treadle.interop.megengine.dumped.program import models_in
+
+    return models_in(source)
+
+
+def read_foreign_models() -> None:
+    """Have every reader of model files take those that MegEngine's own runtime dumped, too."""
+    read_also(Foreign(is_megengines, _dumped))

@@ -1,0 +1,249 @@
+"""Dumped models for other sizes: the traced function once more, with symbols for its extents.
+
+MegEngine's graphs infer shapes when they run, so a model that was dumped with one size of picture
+takes others. Ours are made of types; what serves other extents is a second capture, in which every
+extent of an argument is a symbol. What the function decides by them are guards, and those that it
+asks the number of are that number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treadle.base import tree
+from treadle.base.errors import TreadleError
+from treadle.base.guards import recording_guards
+from treadle.base.log import get_logger
+from treadle.base.shape import Shape
+from treadle.base.symbol import Dim, Relation, Symbol, evaluate, symbol
+from treadle.engine.package.models import Model
+from treadle.engine.package.open_graph import OpenGraph
+from treadle.graph.evaluate import bound_extents, specialize
+from treadle.graph.ir import Graph, lone_symbol
+from treadle.graph.silent import silent
+from treadle.jit.capture import capture
+from treadle.jit.captured import Captured, Output
+from treadle.jit.dump import inference_graph, rewritten
+from treadle.jit.naming import scoped
+from treadle.ops.constant import Constant
+from treadle.ops.creation import Creation
+from treadle.ops.families import Elementwise, Movement
+from treadle.tensor import Tensor, wrap
+
+
+class Asked(NamedTuple):
+    """A call that a model was recorded from: how its arguments are nested, and what they were."""
+
+    shape: tree.Tree
+    leaves: tuple[Any, ...]
+
+
+class _Given(NamedTuple):
+    """A tensor that was passed, without its data."""
+
+    kind: Any
+    extents: tuple[int, ...]
+    name: str
+
+    def tensor(self) -> Tensor:
+        """One like it."""
+        made = wrap(np.zeros(self.extents, self.kind.dtype.numpy), self.kind)
+        made.name = self.name
+        return made
+
+
+def asked(args: Any, kwargs: Any) -> Asked:
+    """Keep of a call all that recording it again takes."""
+    leaves, shape = tree.flatten((args, kwargs))
+    kept = [
+        _Given(x._kind, tuple(x._data.shape), x.name) if isinstance(x, Tensor) else x
+        for x in leaves
+    ]
+    return Asked(shape, tuple(kept))
+
+
+def _open_capture(
+    function: Callable[..., Any],
+    call: Asked,
+    captured: Captured,
+    name: str,
+    inputs: Sequence[str],
+) -> Captured | None:
+    """The same program with symbols for extents of the arguments; None where there is none.
+
+    Args:
+        function: runs once more, or twice where an extent of 1 has to be one.
+        call: what the program was recorded from.
+        captured: the program of that call, which the one with symbols is at its extents.
+        name: of the program.
+        inputs: names of the tensors among the arguments, after which symbols are called.
+    """
+    for ones in (True, False):
+        shapes, extents = _opened(call, inputs, ones)
+        if not extents or (not ones and _opened(call, inputs, True)[1] == extents):
+            break
+        with suppress(TreadleError, ValueError, TypeError, IndexError, AssertionError):
+            found = _captured(function, call, name, shapes, extents)
+            if _same(found, captured, _actual(call, shapes)):
+                return found
+    get_logger("jit").info("dump: %s has no program for other extents", name)
+    return None
+
+
+def _captured(
+    function: Callable[..., Any],
+    call: Asked,
+    name: str,
+    shapes: dict[int, Shape],
+    extents: dict[str, int],
+) -> Captured:
+    leaves = [x.tensor() if isinstance(x, _Given) else x for x in call.leaves]
+    args, kwargs = tree.unflatten(call.shape, leaves)
+    with scoped() as kind:
+        return capture(function, args, kwargs, name, shapes, kind, extents)
+
+
+def _opened(
+    call: Asked, inputs: Sequence[str], ones: bool
+) -> tuple[dict[int, Shape], dict[str, int]]:
+    """Symbolic shapes of arguments, and extents for which the function is asked.
+
+    Symbols begin at 2, since an extent of 1 may broadcast; if `ones`, those of 1 are symbols, too,
+    and the function meets 2 in their place.
+    """
+    shapes: dict[int, Shape] = {}
+    extents: dict[str, int] = {}
+    tensors = [(i, leaf) for i, leaf in enumerate(call.leaves) if isinstance(leaf, _Given)]
+    for (number, leaf), name in zip(tensors, inputs, strict=True):
+        shape: list[Any] = []
+        for axis, extent in enumerate(leaf.extents):
+            if extent > 1 or (ones and extent == 1):
+                made = f"{_word(name) or f'arg{number}'}_{axis}"
+                extents[made] = max(extent, 2)
+                shape.append(symbol(made, 2))
+            else:
+                shape.append(extent)
+        shapes[number] = tuple(shape)
+    return shapes, extents
+
+
+def _word(name: str) -> str:
+    return re.sub(r"\W", "_", name) if name[:1].isalpha() else ""
+
+
+def _actual(call: Asked, shapes: dict[int, Shape]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number, shape in shapes.items():
+        for extent, actual in zip(shape, call.leaves[number].extents, strict=True):
+            if (named := lone_symbol(extent)) is not None:
+                found[named.name] = actual
+    return found
+
+
+def _same(found: Captured, captured: Captured, extents: dict[str, int]) -> bool:
+    """Return whether a program with symbols is another one at the extents of a call.
+
+    Numbers that are constants in the one may be computed of extents in the other.
+    """
+    if found.sources != captured.sources or len(found.kinds) != len(captured.kinds):
+        return False
+    closed = specialize(found.graph, extents)
+    return closed == captured.graph or _course(closed) == _course(captured.graph)
+
+
+def _course(graph: Graph) -> list[Any]:
+    """Ops that do more than arithmetic and movement, in order, and the types of the results.
+
+    Extents that data decide have names of their own in each capture.
+    """
+    ends = [
+        (v.type.dtype, tuple(d if isinstance(d, int) else None for d in v.type.shape))
+        for v in graph.outputs
+    ]
+    plain = Constant | Creation | Elementwise | Movement
+    return [n.op.name for n in graph.nodes if not isinstance(n.op, plain)] + [*map(str, ends)]
+
+
+def _settled(graph: Graph) -> Graph | None:
+    """The graph with numbers for the extents that can be one number only; None if all are."""
+    numbers: dict[str, int] = {}
+    for guard in graph.guards:
+        known = _number(guard) if guard.kind == "==0" else None
+        if known is not None:
+            numbers[known[0].name] = known[1]
+    made = specialize(graph, numbers) if numbers else graph
+    if all(v.type.is_static for v in made.inputs):
+        return None
+    symbols: dict[str, Dim] = {}
+    for extent in (d for v in graph.inputs for d in v.type.shape):
+        if (named := lone_symbol(extent)) is not None:
+            symbols[named.name] = extent
+    symbols |= numbers
+    guards = [Relation(g.kind, evaluate(g.expr, symbols)) for g in graph.guards]
+    kept = tuple(dict.fromkeys(g for g in guards if g.truth() is None))
+    return Graph(made.name, made.inputs, made.nodes, made.outputs, kept)
+
+
+def _number(guard: Any) -> tuple[Symbol, int] | None:
+    """The symbol that a guard of the form n - 3 == 0 is about, and its number."""
+    terms = getattr(guard.expr, "terms", ())
+    if len(terms) != 2 or any(len(m) > 1 for m, _ in terms):
+        return None
+    constant = next((c for m, c in terms if not m), None)
+    others = [(m[0], c) for m, c in terms if m]
+    if constant is None or len(others) != 1 or not isinstance(others[0][0], Symbol):
+        return None
+    atom, coefficient = others[0]
+    return atom, -constant // coefficient
+
+
+def _opened_model(model: Model, name: str, found: Captured, fast: bool) -> Model:
+    """The model with the graph for other extents out of a capture with symbols, if there is one."""
+    results, _ = tree.flatten(found.results)
+    wanted = [r.index for r in results if isinstance(r, Output)]
+    try:
+        with recording_guards():  # They are known: those of the capture.
+            quiet = replace(found, graph=silent(found.graph))  # The first capture told of prints.
+            graph = _settled(inference_graph(name, quiet, wanted))
+            graph = rewritten(graph) if fast and graph is not None else graph
+        if graph is None:
+            return replace(model, opened=OpenGraph.fixed(model.graph))
+        own = [v.type.shape for v in model.graph.inputs]
+        extents = bound_extents(zip([v.type.shape for v in graph.inputs], own, strict=True))
+        closed = specialize(graph, extents or {})  # Node by node the same: networks know both.
+    except TreadleError as error:  # An op needs to know more than the guards say.
+        get_logger("jit").info("dump: %s has no program for other extents: %s", name, error)
+        return replace(model, opened=OpenGraph.fixed(model.graph))
+    return replace(model, graph=closed, opened=OpenGraph(closed, lambda: graph))
+
+
+def model_for_extents(
+    function: Callable[..., Any],
+    model: Model,
+    call: Asked,
+    captured: Captured,
+    fast: bool,
+) -> Model:
+    """A model that takes other extents than those of the call that it was recorded from.
+
+    Args:
+        function: runs once more, or twice where an extent of 1 has to be one.
+        model: of the call alone.
+        call: what it was recorded from.
+        captured: the program of that call, which the one with symbols is at its extents.
+        fast: whether rewrites that hold in real arithmetic only are applied.
+    """
+    name = model.graph.name
+    found = _open_capture(function, call, captured, name, model.inputs)
+    if found is None:
+        return replace(model, opened=OpenGraph.fixed(model.graph))
+    return _opened_model(model, name, found, fast)
+
+
+__all__ = ["Asked", "asked", "model_for_extents"]
