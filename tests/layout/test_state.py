@@ -31,6 +31,7 @@ DECLARED = """
     graph/passes.py PASSES
     interop/onnx/registry.py CONVERTERS
     interop/onnx/writer.py EXPORTERS
+    interop/torch/device/hot.py _REGISTER
     interop/torch/device/registration.py _LIBRARIES
     interop/torch/drawing.py DRAWING
     interop/torch/homes.py _KINDS
@@ -57,8 +58,10 @@ FOLLOWS_FROM_THE_KEY = """
     engine/execute/segments.py _SHELF
     engine/partition/model.py _COSTING
     interop/megengine/internals.py _OPTIONS
+    interop/torch/device/calls.py _OPERATORS
     interop/torch/device/fallback.py _TRAITS
     interop/torch/device/forms.py _FORMS
+    interop/torch/device/hot.py _KERNELS
     ops/custom.py _BLOBS
     ops/ufunc.py _UFUNCS
 """
@@ -72,6 +75,7 @@ LIVES_WITH_THE_KEY = """
 """
 """Weak: an entry goes with what it is about."""
 OPENED = """
+    backends/cpu/__init__.py _ASSEMBLED
     backends/cpu/native.py _ADOPTED
     backends/cuda/device.py _FORKED
     backends/cuda/libraries/blaslt.py _OPEN

@@ -6,7 +6,7 @@ This is all that a process needs to know of programs that it only runs; how they
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -159,4 +159,36 @@ class NativeLoader(Protocol):
 
     def set_threads(self, count: int, /) -> int:
         """Let so many share it; returns how many it was before."""
+        ...
+
+
+@runtime_checkable
+class Assembling(Protocol):
+    """Optional: an engine of the host that makes machine code for others, which may run programs.
+
+    That is, code around programs: what takes arguments of another framework, for instance.
+    """
+
+    def assemble(self, symbols: Sequence[str], text: str, /) -> Mapping[str, int]:
+        """Addresses of functions of a module in LLVM's text form, which stays loaded.
+
+        Args:
+            symbols: of the functions; they name all that matters of the text.
+            text: of the module.
+
+        Raises:
+            CompileError: it cannot be compiled or loaded here.
+        """
+        ...
+
+    def run_address(self) -> int:
+        """The function `i64 (pool, program, holder of bases, step)` that runs programs.
+
+        The holder is an object of NumPy's layout whose data are the bases; the result is as that of
+        `Executable.run`.
+        """
+        ...
+
+    def pool_address(self) -> int:
+        """The pool of threads, which is started if need be; another one after a fork."""
         ...

@@ -95,6 +95,11 @@ FASTRUN_CACHE_TYPE = Variable(
 )
 FASTRUN_CACHE_DIR = Variable(("MGE_FASTRUN_CACHE_DIR",), "", "directory of that store's file")
 FASTRUN_CACHE_URL = Variable(("MGE_FASTRUN_CACHE_URL",), "", "address of that store's server")
+TORCH_HOT = Variable(
+    ("TREADLE_TORCH_HOT",),
+    "32",
+    "calls of a kind after which an operator of PyTorch on our devices is compiled; 0 for never",
+)
 NUM_THREADS = Variable(
     ("TREADLE_NUM_THREADS",), "", "threads of the CPU backend; the cores this process may use"
 )

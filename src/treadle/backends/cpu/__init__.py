@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treadle.backends.api import Availability, Backend, Support, no
@@ -23,6 +23,10 @@ from treadle.runtime.api import Device
 if TYPE_CHECKING:  # Processes that run compiled code need neither.
     from treadle.backends.program import Compiler
     from treadle.ops.op import Op
+
+
+_ASSEMBLED: list[Any] = []
+"""Libraries that others have addresses of."""
 
 
 class Cpu(Backend):
@@ -71,6 +75,26 @@ class Cpu(Backend):
             return found
         except CompileError as error:
             return no("device-feature", str(error))
+
+    def assemble(self, symbols: Sequence[str], text: str, /) -> Mapping[str, int]:
+        """See `backends.native_code.Assembling`."""
+        from treadle.backends.cpu.native import toolchain
+
+        library = toolchain().load_module(symbols, text)
+        _ASSEMBLED.append(library)
+        return library.addresses
+
+    def run_address(self) -> int:
+        """See `backends.native_code.Assembling`."""
+        from treadle.backends.cpu.native import runtime
+
+        return runtime().run_address
+
+    def pool_address(self) -> int:
+        """See `backends.native_code.Assembling`."""
+        from treadle.backends.cpu.pool import PROCESS, start
+
+        return PROCESS.address or start()
 
     def counters(self) -> dict[str, int]:
         """Zeros where nothing has asked for generated code yet."""

@@ -112,7 +112,7 @@ class Runtime(Core):
         library = toolchain().load_module(symbols, text)
         address = dict(zip(_FUNCTIONS, library.addresses.values(), strict=True))
         super().__init__(library, address)
-        self.switch = address["switch"]
+        self.run_address, self.switch = address["run"], address["switch"]
         pointer, word, object_ = ctypes.c_void_p, ctypes.c_int64, ctypes.py_object
         self.launch: Any = ctypes.CFUNCTYPE(word, pointer, pointer, object_, word)(
             address["launch"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True)
 class Counters:
@@ -69,7 +71,37 @@ class Tally:
         self.transfers = 0
 
 
-def total(tallies: Iterable[Tally], launches: int) -> Counters:
+class NativeTally:
+    """Counts of runs that native code makes without the executor.
+
+    Args:
+        transfers: inputs and results of a run.
+
+    Attributes:
+        runs: a word, which native code adds to.
+    """
+
+    def __init__(self, transfers: int) -> None:
+        self.runs = np.zeros(1, np.int64)
+        self._transfers = transfers
+
+    @property
+    def iterations(self) -> int:
+        """Runs of the program."""
+        return int(self.runs[0])
+
+    @property
+    def entries(self) -> int:
+        """Calls of native code."""
+        return self.iterations
+
+    @property
+    def transfers(self) -> int:
+        """Addresses that were given."""
+        return self.iterations * self._transfers
+
+
+def total(tallies: Iterable[Tally | NativeTally], launches: int) -> Counters:
     """The sum of all frames of a program that starts so many kernels per run."""
     made = Counters()
     for t in tallies:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from treadle.backends.watch import Watch
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
 from treadle.engine.execute.arenas import Arenas
-from treadle.engine.execute.counters import Counters, Tally, total
+from treadle.engine.execute.counters import Counters, NativeTally, Tally, total
 from treadle.engine.execute.frames import At, Frame
 from treadle.engine.execute.host_tasks import IndexFailure, extents, unknown_index
 from treadle.engine.execute.serving import HostTasks, Many
@@ -29,6 +29,7 @@ from treadle.engine.plan import Loaded
 from treadle.runtime.host import HostBuffer, address, memory
 
 Array = npt.NDArray[Any]
+_OWN_BASES = 3  # constants, what is packed, scratch memory: behind inputs and results
 _UNUSED = 2
 """References to what is packed, as `getrefcount` sees them where only the executor has it."""
 
@@ -49,6 +50,22 @@ class _Packed:
         self.buffer = buffer
         self.arrays = arrays
         self.version: object = None
+
+
+class Bound(NamedTuple):
+    """A program for native code, which runs it one run at a time.
+
+    Attributes:
+        program: address of its words.
+        bases: its own table: addresses of inputs and results come first, the others are there.
+        runs: a word that it adds 1 to for every run.
+        kept: what has to stay while it may run.
+    """
+
+    program: int
+    bases: npt.NDArray[np.int64]
+    runs: npt.NDArray[np.int64]
+    kept: object
 
 
 class Packs:
@@ -89,7 +106,7 @@ class Executor:
         self._host_tasks = HostTasks(loaded, launches, index_error, many)
         self._results = [(extents(t), t.dtype.numpy) for t in results]
         self._frames: list[Frame] = []
-        self._tallies: list[Tally] = []
+        self._tallies: list[Tally | NativeTally] = []
         self._frozen = tuple(frozen) if loaded.prelude is not None else ()
         self._packs = packs or Packs()
         self._arenas = Arenas() if many is None else many.arenas
@@ -191,40 +208,27 @@ class Executor:
             frame.tally.entries += 1
             reached = self.loaded.main.run(frame.bases, reached + 1)
 
-    def by_address(self, at: At | None = None) -> Callable[[Sequence[int]], bool] | None:
-        """`run` as a function of addresses, for calls that are short themselves.
+    def bound(self, at: At | None = None) -> Bound | None:
+        """Return what native code runs the program with, by addresses of dense row-major memory.
 
-        It takes those of dense row-major memory of the inputs and then of the results, which the
-        caller holds on to, and returns False where an index is out of range; `run` says which one.
-        None for programs that pack or update inputs, or leave ops to the host.
+        None for programs that pack or update inputs, or leave ops to the host: Python runs them.
         """
         plan = self.loaded.plan
-        if self.loaded.prelude is not None or plan.left or plan.updates:
+        address: int = getattr(self.loaded.main, "address", 0)
+        if not address or self.loaded.prelude is not None or plan.left or plan.updates:
             return None
-        leave, main = self._leave, self.loaded.main.run
-
-        def run(addresses: Sequence[int]) -> bool:
-            frame = self._frame(at)
-            try:
-                frame.write(*addresses)
-                frame.version = None
-                tally = frame.tally
-                tally.transfers += len(addresses)
-                tally.iterations += 1
-                tally.entries += 1
-                return main(frame.bases) < 0
-            finally:
-                leave(frame)
-
-        return run
+        frame, tally = self._frame(at), NativeTally(plan.bases - _OWN_BASES)
+        self._tallies.append(tally)
+        return Bound(address, frame.bases, tally.runs, (self.loaded, frame))
 
     def _frame(self, at: At | None) -> Frame:
         """A frame that nobody uses."""
         try:
             frame = self._frames.pop()
         except IndexError:
-            self._tallies.append(Tally())
-            frame = Frame(self.loaded, self._tallies[-1], at)
+            tally = Tally()
+            self._tallies.append(tally)
+            frame = Frame(self.loaded, tally, at)
         if at is not None:
             frame.turn_to(at, self._arenas.take(at.peak))
         return frame
@@ -392,6 +396,11 @@ class Instance:
         self.at = at
 
     @property
+    def peak(self) -> int:
+        """Bytes of scratch memory that one run needs."""
+        return self.at.peak
+
+    @property
     def counters(self) -> Counters:
         """Return the costs of all runs, at any extents, at the program's border."""
         return self.executor.counters
@@ -410,9 +419,9 @@ class Instance:
         """Run once per row; see `Executor.repeat`."""
         return self.executor.repeat(inputs, varying, self.at)
 
-    def by_address(self) -> Callable[[Sequence[int]], bool] | None:
-        """See `Executor.by_address`."""
-        return self.executor.by_address(self.at)
+    def bound(self) -> Bound | None:
+        """See `Executor.bound`."""
+        return self.executor.bound(self.at)
 
     def close(self) -> None:
         """Give memory back that is kept between runs, whatever extents they had."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,7 +55,7 @@ class Frame:
     """
 
     __slots__ = (
-        "arena", "at", "bases", "kept", "last", "reductions", "tally", "version", "views", "write"
+        "arena", "at", "bases", "kept", "last", "reductions", "tally", "version", "views"
     )  # fmt: skip
 
     def __init__(self, loaded: Loaded[Executable], tally: Tally, at: At | None) -> None:
@@ -75,8 +73,6 @@ class Frame:
         ]
         if self.arena is not None:
             self.bases[self.last] = self.arena.address
-        self.write = partial(struct.Struct(f"{plan.bases - 3}q").pack_into, self.bases.data, 0)
-        """Write the addresses of all inputs and results into the table."""
         self.version: object = None
         """Names the inputs whose addresses are in the table; None where they must be written."""
         self.views: dict[tuple[Address, TensorType], Array] = {}

@@ -15,7 +15,7 @@ from torch import fx
 from treadle.engine.devices.names import CompNode
 from treadle.interop.torch.arrays import to_array, to_tensor
 from treadle.interop.torch.drawing import keys
-from treadle.interop.torch.straight import Straight
+from treadle.interop.torch.native.entries import DLPACK_CPU, dlpack_device
 from treadle.interop.torch.strides import Placed
 
 CPU = torch.device("cpu")
@@ -26,9 +26,11 @@ class Home(Protocol):
 
     Attributes:
         node: the device as the engine knows it; None: the host.
+        dlpack: the device in DLPack's word, if its memory is the host's; else None.
     """
 
     node: CompNode | None
+    dlpack: int | None
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Return tensors in the form that a program takes."""
@@ -42,15 +44,12 @@ class Home(Protocol):
         """A result of a program, which lies as `place` says."""
         ...
 
-    def straight(self, call: Callable[[], Straight | None]) -> Straight | None:
-        """The call of a program on tensors' memory, if that is the host's; `call` makes it."""
-        ...
-
 
 class _Host:
     """The CPU of PyTorch."""
 
     node: CompNode | None = None
+    dlpack: int | None = dlpack_device(DLPACK_CPU, 0)
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         return list(map(to_array, tensors))
@@ -61,9 +60,6 @@ class _Host:
     def tensor(self, array: Any, dtype: torch.dtype, place: Placed | None) -> torch.Tensor:
         made = to_tensor(array, dtype)
         return made if place is None else place.given(made)
-
-    def straight(self, call: Callable[[], Straight | None]) -> Straight | None:
-        return call()
 
 
 _HOST = _Host()

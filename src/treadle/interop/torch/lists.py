@@ -42,7 +42,7 @@ def _single(name: str, overload: str) -> Callable[..., Any] | None:
     return found
 
 
-def _each(single: Callable[..., Any]) -> Callable[..., Any]:
+def each_of(single: Callable[..., Any]) -> Callable[..., Any]:
     """The function of lists; what is no list is the same for all."""
 
     def run(*given: Any, **options: Any) -> Any:
@@ -69,5 +69,5 @@ def one_by_one() -> dict[Any, Callable[..., Any]]:
         operator = getattr(getattr(torch.ops.aten, full), overload)
         single = _single(full.removeprefix(_PREFIX), overload)
         if single is not None and not operator._schema.is_mutable:
-            found[operator] = _each(single)
+            found[operator] = each_of(single)
     return found

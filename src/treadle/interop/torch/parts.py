@@ -7,10 +7,10 @@ program for each where it must.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from torch import fx
 
 from treadle.base.errors import GraphError, OutOfMemory
 from treadle.base.guards import deciding
+from treadle.base.symbol import evaluate
+from treadle.base.types import TensorType
 from treadle.engine.execute import Runner
 from treadle.engine.extents.plans import Plans
 from treadle.engine.options import Options
@@ -29,7 +31,7 @@ from treadle.graph.ir import Graph
 from treadle.interop.torch.arrays import Array
 from treadle.interop.torch.homes import CPU, Home, home_of
 from treadle.interop.torch.nodes import input_of, lowered, output_of, plain_of
-from treadle.interop.torch.straight import straight
+from treadle.interop.torch.straight import Run, straight
 from treadle.interop.torch.strides import Placed, is_seen, placed
 from treadle.interop.torch.symbols import (
     LEAST,
@@ -126,7 +128,7 @@ class Variant:
             return None
         shared = self.plans.at(extents)
         runner: Runner = shared[1] if shared else self._alone(extents)
-        inputs = len(self.graph.inputs)
+        inputs = [_nbytes(t, extents) for t in self.graph.input_types]
         return Instance(runner, inputs, results, self.draws, self._is_plain, self._home)
 
     def _alone(self, extents: Mapping[str, int]) -> Runner:
@@ -135,12 +137,18 @@ class Variant:
         return Stages(graph, options=Options(), home=self._home.node).compile()
 
 
+def _nbytes(type_: TensorType, extents: Mapping[str, int]) -> int:
+    """Bytes of a tensor at extents."""
+    shape = [d if isinstance(d, int) else int(evaluate(d, extents)) for d in type_.shape]
+    return math.prod(shape) * int(type_.dtype.numpy.itemsize)
+
+
 class Instance:
     """A part's program at certain extents.
 
     Args:
         runner: of the program.
-        inputs: how many it has.
+        inputs: bytes of its inputs.
         results: of the part.
         draws: how many states of random ops it takes, behind its tensors.
         is_plain: whether it takes nothing but tensors of real numbers.
@@ -150,7 +158,7 @@ class Instance:
     def __init__(
         self,
         runner: Runner,
-        inputs: int,
+        inputs: Sequence[int],
         results: Sequence[Result],
         draws: int,
         is_plain: bool,
@@ -159,20 +167,20 @@ class Instance:
         self.runner = runner
         self._home = home
         self._run = runner.run
-        self.straight = (
-            home.straight(partial(straight, runner, inputs, results)) if is_plain else None
-        )
         self.draws = draws
+        self.straight: Run | None = None
+        if is_plain and home.dlpack is not None:
+            self.straight = straight(runner, inputs, results, home.dlpack, self.by_arrays)
         self._dtypes = [r.dtype for r in results if r.dtype is not None]
         self._places = [r.place for r in results if r.dtype is not None]
         self._numbers = [(i, r.value) for i, r in enumerate(results) if r.dtype is None]
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    def __call__(self, tensors: list[torch.Tensor]) -> list[Any]:
         """Run on tensors, whose memory is read where it lies."""
-        if self.straight is not None:
-            made = self.straight(tensors)
-            if made is not None:
-                return made
+        return (self.straight or self.by_arrays)(tensors)
+
+    def by_arrays(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """Run on arrays over tensors' memory."""
         arrays = self._home.arrays(tensors)
         if self.draws:
             arrays += self._home.keys(self.draws)
@@ -240,7 +248,7 @@ class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch ma
         if not self._reads:
             instance = self._known.get(()) or self._at(())
             return instance(
-                [arguments[i] for i in self._tensors] if self._takes_numbers else arguments
+                [arguments[i] for i in self._tensors] if self._takes_numbers else list(arguments)
             )
         extents = tuple(
             [

@@ -1,7 +1,8 @@
-"""Calls of programs on tensors' own memory, without arrays in between.
+"""Calls of programs on tensors' own memory, by native code.
 
-A call of a small program costs what is done around it. Addresses of tensors go straight into the
-program's table, and results are written into tensors that PyTorch made.
+A call of a small program costs what is done around it. Native code takes addresses out of tensors,
+runs the program, and makes tensors of the results, all under Python's lock: so it is for programs
+that are short.
 """
 
 from __future__ import annotations
@@ -14,58 +15,70 @@ import torch
 
 from treadle.base.shape import row_major_strides
 from treadle.engine.execute import Executor, Instance, Runner
+from treadle.interop.torch.native.entries import (
+    DLPACK_TYPES,
+    Entry,
+    Given,
+    Lies,
+    Made,
+    dlpack_type,
+    program_function,
+)
+from treadle.interop.torch.native.layout import AS_LIST
+from treadle.interop.torch.native.library import library
 
 LARGE = 1 << 16
 """Bytes from which on a result is better in memory that earlier ones gave back."""
-Straight = Callable[[Sequence[torch.Tensor]], list[Any] | None]
+SMALL = 1 << 20
+"""Bytes of everything that a program touches up to which it is short."""
+Run = Callable[[list[torch.Tensor]], list[Any]]
 
 
-def _maker() -> Callable[..., torch.Tensor]:
-    """Return the function that makes a tensor of a shape, strides and a type: PyTorch's short way,
-    where it has one.
-    """
-    found: Callable[..., torch.Tensor] | None = getattr(
-        torch._C._dynamo.guards, "_empty_strided_cpu", None
-    )
-    return found or (lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
-
-
-def straight(runner: Runner, count: int, results: Sequence[Any]) -> Straight | None:
+def straight(
+    runner: Runner,
+    inputs: Sequence[int],
+    results: Sequence[Any],
+    device: int,
+    by_arrays: Callable[[Sequence[torch.Tensor]], list[Any]],
+) -> Run | None:
     """The call of a program on tensors' memory; None where it has to go through arrays.
 
     Args:
         runner: of the program.
-        count: of its inputs.
+        inputs: bytes of its inputs.
         results: see `parts.Result`.
-
-    Returns:
-        A function that gives the results, or None for tensors without dense memory, or where
-        an index is out of range: arrays then tell what is to be told.
+        device: that results are on, in DLPack's word.
+        by_arrays: takes what native code does not: tensors without dense memory, and indices that
+            are out of range.
     """
-    run = runner.by_address() if isinstance(runner, Executor | Instance) else None
-    if run is None or any(r.dtype is None for r in results):
+    native = library()
+    if native is None or not results or any(r.dtype is None for r in results):
         return None
-    forms = [_form(r) for r in results]
-    if any(math.prod(shape) * dtype.itemsize >= LARGE for shape, _, dtype in forms):
+    if not isinstance(runner, Executor | Instance):
         return None
-    empty = _maker()
+    made = [_made(r, device) for r in results]
+    sizes = [m.nbytes for m in made]
+    touched = sum(inputs) + sum(sizes) + runner.peak
+    if not all(sizes) or max(sizes) >= LARGE or touched > SMALL:
+        return None
+    bound = runner.bound()
+    if bound is None:
+        return None
+    given = [Given(i) for i in range(len(inputs))]
+    entry = Entry(bound, given, made, range(len(made)), AS_LIST)
+    native.wake()
+    run: Run = program_function(native, entry, by_arrays)
+    return run
 
-    def call(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
-        addresses = [t.data_ptr() for t in tensors if t.is_contiguous() and not t.is_neg()]
-        # Tensors without memory (zeros of gradients, no elements) have address 0.
-        if len(addresses) != count or not all(addresses):
-            return None
-        made = [empty(*form) for form in forms]
-        for t in made:
-            addresses.append(t.data_ptr())
-        return made if run(addresses) else None
 
-    return call
-
-
-def _form(result: Any) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
-    """Shape, strides and type of a tensor that a program returns."""
+def _made(result: Any, device: int) -> Made:
+    """A tensor that a program returns."""
     if result.place is not None:
-        return result.place.shape, result.place.strides, result.dtype
-    shape = tuple(map(int, result.value.shape))
-    return shape, row_major_strides(shape), result.dtype
+        shape, strides = result.place.shape, result.place.strides
+    else:
+        shape = tuple(map(int, result.value.shape))
+        strides = row_major_strides(shape)
+    held = [n for n, step in zip(shape, strides, strict=True) if step]
+    nbytes = math.prod(held) * result.dtype.itemsize if 0 not in shape else 0
+    type_ = dlpack_type(*DLPACK_TYPES[result.dtype])
+    return Made(Lies(shape, strides, result.dtype.itemsize), nbytes, type_, device, shape, strides)

@@ -1,10 +1,12 @@
-"""Operators that write into arguments, as operators that do not, and where their results go."""
+"""Operators that write into arguments, as functions that do not, and where their results go."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import torch
+
+from treadle.interop.torch.device import scalars, steps
 
 aten = torch.ops.aten
 
@@ -13,18 +15,26 @@ class Form(NamedTuple):
     """The way in which an operator is computed.
 
     Attributes:
-        op: computes without writing.
-        drops: names of the arguments that `op` does not take.
-        writes: for each of the first results of `op` the argument that it is written into, by
-            position or name; None: it is the operator's own result.
-        gives: the results of `op` that the operator returns; arguments among them stand for
-            themselves. None: what `op` returns, as it returns it.
+        compute: an operator or a function, which writes nothing.
+        drops: names of the arguments that it does not take.
+        writes: for each of the first results of `compute` the argument that it is written into, by
+            position or name; None: it is the operator's own result. Lists of tensors are written
+            into lists.
+        gives: the results of `compute` that the operator returns; arguments among them stand for
+            themselves. None: what `compute` returns, as it returns it.
+        opened: the same for calls with real numbers that may change: it takes them as tensors
+            without axes. None: they never do.
     """
 
-    op: Any
+    compute: Any
     drops: frozenset[str]
     writes: tuple[int | str | None, ...]
     gives: tuple[int, ...] | None
+    opened: Any = None
+
+
+def _index_put(x: Any, indices: Any, values: Any, accumulate: bool = False, _: Any = False) -> Any:
+    return aten.index_put(x, indices, values, accumulate)
 
 
 _FORMS: dict[Any, Form | None] = {}
@@ -47,18 +57,31 @@ def _read(op: Any) -> Form | None:
     if op.name() in _BATCH_NORM:
         functional = aten._native_batch_norm_legit_functional.default
         return Form(functional, frozenset(), (None, None, None, 3, 4), (0, 1, 2))
+    if op.name() == "aten::_index_put_impl_":
+        return Form(_index_put, frozenset(), (0,), None)
+    if op in steps.STEPS:
+        step, writes = steps.STEPS[op]
+        return Form(step, frozenset(), writes, None, step)
     written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
     if written:
-        return _writing(op, name, written)
+        return _opened(_writing(op, name, written))
     # A view, or what may be one, is PyTorch's business.
     is_view = any(r.alias_info for r in schema.returns)
-    return None if is_view else Form(op, frozenset(), (), None)
+    return None if is_view else _opened(Form(op, frozenset(), (), None))
+
+
+def _opened(form: Form | None) -> Form | None:
+    """The form with what takes real numbers as tensors, where there is a function for that."""
+    return None if form is None else form._replace(opened=scalars.opened(form.compute))
 
 
 def _writing(op: Any, name: str, written: list[Any]) -> Form | None:
     """The form of what writes into all of `out=`, or into one argument."""
     outs = frozenset(a.name for a in written if a.is_out)
-    if any(str(a.type) != "Tensor" for a in written) or (len(written) != (len(outs) or 1)):
+    lists = str(written[0].type) == "List[Tensor]" and not outs
+    if not lists and any(str(a.type) != "Tensor" for a in written):
+        return None
+    if len(written) != (len(outs) or 1):
         return None
     found = _functional(op, name if outs else name.removesuffix("_"), outs)
     if found is None or len(found._schema.returns) != len(written):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from treadle.engine.devices.names import CompNode
 from treadle.interop.torch.arrays import PARTS, to_array, to_tensor
-from treadle.interop.torch.device import calls, generators, private
+from treadle.interop.torch.device import generators, private
 from treadle.interop.torch.device.memory import adopt, allocate, host_alias, memory_of
 from treadle.interop.torch.device.places import NAME, place
+from treadle.interop.torch.device.planned import on_device
 from treadle.interop.torch.device.plans import element_type
 from treadle.interop.torch.drawing import keys
-from treadle.interop.torch.straight import Straight
+from treadle.interop.torch.native.entries import EXTERNAL, dlpack_device
 from treadle.interop.torch.strides import Placed
 from treadle.runtime.array import DeviceArray, to_device
 
@@ -23,6 +24,7 @@ class OnHost:
     """`treadle:0`, whose tensors lie in the host's memory."""
 
     node: CompNode | None = None
+    dlpack: int | None = dlpack_device(EXTERNAL, 0)
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Arrays on the tensors' memory."""
@@ -38,18 +40,6 @@ class OnHost:
         made = to_tensor(array, dtype)
         return adopt(made if place is None else place.given(made), 0)
 
-    def straight(self, call: Callable[[], Straight | None]) -> Straight | None:
-        """Addresses of our tensors are the host's."""
-        run = call()
-        if run is None:
-            return None
-
-        def adopting(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
-            made = run(tensors)
-            return None if made is None else [adopt(t, 0) for t in made]
-
-        return adopting
-
 
 class Away:
     """A device with memory of its own.
@@ -60,6 +50,7 @@ class Away:
 
     def __init__(self, index: int) -> None:
         self.node: CompNode | None = place(index)
+        self.dlpack: int | None = None
         self._where = place(index)
         self._index = index
 
@@ -72,7 +63,7 @@ class Away:
             tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
         ):
             return to_device(to_array(host_alias(tensor)).copy(), self._where.open())
-        return calls.on_device(tensor, element_type(tensor.dtype), self._index)
+        return on_device(tensor, element_type(tensor.dtype), self._index)
 
     def keys(self, count: int) -> list[Any]:
         """States for so many random ops, under a key of the device's generator."""
@@ -86,10 +77,6 @@ class Away:
         made = allocate(shape if place is None else place.shape, strides, dtype, self._index)
         memory_of(made).replace(found)
         return made
-
-    def straight(self, call: Callable[[], Straight | None]) -> Straight | None:
-        """Its memory is not the host's."""
-        return None
 
 
 def home(index: int) -> OnHost | Away:

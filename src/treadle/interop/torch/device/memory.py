@@ -8,10 +8,12 @@ copy may be an array of the device; the host's is then fetched when somebody ask
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import threading
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,29 +22,25 @@ import torch
 from treadle.base.errors import DTypeError
 from treadle.interop.torch.device import private
 from treadle.interop.torch.device.places import NAME, place
+from treadle.interop.torch.native.entries import (
+    DLPACK_TYPES,
+    EXTERNAL,
+    dlpack_device,
+    dlpack_type,
+)
+from treadle.interop.torch.native.layout import MOST_AXES
+from treadle.interop.torch.native.library import Library, library
 from treadle.runtime.array import DeviceArray
-
-_EXTERNAL = 12  # DLPack's number for devices that it does not know
-_CODES: dict[torch.dtype, tuple[int, int]] = {
-    torch.bool: (6, 8),
-    **{getattr(torch, f"int{n}"): (0, n) for n in (8, 16, 32, 64)},
-    **{getattr(torch, f"uint{n}"): (1, n) for n in (8, 16, 32, 64)},
-    **{getattr(torch, f"float{n}"): (2, n) for n in (16, 32, 64)},
-    torch.bfloat16: (4, 16),
-    **{getattr(torch, f"complex{n}"): (5, n) for n in (32, 64, 128)},
-    torch.float8_e4m3fn: (10, 8),
-    torch.float8_e4m3fnuz: (11, 8),
-    torch.float8_e5m2: (12, 8),
-    torch.float8_e5m2fnuz: (13, 8),
-    torch.float8_e8m0fnu: (14, 8),
-}
-"""DLPack's code and bits of element types."""
 
 _capsule: Any = ctypes.pythonapi.PyCapsule_New
 _capsule.restype = ctypes.py_object
 _capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _pack_head = struct.Struct("<QiiiBBHQQQ").pack_into
 _pack_axes = [struct.Struct(f"<{n}q").pack_into for n in range(65)]
+
+
+_MOST_ELEMENTS = 1 << 44
+"""A tensor of so many has no room on any machine, and bytes that fit into a word."""
 
 
 class _Template(threading.local):
@@ -141,26 +139,6 @@ class Memory:
         """Hold an array's bytes in place of what there is; it is as large."""
         self._array, self._is_stale = array, True
 
-    # -- what storages are asked for, found on the instance before the class --------------------
-
-    def deepcopied(self, memo: dict[int, Any]) -> torch.UntypedStorage:
-        """A storage of its own with the same bytes."""
-        made = adopt(flat(self.host()).clone(), self.index)
-        storage: torch.UntypedStorage = made.untyped_storage()
-        return storage
-
-    def resized(self, nbytes: int) -> None:
-        """Storages stay as large as they are made; asked for less, they keep what they have.
-
-        Raises:
-            RuntimeError: more was asked for.
-        """
-        if nbytes > self.mirror.nbytes():
-            raise RuntimeError(
-                f"a storage of {self.mirror.nbytes()} bytes on {NAME}:{self.index} cannot grow to "
-                f"{nbytes}; resize the tensor, which gets another storage"
-            )
-
 
 _BY_ADDRESS: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
 """For storages that PyTorch makes anew over the same memory, without what was noted at them."""
@@ -179,23 +157,38 @@ def _tensor(
     address: int, index: int, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
     """A tensor over an address, whose storage nobody owns yet."""
-    known = _CODES.get(dtype)
-    if known is None:
+    if dtype not in DLPACK_TYPES:
         raise DTypeError("torch", f"{dtype} cannot be on {NAME}:{index}", hint="keep it on the cpu")
     ndim, template = len(size), _TEMPLATE
-    code, bits = known
+    code, bits = DLPACK_TYPES[dtype]
     _pack_axes[ndim](template.axes, 0, *size)
     _pack_axes[ndim](template.axes, 512, *stride)
     sizes = template.sizes
     _pack_head(
-        template.head, 0, address, _EXTERNAL, index, ndim, code, bits, 1, sizes, sizes + 512, 0
+        template.head, 0, address, EXTERNAL, index, ndim, code, bits, 1, sizes, sizes + 512, 0
     )
     made: torch.Tensor = private.from_dlpack(_capsule(template.address, b"dltensor", None))
     return made
 
 
+def _resized(held: int, index: int, nbytes: int) -> None:
+    """`resize_` of storages, found on the instance before the class.
+
+    They stay as large as they are made; asked for less, they keep what they have.
+
+    Raises:
+        RuntimeError: more was asked for.
+    """
+    if nbytes > held:
+        raise RuntimeError(
+            f"a storage of {held} bytes on {NAME}:{index} cannot grow to {nbytes}; "
+            "resize the tensor, which gets another storage"
+        )
+
+
 def _own(storage: torch.UntypedStorage, memory: Memory) -> None:
-    storage.__dict__.update(treadle=memory, __deepcopy__=memory.deepcopied, resize_=memory.resized)
+    resized = partial(_resized, memory.mirror.nbytes(), memory.index)
+    storage.__dict__.update(treadle=memory, resize_=resized)
     address = memory.mirror.data_ptr()
     if address:
         _BY_ADDRESS[address] = memory
@@ -207,16 +200,33 @@ def memory_of(tensor: torch.Tensor) -> Memory:
     Raises:
         RuntimeError: it is none of ours, as one made by `torch.UntypedStorage` itself.
     """
-    storage = tensor.untyped_storage()
+    return memory_at(tensor.untyped_storage())
+
+
+def memory_at(storage: torch.UntypedStorage) -> Memory:
+    """The memory of a storage; see `memory_of`."""
     found: Memory | None = storage.__dict__.get("treadle")
     if found is None:
-        address = storage.data_ptr()
+        address, index = storage.data_ptr(), int(storage.device.index or 0)
         found = _BY_ADDRESS.get(address) if address else None
         if found is None and storage.nbytes():
-            raise RuntimeError(f"a storage on {tensor.device} was not made by Treadle")
-        found = found or Memory(_nothing(), int(tensor.device.index or 0))
+            if index:
+                raise RuntimeError(f"a storage on {storage.device} was not made by Treadle")
+            return _on_host(storage)
+        found = found or Memory(_nothing(), index)
         _own(storage, found)
     return found
+
+
+def _on_host(storage: torch.UntypedStorage) -> Memory:
+    """The memory of a storage of `treadle:0` that native code made: it is the host's.
+
+    It stays as long as anybody has a tensor of the CPU on it; nothing is noted at the storage.
+    """
+    cpu = torch.device("cpu")
+    mirror: torch.UntypedStorage = private.storage_at(storage.data_ptr(), cpu, storage.nbytes())
+    mirror.__dict__["whose"] = storage
+    return Memory(mirror, 0)
 
 
 def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
@@ -238,11 +248,68 @@ def allocate(
     size: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, index: int
 ) -> torch.Tensor:
     """A tensor of the device with memory of its own, whose contents may be anything."""
-    place(index)
     private.set_multithreading(False)  # The guard knows one device; backward needs this thread.
+    native = None if index else library()
+    if native is not None and dtype in DLPACK_TYPES:
+        return _blank(native, size, stride, dtype)
+    place(index)
     if stride is None:
         return adopt(torch.empty(size, dtype=dtype, device="cpu"), index)
     return adopt(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), index)
+
+
+def _is_usual(size: Sequence[int], stride: Sequence[int] | None) -> bool:
+    """Return whether there can be such a tensor, as far as its sizes and strides tell."""
+    if len(size) > MOST_AXES or min(size) < 0 or math.prod(size) >= _MOST_ELEMENTS:
+        return False
+    if stride is None:
+        return True
+    if len(size) != len(stride) or min(stride) < 0:
+        return False
+    return sum([(n - 1) * step for n, step in zip(size, stride, strict=True)]) < _MOST_ELEMENTS
+
+
+def _refuse(size: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype) -> None:
+    """Say in PyTorch's words why there is no such tensor, which native code must not be asked for.
+
+    Raises:
+        RuntimeError: always.
+    """
+    if stride is None:
+        torch.empty(size, dtype=dtype, device="meta")
+    else:
+        torch.empty_strided(size, stride, dtype=dtype, device="meta")
+    if len(size) > MOST_AXES:
+        raise RuntimeError(f"{NAME}:0 has tensors of {MOST_AXES} axes at most, not {len(size)}")
+    wide = f"sizes={list(size)}" + ("" if stride is None else f" and strides={list(stride)}")
+    raise torch.OutOfMemoryError(f"{NAME}:0 has no room for a tensor with {wide}")
+
+
+def _blank(
+    native: Library, size: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor of `treadle:0` on memory of the host.
+
+    Raises:
+        RuntimeError: PyTorch's, for sizes that no tensor has.
+        torch.OutOfMemoryError: there is not enough.
+    """
+    if size and not _is_usual(size, stride):
+        _refuse(size, stride, dtype)
+    code, bits = DLPACK_TYPES[dtype]
+    strides = None if stride is None else tuple(stride)
+    device = dlpack_device(EXTERNAL, 0)
+    try:
+        made: torch.Tensor = native.blank(
+            (dlpack_type(code, bits), bits >> 3, device, tuple(size), strides)
+        )
+    except MemoryError as error:
+        raise torch.OutOfMemoryError(
+            f"{NAME}:0 has no room for a tensor of {list(size)}"
+        ) from error
+    storage = made.untyped_storage()
+    storage.__dict__["resize_"] = partial(_resized, storage.nbytes(), 0)
+    return made
 
 
 def host_alias(tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:

@@ -19,6 +19,7 @@ from treadle.engine.eager.dispatch import EagerType, eager_type, run, run_nullar
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph
 from treadle.interop.torch.arrays import DTYPES, PARTS, to_array
+from treadle.interop.torch.device.scalars import Number
 from treadle.interop.torch.drawing import DRAWING
 from treadle.interop.torch.nodes import decompositions, input_of, lowered, output_of
 from treadle.interop.torch.strides import Placed, placed
@@ -50,29 +51,32 @@ class Written(NamedTuple):
 
     Attributes:
         graph: of ops; its inputs are the call's tensors.
-        results: of the call, in order; None for what is none.
+        results: of the call, in order, those of lists one by one; None for what is none.
         is_single: whether the call returns one tensor rather than several.
+        lengths: for each result of the call how many it is if it is a list, else None.
     """
 
     graph: Graph
     results: tuple[Result | None, ...]
     is_single: bool
+    lengths: tuple[int | None, ...]
 
 
-def write(op: Any, args: Any, kwargs: Any) -> Written:
+def write(op: Any, args: Any, kwargs: Any, *, opens: bool = False) -> Written:
     """A call in ops.
 
     Args:
-        op: an operator that writes to nothing.
+        op: an operator that writes to nothing, or a function of them.
         args, kwargs: its arguments; tensors may be anywhere, only their types and shapes count.
+        opens: whether real numbers are tensors for it.
 
     Raises:
         Refused: it cannot be written, or PyTorch refuses the arguments.
     """
     with _LOCK:
         try:
-            part = _captured(op, args, kwargs)
-            return _lowered(part)
+            part, lengths = _captured(op, args, kwargs, opens)
+            return _lowered(part, lengths)
         except Refused:
             raise
         except (TreadleError, NotImplementedError) as error:
@@ -82,8 +86,13 @@ def write(op: Any, args: Any, kwargs: Any) -> Written:
             raise Refused(f"{type(error).__name__}: {why}") from error
 
 
-def fakes(args: Any, kwargs: Any) -> tuple[FakeTensorMode, Any, Any]:
-    """Arguments with tensors of the CPU that have no memory, and the mode that they live in."""
+def fakes(args: Any, kwargs: Any, opens: bool = False) -> tuple[FakeTensorMode, Any, Any]:
+    """Arguments with tensors of the CPU that have no memory, and the mode that they live in.
+
+    Args:
+        args, kwargs: of a call.
+        opens: whether real numbers are tensors, too.
+    """
     mode = FakeTensorMode()
 
     def fake(value: Any) -> Any:
@@ -94,14 +103,21 @@ def fakes(args: Any, kwargs: Any) -> tuple[FakeTensorMode, Any, Any]:
                 return torch.empty_strided(
                     value.size(), value.stride(), dtype=value.dtype, device="cpu"
                 )
+        if opens and isinstance(value, float):
+            with mode:
+                return torch.empty((), dtype=torch.float64, device="cpu")
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     return mode, pytree.tree_map(fake, args), pytree.tree_map(fake, kwargs)
 
 
-def _captured(op: Any, args: Any, kwargs: Any) -> fx.Graph:
-    """The call as a graph of operators that the table has."""
-    mode, given, named = fakes(args, kwargs)
+def _captured(
+    op: Any, args: Any, kwargs: Any, opens: bool
+) -> tuple[fx.Graph, tuple[int | None, ...]]:
+    """The call as a graph of operators that the table has, and the lengths of its results."""
+    mode, given, named = fakes(args, kwargs, opens)
+    original = pytree.tree_leaves((args, kwargs))
+    numbers = {i for i, x in enumerate(original) if opens and isinstance(x, float)}
     table = decompositions()
     if name_of(op).split(".")[0] in {n.split(".")[0] for n in DRAWING}:
         raise Refused("random numbers are PyTorch's")
@@ -116,27 +132,41 @@ def _captured(op: Any, args: Any, kwargs: Any) -> fx.Graph:
         call_args, call_kwargs = pytree.tree_unflatten(nodes, spec)
         node = graph.call_function(op, tuple(call_args), dict(call_kwargs))
         with mode:
-            node.meta["val"] = op(*given, **named)
+            node.meta["val"] = made = op(*given, **named)
         graph.output(node)
-        return graph
+        return graph, _lengths(made)
+
+    lengths: list[tuple[int | None, ...]] = []
 
     def call(*tensors: torch.Tensor) -> Any:
         filled = list(leaves)
         for i, tensor in zip(places, tensors, strict=True):
-            filled[i] = tensor
+            filled[i] = Number(tensor) if i in numbers else tensor
         call_args, call_kwargs = pytree.tree_unflatten(filled, spec)
-        return op(*call_args, **call_kwargs)
+        made = op(*call_args, **call_kwargs)
+        lengths[:] = [_lengths(made)]
+        if not isinstance(made, (tuple, list)):
+            return made
+        return [x for m in made for x in (m if isinstance(m, (tuple, list)) else [m])]
 
     with mode:
         module = make_fx(call, decomposition_table=table)(*[leaves[i] for i in places])
     module.graph.eliminate_dead_code()
     for node in module.graph.find_nodes(op="get_attr"):
         node.meta["constant"] = getattr(module, str(node.target))
-    made: fx.Graph = module.graph
-    return made
+    return module.graph, lengths[0]
 
 
-def _lowered(part: fx.Graph) -> Written:
+def _lengths(made: Any) -> tuple[int | None, ...]:
+    """For each result how many it is if it is a list."""
+    if isinstance(made, list):
+        return (len(made),)
+    if not isinstance(made, tuple):
+        return (None,)
+    return tuple([len(m) if isinstance(m, (tuple, list)) else None for m in made])
+
+
+def _lowered(part: fx.Graph, lengths: tuple[int | None, ...]) -> Written:
     builder = GraphBuilder("call")
     operands: dict[fx.Node, Any] = {}
     count = 0
@@ -165,7 +195,7 @@ def _lowered(part: fx.Graph) -> Written:
     graph = builder.build()
     if len(graph.inputs) != count:
         raise Refused("random numbers are PyTorch's")
-    return Written(graph, tuple(results), is_single)
+    return Written(graph, tuple(results), is_single, lengths)
 
 
 def _result(builder: GraphBuilder, made: Any, value: Any) -> Result | None:

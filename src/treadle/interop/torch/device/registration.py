@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from treadle.interop.torch.device import (
     autocast,
     calls,
     homes,
+    hot,
     movement,
     namespace,
     private,
@@ -23,6 +23,8 @@ from treadle.interop.torch.device import (
 )
 from treadle.interop.torch.device.places import NAME
 from treadle.interop.torch.homes import add_homes
+from treadle.interop.torch.native.library import library
+from treadle.interop.torch.native.views_text import VIEWS
 
 _KEY = "PrivateUse1"
 _FREE = "privateuseone"
@@ -80,21 +82,36 @@ def _owner(name: str) -> str:
 
 
 def _in_one() -> Iterator[tuple[str, Any]]:
-    """Operators that PyTorch takes apart into `empty` and a variant with `out` before we see them.
+    """Operators that PyTorch takes apart before we see them.
 
-    On the host they are asked in one.
+    Some become `empty` and a variant with `out`, those over lists one for each element. Here they
+    are one call.
     """
-    for name in private.registrations("CompositeExplicitAutogradNonFunctional"):
+    wanted = [
+        name
+        for name in private.registrations("CompositeExplicitAutogradNonFunctional")
+        if private.has_kernel(name, "CPU")
+    ]
+    wanted += [
+        name
+        for name in private.registrations("CompositeExplicitAutograd")
+        if name.startswith("aten::_foreach_") and not name.endswith("out")
+    ]
+    for name in wanted:
         space, _, rest = name.partition("::")
-        if space == "aten" and private.has_kernel(name, "CPU"):
+        if space == "aten":
             packet, _, overload = rest.partition(".")
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            yield rest, partial(calls.run, op)
+            yield rest, hot.kernel(op, calls.run)
 
 
 def _add_kernels() -> None:
     ours = _library("aten", "IMPL")
+    hot.register_by(lambda name, kernel: ours.impl(name, kernel, _KEY))
     kernels = dict(_in_one()) | movement.KERNELS | asked.KERNELS
+    native = library()
+    if native is not None and native.register_views():
+        kernels = {name: kernel for name, kernel in kernels.items() if name not in VIEWS}
     for name, kernel in kernels.items():
         ours.impl(name, kernel, _KEY)
     for name, kernel in movement.FOR_CPU.items():

@@ -1,0 +1,1 @@
+"""Calls without Python: views, operators that come often, and small programs."""
