@@ -119,6 +119,13 @@ torch-models: $(VENV)/.oracle ## run models of timm and transformers through tor
 	$(PIP) install -q --no-deps $(PIP_FLAGS) --upgrade --target build/zoo $(ZOO)
 	PYTHONPATH=.:src $(PY) -m tests.zoo.through_torch build/zoo $(ARGS)
 
+# Hours, most of them Inductor's: make torch-models-speed ARGS="Llama --record build/models.jsonl"
+.PHONY: torch-models-speed
+torch-models-speed: $(VENV)/.oracle ## compile models of timm and transformers by Treadle and Inductor: differences, speed, time to compile
+	$(PIP) install -q $(PIP_FLAGS) $(TRANSFORMERS)
+	$(PIP) install -q --no-deps $(PIP_FLAGS) --upgrade --target build/zoo $(ZOO)
+	PYTHONPATH=.:src $(PY) -m tests.zoo.beside_inductor build/zoo $(ARGS)
+
 # Not in .ci/run: downloads and two examples make it longer than the half minute that is left there.
 .PHONY: zoo-short
 zoo-short: $(VENV)/.oracle ## run models of text and speech, and find some in a picture (17 MB, a minute)
