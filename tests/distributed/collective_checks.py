@@ -249,17 +249,19 @@ def check_ranks_of_several_machines_agree_by_messages() -> None:
     """As do those that share no memory."""
     two = dist.get_world_size() == 2
     # Imported here, for it initializes MPI, which the process that starts the ranks does without.
-    from treadle.runtime.comm.muster import Exchange, Reduction
+    from treadle.runtime.comm.rendezvous import Exchange, Reduction
 
-    muster = dist.WORLD.communicator()._muster
-    board = muster._usual
+    rendezvous = dist.WORLD.communicator()._rendezvous
+    board = rendezvous._usual
     assert isinstance(board, Board)
-    muster._usual = Exchange(muster.comm) if two else Reduction(muster.comm, lasting=True)
-    muster._known.clear()
+    rendezvous._usual = (
+        Exchange(rendezvous.comm) if two else Reduction(rendezvous.comm, lasting=True)
+    )
+    rendezvous._known.clear()
     check_reductions_of_every_dtype()
     check_disagreement_is_an_error_on_all_ranks()
-    muster._usual = board
-    muster._known.clear()
+    rendezvous._usual = board
+    rendezvous._known.clear()
 
 
 def check_ops_know_their_group() -> None:

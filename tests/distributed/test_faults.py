@@ -201,7 +201,7 @@ def test_mpi_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMIX_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.delitem(sys.modules, "treadle.runtime.comm.mpi", raising=False)
-    monkeypatch.delitem(sys.modules, "treadle.runtime.comm.muster", raising=False)
+    monkeypatch.delitem(sys.modules, "treadle.runtime.comm.rendezvous", raising=False)
     with pytest.raises(dist.CommunicationError, match="MPI cannot be used"):
         dist.init_process_group()
     assert not dist.is_distributed()

@@ -15,7 +15,7 @@ import treadle as mge
 from treadle import hub
 from treadle.base.errors import CheckpointError
 from treadle.base.files.download import DownloadError
-from treadle.hub import consent
+from treadle.hub import trust
 
 HUBCONF = '''"""A repository."""
 import parts
@@ -81,7 +81,7 @@ def repo(tmp_path: Path) -> Path:
         sys.modules.pop(name, None)
 
 
-def test_a_local_directory_needs_no_consent(repo: Path) -> None:
+def test_a_local_directory_needs_no_trust(repo: Path) -> None:
     before = list(sys.path)
     assert hub.list(repo) == ["broken", "lazy", "scale"]
     assert hub.help(str(repo), "scale") == "Multiplies."
@@ -92,7 +92,7 @@ def test_a_local_directory_needs_no_consent(repo: Path) -> None:
     assert not (repo / "__pycache__").exists()
 
 
-def test_a_git_repository_runs_only_with_consent(repo: Path, home: Path) -> None:
+def test_a_git_repository_runs_only_with_trust(repo: Path, home: Path) -> None:
     url = repo.as_uri()
     with pytest.raises(hub.UntrustedRepo, match=r"(?s)nobody has agreed.*trust_repo=True"):
         hub.list(url)
@@ -100,12 +100,12 @@ def test_a_git_repository_runs_only_with_consent(repo: Path, home: Path) -> None
         hub.load(url, "scale", trust_repo=False)
     assert "parts" not in sys.modules
     assert hub.load(url, "scale", trust_repo=True)(5) == 10
-    # Saying so in one call is no consent to the next.
+    # Saying so in one call is no trust for the next.
     with pytest.raises(hub.UntrustedRepo):
         hub.help(url, "scale")
 
 
-def test_consent_by_environment(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trust_by_environment(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_HUB_TRUST", "github.com/other/one")
     with pytest.raises(hub.UntrustedRepo):
         hub.list(repo.as_uri())
@@ -135,11 +135,11 @@ class Terminal:
         pass
 
 
-def test_consent_at_a_terminal_is_remembered(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trust_at_a_terminal_is_remembered(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sit_down(answer: str) -> Terminal:
         terminal = Terminal(answer)
-        monkeypatch.setattr(consent.sys, "stdin", terminal)
-        monkeypatch.setattr(consent.sys, "stderr", terminal)
+        monkeypatch.setattr(trust.sys, "stdin", terminal)
+        monkeypatch.setattr(trust.sys, "stderr", terminal)
         return terminal
 
     for refusal in ("", "\n", "n\n", "maybe\n"):

@@ -25,7 +25,7 @@ _BYTECODE = "__pycache__"
 
 
 def hub_directory() -> Path:
-    """Return the directory of repositories and of the record of consent; made for this user alone.
+    """Return the directory of repositories and of the record of trust; made for this user alone.
 
     Raises:
         FetcherError: others may write to it, so what is in it may be theirs.

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from treadle.hub import consent
+from treadle.hub import trust
 from treadle.hub.cache import fetched
 from treadle.hub.exceptions import HubError, InvalidRepo
 from treadle.hub.location import parse
@@ -146,7 +146,7 @@ def _folder(
     if isinstance(place, Path):
         return place
     folder, found = fetched(place, use_cache)
-    consent.require(place, found, folder, trust_repo)
+    trust.require(place, found, folder, trust_repo)
     return folder
 
 

@@ -26,7 +26,7 @@ from treadle.base.env import COMM_TIMEOUT
 from treadle.base.log import get_logger
 from treadle.runtime.comm.api import Agreement, Array, CommunicationError, reduction_type
 from treadle.runtime.comm.board import finished
-from treadle.runtime.comm.muster import Check, Muster, open_board, wait_until
+from treadle.runtime.comm.rendezvous import Check, Rendezvous, open_board, wait_until
 from treadle.runtime.comm.survivors import (
     ENDING,
     ends_alone,
@@ -190,7 +190,7 @@ class MpiCommunicator:
         self._data, self._behind = comm.Dup(), comm.Dup()
         self.comms = self._data, self._behind, comm
         self.timeout = float(COMM_TIMEOUT.get())
-        self._muster = Muster(comm, name, ranks, self.timeout, open_board(comm, machines))
+        self._rendezvous = Rendezvous(comm, name, ranks, self.timeout, open_board(comm, machines))
         self._going: deque[_Going] = deque()
         self.begun: deque[MPI.Request] = deque()
         self.defers = len(set(machines)) == 1
@@ -204,13 +204,13 @@ class MpiCommunicator:
 
     def agree(self, what: str, /) -> None:
         try:  # No decorator: every collective comes through here.
-            self._muster.agree(what)
+            self._rendezvous.agree(what)
         except MPI.Exception as error:
             raise _as_ours(self, what, error) from error
 
     @_explained
     def announce(self, what: str, /) -> Check:
-        return self._muster.start(what)
+        return self._rendezvous.start(what)
 
     @_explained
     def barrier(self) -> None:
@@ -240,7 +240,7 @@ class MpiCommunicator:
     def all_reduce(self, x: Array, kind: str, /, by: Hashable | None = None) -> Array:
         if by is not None:
             try:  # No decorator, for the sake of small arrays.
-                made = self._muster.reduced(x, kind, by)
+                made = self._rendezvous.reduced(x, kind, by)
             except MPI.Exception as error:
                 raise _as_ours(self, "all_reduce", error) from error
             if made is not None:

@@ -12,7 +12,7 @@ mpi4py = pytest.importorskip("mpi4py", reason="needs the mpi extra")
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
 
 from treadle.runtime.comm.api import CommunicationError  # noqa: E402
-from treadle.runtime.comm.muster import Muster, wait_until  # noqa: E402
+from treadle.runtime.comm.rendezvous import Rendezvous, wait_until  # noqa: E402
 
 
 class Request:
@@ -67,19 +67,19 @@ class Comm:
         return None
 
 
-def muster(comm: Comm, timeout: float = 0.3) -> Muster:
-    made: Any = Muster(comm, "world", (4, 5, 6), timeout)  # type: ignore[arg-type]
+def rendezvous(comm: Comm, timeout: float = 0.3) -> Rendezvous:
+    made: Any = Rendezvous(comm, "world", (4, 5, 6), timeout)  # type: ignore[arg-type]
     return made
 
 
 def test_unanimous_ranks_go_on() -> None:
-    muster(Comm(True, {})).agree("sum")
-    assert muster(Comm(True, {})).start("sum").done()
+    rendezvous(Comm(True, {})).agree("sum")
+    assert rendezvous(Comm(True, {})).start("sum").done()
 
 
 def test_those_who_say_that_they_wait_are_not_missing() -> None:
     comm = Comm(False, {2: (1, "sum")})
-    one = muster(comm)
+    one = rendezvous(comm)
     with pytest.raises(CommunicationError, match="rank 5 of the group 'world' did not come") as e:
         one.agree("sum")
     assert "rank 4 waits; 2 of 3 ranks are there" in e.value.saw
@@ -89,14 +89,14 @@ def test_those_who_say_that_they_wait_are_not_missing() -> None:
 
 
 def test_one_that_waits_for_something_else_is_found_before_the_time_is_up() -> None:
-    one = muster(Comm(False, {1: (1, "max"), 2: (1, "sum")}), timeout=300)
+    one = rendezvous(Comm(False, {1: (1, "max"), 2: (1, "sum")}), timeout=300)
     with pytest.raises(CommunicationError, match="about to do different things") as caught:
         one.agree("sum")
     assert caught.value.saw == "ranks 4, 6: sum; rank 5: max"
 
 
 def test_hashes_that_differ() -> None:
-    check = muster(Comm(True, {1: (1, "max"), 2: (1, "min")})).start("sum")
+    check = rendezvous(Comm(True, {1: (1, "max"), 2: (1, "min")})).start("sum")
     with pytest.raises(CommunicationError, match="about to do different things") as caught:
         check.wait()
     assert caught.value.saw == "rank 4: sum; rank 5: max; rank 6: min"

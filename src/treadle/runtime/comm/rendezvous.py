@@ -65,7 +65,7 @@ def _digest(what: str) -> int:
     return int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "little") >> 2
 
 
-class Muster:
+class Rendezvous:
     """The control traffic of one group.
 
     Args:
@@ -336,10 +336,12 @@ def _soon(request: MPI.Request) -> bool:
 class Check:
     """One reduction over hashes: over when all ranks have come."""
 
-    __slots__ = ("_muster", "_number", "_reduction", "_what")
+    __slots__ = ("_number", "_reduction", "_rendezvous", "_what")
 
-    def __init__(self, muster: Muster, reduction: Reduction, what: str, number: int) -> None:
-        self._muster, self._reduction = muster, reduction
+    def __init__(
+        self, rendezvous: Rendezvous, reduction: Reduction, what: str, number: int
+    ) -> None:
+        self._rendezvous, self._reduction = rendezvous, reduction
         self._what, self._number = what, number
 
     def done(self) -> bool:
@@ -352,7 +354,7 @@ class Check:
             return False
         if not self._reduction.is_unanimous():
             # All ranks find out, so the group can still be used.
-            raise self._muster.disagree(self._what, self._number)
+            raise self._rendezvous.disagree(self._what, self._number)
         return True
 
     def wait(self) -> None:
@@ -361,4 +363,4 @@ class Check:
         Raises:
             CommunicationError: one does not, in time, or they are to do different things.
         """
-        wait_until(self.done, lambda s: self._muster.late(self._what, self._number, s))
+        wait_until(self.done, lambda s: self._rendezvous.late(self._what, self._number, s))
