@@ -72,7 +72,7 @@ def test_level_zero_waits_for_devices_after_every_op() -> None:
 
 def lines_of(change: Callable[[], object]) -> list[str]:
     """What setting something twice says, as if nobody had been told of anything."""
-    with mock.patch.object(log, "_TOLD", set()), logged() as lines:
+    with mock.patch.object(log, "_TOLD", {}), logged() as lines:
         change()
         change()
     return lines
