@@ -41,6 +41,7 @@ EXAMPLES = {
     "treadle llm chat": "treadle llm chat smollm2.gguf",
     "treadle llm finetune": "treadle llm finetune data.jsonl --model smollm2.gguf --output tuned",
     "treadle llm convert": "treadle llm convert Qwen2.5-0.5B-Instruct qwen.gguf --format BF16",
+    "treadle llm explain": "treadle llm explain smollm2.gguf --behind 500 --measure",
     "treadle llm quantize": "treadle llm quantize qwen.gguf qwen-q4.gguf Q4_0",
     "treadle llm info": "treadle llm info smollm2.gguf",
     "treadle llm merge": "treadle llm merge smollm2.gguf tuned merged.gguf",

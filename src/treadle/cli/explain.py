@@ -80,6 +80,11 @@ def command(
         if page is not None:
             now.tell("drawing")
             program.picture(page, model.inputs, model.outputs)
+    shown(program, page, full, as_json)
+
+
+def shown(program: Inspected, page: Path | None, full: bool, as_json: bool) -> None:
+    """Show what was asked for; the page has been written."""
     if as_json:
         show_json(program.explain().data())
     elif page is None or full:

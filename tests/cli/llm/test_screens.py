@@ -16,6 +16,7 @@ from tests.llm.files.models import MODELS
 from tests.llm.files.test_gguf_checkpoint import TOKENS
 from tests.llm.saved import TEMPLATE, saved
 
+import treadle.llm as llm
 from treadle.cli import main
 from treadle.cli.console import printable_text
 from treadle.cli.llm import COMMANDS
@@ -286,3 +287,36 @@ def test_names_of_files_are_no_markup(model: Path, tmp_path: Path) -> None:
     target.unlink()
     shown, status = in_terminal("run", target, "Hi")
     assert status == 1 and "\x1b[31m.gguf" not in shown
+
+
+# -- the program of a step -----------------------------------------------------------------------
+
+
+def test_a_step_is_explained(model: Path, tmp_path: Path, capsys: Captured) -> None:
+    """What attention reads grows with what is there before; measured times are there if asked."""
+    explain = ["llm", "explain", str(model)]
+    found = []
+    for behind in (0, 400):
+        assert main([*explain, "--behind", str(behind), "--json"]) == 0
+        groups = json.loads(capsys.readouterr().out)["groups"]
+        found.append(sum(g["nbytes"] for g in groups if "cached_attention" in g["ops"]))
+    assert found[1] > found[0] > 0
+    assert main([*explain, "--tokens", "4", "--measure", "-n", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "median of 2 runs" in text and "measured" in text and "arena" in text
+    assert main([*explain, "--html", str(tmp_path / "step.html")]) == 0
+    assert "cached_attention" in (tmp_path / "step.html").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main([*explain, "--behind", "512"]) == 1
+    told = capsys.readouterr().err
+    assert "the model was not made for so many tokens" in told and "Traceback" not in told
+
+
+def test_what_is_explained_is_what_answers_run(model: Path) -> None:
+    loaded = llm.load(model, cache_dtype="int8")
+    loaded.generate("Hi", max_tokens=2, ignore_eos=True)
+    run = loaded.model._programs[1, 1].explain(form="json")
+    assert loaded.explain().startswith("program _step: ")
+    found = loaded.model._programs[1, 1].explain(form="json")
+    names = [[k for g in each["groups"] for k in g["kernels"]] for each in (run, found)]
+    assert names[0] == names[1] and len(loaded.model._programs[1, 1].variants) == 2

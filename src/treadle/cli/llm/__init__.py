@@ -13,6 +13,7 @@ COMMANDS = (
     Late("finetune", "Train an adapter on examples.", _FILES, room="llm"),
     Late("merge", "Write a model with what an adapter learned.", _FILES, room="llm"),
     Late("bench", "Measure how fast a model reads and writes.", _FILES, room="llm"),
+    Late("explain", "Show what the compiler makes of a step.", _FILES, room="llm"),
     Late("convert", "Write a model as another kind of file.", _FILES, room="llm"),
     Late("quantize", "Write a model in fewer bits.", _FILES, room="llm"),
     Late("info", "Show what a file holds: extents, formats, tokenizer.", _FILES, room="llm"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from treadle.cli.console import progress, show_facts
 from treadle.cli.llm.arguments import Dtype, Rounded, Source, Weights, opened
 from treadle.cli.status import Misuse
+from treadle.llm.generation.scoring import surprises
 
 Text = Annotated[Path, typer.Argument(metavar="TEXT", help="A file with text.")]
 Window = Annotated[int, typer.Option(min=8, help="Tokens that are seen at a time.")]
@@ -35,19 +37,13 @@ def command(
     count = min(len(tokens) // window, windows or len(tokens))
     if not count:
         raise Misuse("TEXT", f"has {len(tokens)} tokens, a window {window}: take a smaller window")
-    total, scored = 0.0, 0
     with progress("reading") as shown:
-        for i in range(count):
-            shown.tell(f"window {i + 1} of {count}")
-            piece = np.asarray(tokens[i * window : (i + 1) * window], np.int32)
-            cache = model.model.cache(1, window, widest=window)
-            logits = model.model.step(piece[None], cache, [0], [window], all=True).numpy()[0]
-            half = window // 2
-            wanted = piece[half + 1 :]
-            seen = logits[half : window - 1].astype(np.float64)
-            largest = seen.max(-1)
-            sums = largest + np.log(np.exp(seen - largest[:, None]).sum(-1))
-            total += float((sums - seen[np.arange(len(wanted)), wanted]).sum())
-            scored += len(wanted)
-    mean = total / scored
-    show_facts({"perplexity": f"{math.exp(mean):.4f}", "tokens": scored, "windows": count})
+
+        def pieces() -> Iterator[Sequence[int]]:
+            for i in range(count):
+                shown.tell(f"window {i + 1} of {count}")
+                yield tokens[i * window : (i + 1) * window]
+
+        perplexity = math.exp(statistics.mean(surprises(model.model, pieces())))
+    scored = count * (window - window // 2 - 1)
+    show_facts({"perplexity": f"{perplexity:.4f}", "tokens": scored, "windows": count})

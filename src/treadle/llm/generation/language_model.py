@@ -75,6 +75,7 @@ class LanguageModel:
             draft=None if draft is None else draft.model,
             adapters=len(self.adapters),
         )
+        self._cache_dtype = cache_dtype
         self._scorer = Scorer(model, self.engine, cache_dtype, self.tokenizer.end)
         self._forms = Forms(self.tokenizer, model.vocabulary, ends)
 
@@ -151,6 +152,20 @@ class LanguageModel:
         """
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return self._scorer.score(tokens, adapter=self._number(adapter or self._adapter), top=top)
+
+    def explain(self, tokens: int = 1, behind: int = 0, *, full: bool = False) -> str:
+        """Explain the program of a step, as text: its stages, groups, kernels and memory.
+
+        Args:
+            tokens: that are read at once; 1 where an answer goes on.
+            behind: tokens that are there before.
+            full: every group, op and pass in a row of its own.
+
+        Raises:
+            ShapeError: the model was not made for so many tokens.
+        """
+        program = self.model.inspected(tokens, behind, self._cache_dtype)
+        return program.explained(full=full)
 
     def stream_chat(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **options: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,29 @@ import numpy as np
 from treadle.llm.generation.engine import BESIDE, WIDTHS, Engine
 from treadle.llm.generation.sampling import Choice, rated
 from treadle.llm.generation.stepping import Stepping
+from treadle.llm.models.model import Model
+
+
+def surprises(model: Model, windows: Iterable[Sequence[int]]) -> Iterator[float]:
+    """Read texts of equal length, each for itself; the mean surprise of the second half of each.
+
+    As llama.cpp measures perplexity, which is exp of the mean: every token that is counted follows
+    half a window at least. The surprise of a token is minus its log-probability, in nats.
+
+    Args:
+        model: what reads.
+        windows: tokens of each text, at least 4.
+    """
+    for window in windows:
+        length, half = len(window), len(window) // 2
+        cache = model.cache(1, length, widest=length)
+        given = np.asarray([window], np.int32)
+        logits = model.step(given, cache, [0], [length], all=True).numpy()[0, half : length - 1]
+        logits = logits.astype(np.float64)
+        largest = logits.max(-1)
+        sums = largest + np.log(np.exp(logits - largest[:, None]).sum(-1))
+        told = np.take_along_axis(logits, given[0, half + 1 :, None], 1)[:, 0]
+        yield float((sums - told).mean())
 
 
 class Scorer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 import treadle.functional as F
 from treadle.base.errors import IndexRangeError, ShapeError
+from treadle.inspect import Inspected
+from treadle.jit import Compiled
 from treadle.llm.models.attention import (
     COPIED,
     Cache,
@@ -45,7 +47,7 @@ class Model:
         self.stack = stack
         self.adapters: Stacked | None = None
         self._dtype = dtype
-        self._programs: dict[tuple[int, ...], Callable[..., Tensor]] = {}
+        self._programs: dict[tuple[int, ...], Compiled[..., Tensor]] = {}
         self._copies = compiled(copy_positions)
 
     def cache(
@@ -107,6 +109,41 @@ class Model:
             ShapeError: arguments do not fit each other, or the cache is full.
             IndexRangeError: a token is not in the vocabulary, a row not in the cache.
         """
+        program, arguments = self._program(tokens, cache, starts, counts, rows, adapters, all)
+        return program(*arguments)
+
+    def inspected(
+        self, tokens: int = 1, behind: int = 0, cache_dtype: str | None = None, repeats: int = 0
+    ) -> Inspected:
+        """The program of a step of one sequence: its stages, groups, kernels and memory.
+
+        Args:
+            tokens: of the step; those of answers have 1.
+            behind: tokens that the sequence holds before, which attention reads.
+            cache_dtype: what keys and values are kept in; see `cache`.
+            repeats: how many runs are measured, after one that is not; 0: times are predicted.
+
+        Raises:
+            ShapeError: the model was not made for so many tokens.
+        """
+        cache = self.cache(1, behind + tokens, cache_dtype, tokens)
+        given = np.zeros((1, tokens), np.int32)
+        program, arguments = self._program(given, cache, [behind], [tokens], None, None, False)
+        if repeats:
+            program.profile(*arguments, repeats=repeats)
+        return program.compile(*arguments)
+
+    def _program(
+        self,
+        tokens: npt.ArrayLike,
+        cache: Cache,
+        starts: npt.ArrayLike,
+        counts: npt.ArrayLike,
+        rows: npt.ArrayLike | None,
+        adapters: npt.ArrayLike | None,
+        all: bool,
+    ) -> tuple[Compiled[..., Tensor], tuple[Any, ...]]:
+        """What computes a step, and its arguments; see `step`."""
         given = np.ascontiguousarray(tokens, np.int32)
         first, meant = (np.ascontiguousarray(x, np.int32) for x in (starts, counts))
         which = None if rows is None else np.ascontiguousarray(rows, np.int32)
@@ -116,7 +153,7 @@ class Model:
         program = self._programs.get(given.shape)
         if program is None:
             program = self._programs.setdefault(given.shape, compiled(self._step))
-        return program(
+        return program, (
             self.stack.embedding.given(given),
             Tensor(first),
             Tensor(meant),

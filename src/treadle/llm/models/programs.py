@@ -11,7 +11,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def compiled(function: Callable[P, R]) -> Callable[P, R]:
+def compiled(function: Callable[P, R]) -> jit.Compiled[P, R]:
     """A function as programs that hold no weights of their own.
 
     There is one for each width of a step, and each would hold all matrices in another order: a
