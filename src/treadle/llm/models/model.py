@@ -143,7 +143,7 @@ class Model:
         adapters: npt.ArrayLike | None,
         all: bool,
     ) -> tuple[Compiled[..., Tensor], tuple[Any, ...]]:
-        """What computes a step, and its arguments; see `step`."""
+        """The program of a step, and its arguments; see `step`."""
         given = np.ascontiguousarray(tokens, np.int32)
         first, meant = (np.ascontiguousarray(x, np.int32) for x in (starts, counts))
         which = None if rows is None else np.ascontiguousarray(rows, np.int32)
