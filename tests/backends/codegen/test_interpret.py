@@ -97,6 +97,13 @@ def test_misuse_is_caught(write: Callable[[Builder, Value], Any], message: str) 
         run(one(write), [np.zeros(4, np.float32)])
 
 
+def test_a_copy_of_a_place_to_itself_changes_nothing() -> None:
+    """Lines are copied before they are updated, also where the update is in place."""
+    x = np.arange(4, dtype=np.float32)
+    run(one(lambda b, lo: b.copy(X, X, 4)), [x])
+    assert x.tolist() == [0, 1, 2, 3]
+
+
 def test_arguments_are_checked() -> None:
     nothing = one(lambda b, lo: None)
     with pytest.raises(KernelError, match="takes 1 arguments"):

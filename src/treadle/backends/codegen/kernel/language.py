@@ -343,7 +343,7 @@ class Pointer(Value):
         self.home.emit("prefetch", (self, self._index(index)), None, (write,))
 
     def copy_from(self, source: Pointer, count: Value | int) -> None:
-        """Copy `count` elements from another place, which does not overlap, to this one."""
+        """Copy `count` elements from another place, which is this one or does not overlap it."""
         self.home.emit("copy", (self, source, self._index(count)), None)
 
     def zero(self, count: Value | int) -> None:
