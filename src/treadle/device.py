@@ -1,8 +1,7 @@
 """Devices: which there are, which one new tensors use, and what their memory holds.
 
 Names are a kind, a number or `x`, and optionally a stream: `xpux` (the fastest device), `cpux`,
-`gpux`, `cpu0`, `gpu1`, `multithread2`, `gpu0:1`. `xpux` means a GPU where a backend finds one, else
-the CPU.
+`gpux`, `cpu0`, `gpu1`, `multithread2`, `gpu0:1`. `xpux` means a GPU that works, else the CPU.
 """
 
 from __future__ import annotations
