@@ -19,7 +19,7 @@ from treadle.jit.recaptures import tell_of_pins
 from treadle.jit.variants import Single, Variant, interface_of
 
 MOST_FAMILIES = 64
-"""Captures with symbols that are kept of arguments that differ in extents only."""
+"""Captures with symbols that are kept; the oldest go first."""
 CAST, RECORDED = "cast", "recorded"
 """Heads of signatures under `autocast`, and under a tape."""
 
@@ -121,9 +121,13 @@ class Captures:
     def _family(self, key: Any, leaves: list[Any], axes: Axes, captured: Captured) -> Variant:
         """A program of a new capture."""
         made = Family(captured, self._options, interface_of(captured))
-        alike = self.families.setdefault(_fixed_part(key, leaves, axes), [])
-        alike.append(made)
-        del alike[:-MOST_FAMILIES]
+        fixed = _fixed_part(key, leaves, axes)
+        self.families[fixed] = [*self.families.pop(fixed, ()), made]  # Behind all others.
+        while sum(map(len, self.families.values())) > MOST_FAMILIES:
+            oldest = next(iter(self.families))
+            del self.families[oldest][0]
+            if not self.families[oldest]:
+                del self.families[oldest]
         return made.member(extents_of(leaves, axes))
 
     def _captured(self, leaves: list[Any], given: Given, axes: Axes | None = None) -> Captured:
@@ -152,9 +156,9 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def structure_of(key: Any) -> Any:
-    """Return a signature without extents."""
+    """Return a signature without extents, and without the values of what is not a tensor."""
     head, parts = _taken_apart(key)
-    return head, tuple((p[0], len(p[1]), *p[2:]) if _is_tensor(p) else p for p in parts)
+    return head, tuple((p[0], len(p[1]), *p[2:]) if _is_tensor(p) else p[0] for p in parts)
 
 
 def _fixed_part(key: Any, leaves: Sequence[Any], axes: Axes) -> Any:

@@ -17,6 +17,9 @@ from treadle.tensor import Parameter, Tensor
 MOST_SYMBOLS = 4
 """Symbols of one function: with each of them the ranges multiply that programs are made for."""
 
+MOST_STRUCTURES = 64
+"""Structures of arguments that are remembered; the oldest goes first."""
+
 Place = tuple[int, int]
 """An argument, counted from 0 as they are flattened, and an axis."""
 
@@ -48,6 +51,8 @@ class Openings:
         known = self._found.get(structure)
         if known is None:
             known = self._found[structure] = _Axes(self._at_once)
+            while len(self._found) > MOST_STRUCTURES:
+                del self._found[next(iter(self._found))]
         return known.met(extents)
 
     def close(self, structure: Any, names: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ import treadle as mge
 import treadle.functional as F
 from treadle import jit
 from treadle.base.errors import ShapeError
+from treadle.jit import choosing, openings
 from treadle.jit.compiled import Compiled
 from treadle.jit.family import Family, Member
 from treadle.jit.openings import MOST_SYMBOLS
@@ -130,6 +131,25 @@ def test_a_function_may_be_told_that_all_axes_change() -> None:
             compiled(x).numpy(), F.softmax(x, axis=0).numpy() + 1, rtol=1e-5, atol=1e-6
         )
         assert captures(compiled) == count, (n, m)
+
+
+def test_an_axis_that_is_open_is_so_whatever_python_numbers_come_with_it() -> None:
+    compiled = made(lambda x, factor: x * factor)
+    for n, factor, count in ((3, 2, 1), (4, 2, 2), (5, 3, 3), (6, 3, 3), (7, 2, 3), (3, 4, 4)):
+        np.testing.assert_allclose(compiled(filled(n), factor).numpy(), filled(n).numpy() * factor)
+        assert captures(compiled) == count, (n, factor)
+
+
+def test_what_is_remembered_of_a_function_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "MOST_FAMILIES", 2)
+    monkeypatch.setattr(openings, "MOST_STRUCTURES", 3)
+    compiled = made(lambda x, rest: x[0] * 2)
+    for i in range(4):
+        compiled.graph(filled(3 + i, 2), 0.5 * i)
+        compiled.graph(filled(3, 2), [0] * i)
+    found = compiled._captures
+    assert [len(f) for f in found.families.values()] == [1, 1]
+    assert len(found._openings._found) == 3
 
 
 def test_shapes_that_are_returned_are_numbers() -> None:
