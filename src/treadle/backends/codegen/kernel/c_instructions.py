@@ -36,7 +36,8 @@ def _compare(p: Printer, instruction: Instruction) -> None:
 
 def _fma(p: Printer, instruction: Instruction) -> None:
     args, result = instruction.arguments, result_of(instruction)
-    p.lanewise(result, lambda i: fma(result.dtype, [p.lane(a, i) for a in args], p.fused), *args)
+    fused = p.fused or bool(instruction.detail)
+    p.lanewise(result, lambda i: fma(result.dtype, [p.lane(a, i) for a in args], fused), *args)
 
 
 def _select(p: Printer, instruction: Instruction) -> None:

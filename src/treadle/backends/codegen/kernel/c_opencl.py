@@ -293,7 +293,7 @@ def _select(p: Printer, instruction: Instruction) -> bool:
 def _fma(p: Printer, instruction: Instruction) -> bool:
     result = result_of(instruction)
     x, y, z = (_wide(p, a) for a in instruction.arguments)
-    text = f"fma({x}, {y}, {z})" if p.fused else f"{x} * {y} + {z}"
+    text = f"fma({x}, {y}, {z})" if p.fused or instruction.detail else f"{x} * {y} + {z}"
     _define(p, result, narrow(result.dtype, text))
     return True
 

@@ -125,7 +125,7 @@ def compare(code: str, dtype: DType, args: Sequence[str]) -> str:
 
 
 def fma(dtype: DType, args: Sequence[str], fused: bool) -> str:
-    """x * y + z, in one step or two."""
+    """x * y + z, in one step, for which the library has a function on any processor, or two."""
     if not dtype.is_float:
         raise KernelError(f"fma of {dtype.name} is not in the language")
     x, y, z = (widen(dtype, a) for a in args)

@@ -60,7 +60,7 @@ def run(
         arguments: one per parameter: C-contiguous arrays, which bound what the kernel may touch,
             or integers.
         lo, hi: the range of work items.
-        fused: whether `fma` rounds once; False does as targets without the instruction.
+        fused: whether every `fma` rounds once; False does as targets without the instruction.
 
     Raises:
         KernelError: the kernel leaves its arrays, divides an integer by 0, breaks a promise about

@@ -276,10 +276,10 @@ def _lookup(instruction: Instruction, result: Type, args: list[Array]) -> Array:
 
 
 def rules(fused: bool) -> dict[str, Rule]:
-    """The meaning of every instruction on values; without `fused`, fma rounds twice."""
+    """The meaning of instructions on values; without `fused`, fma rounds twice where it may."""
 
     def multiply_add(instruction: Instruction, result: Type, args: list[Array]) -> Array:
-        if fused or not result.dtype.is_float:
+        if fused or instruction.detail or not result.dtype.is_float:
             return fma(result.dtype, *args)
         x, y, z = (_wide(a, result.dtype) for a in args)
         return np.asarray(x * y + z).astype(result.dtype.numpy)

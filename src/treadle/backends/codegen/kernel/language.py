@@ -490,10 +490,15 @@ def rint(x: Value) -> Value:
     return unary("rint", x)
 
 
-def fma(x: Value | Number, y: Value | Number, z: Value | Number) -> Value:
-    """x * y + z, rounded once; floats."""
+def fma(x: Value | Number, y: Value | Number, z: Value | Number, *, exact: bool = False) -> Value:
+    """x * y + z, rounded once; floats.
+
+    Targets without the instruction round twice, unless `exact` is set for what hangs on the digits
+    that the first rounding would lose: there it takes three instructions for float32 and 24 for
+    float64.
+    """
     args = unify(x, y, z)
-    return args[0].home.emit("fma", args, args[0].type)
+    return args[0].home.emit("fma", args, args[0].type, ("exact",) * exact)
 
 
 def select(condition: Value, x: Value | Number, y: Value | Number) -> Value:

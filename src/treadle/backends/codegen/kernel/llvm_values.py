@@ -157,7 +157,8 @@ def _fma(w: Writer, instruction: Instruction) -> str:
         raise _reject(w, "fma", x.dtype)
     lanes, wide = x.lanes, dt.float32 if is_short_float(x.dtype) else x.dtype
     a, b, c = (widen(w, x.dtype, lanes, w.operand(v)) for v in (x, y, z))
-    return narrow(w, x.dtype, lanes, multiply_add(w, wide, lanes, a, b, c))
+    add = multiply_add if w.target.fma or not instruction.detail else _exact_multiply_add
+    return narrow(w, x.dtype, lanes, add(w, wide, lanes, a, b, c))
 
 
 def multiply_add(w: Writer, dtype: DType, lanes: int, x: str, y: str, z: str) -> str:
@@ -166,6 +167,53 @@ def multiply_add(w: Writer, dtype: DType, lanes: int, x: str, y: str, z: str) ->
     if w.target.fma:
         return w.call(of, f"llvm.fma.{mangled(element(dtype), lanes)}", (of, x), (of, y), (of, z))
     return w.op(f"fadd {of} {w.op(f'fmul {of} {x}, {y}')}, {z}")
+
+
+def _exact_multiply_add(w: Writer, dtype: DType, lanes: int, x: str, y: str, z: str) -> str:
+    """x * y + z without the instruction: exact where the result has no more digits than the type.
+
+    Products of float32 are exact in float64. In float64 the product's error comes of halves of the
+    factors (Dekker, "A floating-point technique for extending the available precision", 1971), and
+    is added last.
+    """
+    of = vector(element(dtype), lanes)
+    if dtype is not dt.float64:
+        wide = vector("double", lanes)
+        a, b, c = (w.op(f"fpext {of} {v} to {wide}") for v in (x, y, z))
+        total = w.op(f"fadd {wide} {w.op(f'fmul {wide} {a}, {b}')}, {c}")
+        return w.op(f"fptrunc {wide} {total} to {of}")
+
+    def op(code: str, a: str, b: str) -> str:
+        return w.op(f"{code} {of} {a}, {b}")
+
+    (x_high, x_low), (y_high, y_low) = _halves(w, lanes, x), _halves(w, lanes, y)
+    product = op("fmul", x, y)
+    lost = op("fsub", op("fmul", x_high, y_high), product)
+    lost = op("fadd", lost, op("fmul", x_high, y_low))
+    lost = op("fadd", lost, op("fmul", x_low, y_high))
+    lost = op("fadd", lost, op("fmul", x_low, y_low))
+    total = op("fadd", product, z)
+    part = op("fsub", total, product)
+    rest = op("fadd", op("fsub", product, op("fsub", total, part)), op("fsub", z, part))
+    rest = op("fadd", rest, lost)
+    # Where something overflows, the product is exact, or the total infinite or NaN as it is.
+    known = w.op(f"fcmp ord {of} {rest}, {rest}")
+    zero = spread("double", lanes, "0.0")
+    rest = w.op(f"select {vector('i1', lanes)} {known}, {of} {rest}, {of} {zero}")
+    made = op("fadd", total, rest)
+    # 0 + -0 is 0 where the total is -0.
+    none = w.op(f"fcmp oeq {of} {rest}, {zero}")
+    return w.op(f"select {vector('i1', lanes)} {none}, {of} {total}, {of} {made}")
+
+
+def _halves(w: Writer, lanes: int, x: str) -> tuple[str, str]:
+    """float64 as a sum: its 26 leading digits, rounded, and the rest."""
+    of, bits = vector("double", lanes), vector("i64", lanes)
+    whole = w.op(f"bitcast {of} {x} to {bits}")
+    rounded = w.op(f"add {bits} {whole}, {spread('i64', lanes, str(1 << 26))}")
+    rounded = w.op(f"and {bits} {rounded}, {spread('i64', lanes, str(-(1 << 27)))}")
+    high = w.op(f"bitcast {bits} {rounded} to {of}")
+    return high, w.op(f"fsub {of} {x}, {high}")
 
 
 def _compare(w: Writer, instruction: Instruction) -> str:

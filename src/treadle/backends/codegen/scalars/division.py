@@ -99,7 +99,7 @@ def _floor_of_floats(x: Value, y: Value) -> Value:
     quotient = floor(ratio)
     # The sign of the remainder survives its rounding. For a quotient of 0 it is x, also if y is
     # infinite.
-    rest = fma(-quotient, y, x)
+    rest = fma(-quotient, y, x, exact=True)
     rest = select(quotient == 0.0, x, rest)
     below = copysign(1.0, rest) * copysign(1.0, y) < 0.0
     wrong = below & (rest != 0.0)
@@ -118,7 +118,7 @@ def _remainder_of_floats(x: Value, y: Value) -> Value:
     with e.when(large.reduce("or"), changing=state), e.loop(_STEPS[x.dtype], carrying=state):
         state[0] = _take_off(state[0], y)
     (start,) = state
-    rest = fma(-trunc(start / y), y, start)
+    rest = fma(-trunc(start / y), y, start, exact=True)
     # A quotient rounded up leaves a remainder of the other sign.
     crossed = copysign(1.0, x) * rest < 0.0
     rest = select(crossed, rest + copysign(y, x), rest)
@@ -134,4 +134,4 @@ def _take_off(x: Value, y: Value) -> Value:
         y = select(overflows, y * _POWER[x.dtype], y)
     integer = dt.int32 if x.dtype is dt.float32 else dt.int64
     cut = (x / y).bitcast(integer) & -4
-    return fma(-trunc(cut.bitcast(x.dtype)), y, x)
+    return fma(-trunc(cut.bitcast(x.dtype)), y, x, exact=True)

@@ -109,4 +109,4 @@ def fast_two_sum(x: Value | float, y: Value) -> tuple[Value, Value]:
 def two_product(x: Value, y: Value | float) -> tuple[Value, Value]:
     """x * y rounded, and exactly what that lost."""
     product = x * y
-    return product, fma(x, y, -product)
+    return product, fma(x, y, -product, exact=True)

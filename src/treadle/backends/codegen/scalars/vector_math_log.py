@@ -197,7 +197,7 @@ def _long_log(x: Value, form: Format) -> tuple[Value, Value]:
     over = m - 1.0
     under, under_low = fast_two_sum(maximum(1.0, m), minimum(1.0, m))
     s = over / under
-    s_low = fma(-s, under_low, fma(-s, under, over)) / under
+    s_low = fma(-s, under_low, fma(-s, under, over, exact=True)) / under
     # u = s**2, and 2/3 + u (2/5 + u tail) to some 70 bits.
     u, u_low = two_product(s, s)
     u_low = fma(s + s, s_low, u_low)

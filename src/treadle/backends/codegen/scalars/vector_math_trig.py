@@ -78,8 +78,8 @@ def _reduce(x: Value, lost: bool = False) -> tuple[Value, ...]:
     shifted = fma(x, _TWO_OVER_PI, form.magic)
     j = shifted - form.magic
     # The parts have one sign, so that -0 stays -0.
-    exact = fma(j, -first, x)
-    r = fma(j, -third, fma(j, -second, exact))
+    exact = fma(j, -first, x, exact=True)
+    r = fma(j, -third, fma(j, -second, exact, exact=True))
     short = [shifted.bitcast(form.integer), r]
     if lost:
         product, product_low = two_product(j, -second)
@@ -184,7 +184,7 @@ def tan(x: Value) -> Value:
     under, under_low = (select(odd, s, c) for c, s in zip(cosine, sine, strict=True))
     ratio = over / under
     opposite = -ratio
-    rest = fma(opposite, under, over) + fma(opposite, under_low, over_low)
+    rest = fma(opposite, under, over, exact=True) + fma(opposite, under_low, over_low)
     return select(x == 0.0, x, ratio + rest / under)
 
 
