@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from treadle.interop.torch.native.layout import AS_TUPLE, NO_RESULT, ONE_RESULT
 from treadle.runtime.array import DeviceArray, to_host
 
 aten = torch.ops.aten
-Given = torch.Tensor | float
+Given: TypeAlias = torch.Tensor | float
 """An operand of a call: a tensor, or a number that may change."""
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from treadle.interop.torch.lists import each_of
 
-Tensor = torch.Tensor
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _LOW = (torch.bfloat16, torch.float16)
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from treadle.interop.torch.device.scalars import real, wide
 
 aten = torch.ops.aten
-Tensor = torch.Tensor
 Lists = tuple[list[Tensor], ...]
 
 
