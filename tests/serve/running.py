@@ -53,7 +53,7 @@ def running(
 @contextmanager
 def running_application(app: Reception, grpc: bool = False) -> Iterator[Running]:
     second = bind("127.0.0.1", 0) if grpc else None
-    beside = [_calls().Calls(app, second)] if second else []
+    beside = [_calls()(app, second)] if second else []
     grpc_port = second.getsockname()[1] if second else 0
     sock = bind("127.0.0.1", 0)
     port = sock.getsockname()[1]
