@@ -16,8 +16,8 @@ import numpy as np
 from openvino import opset15 as opset
 
 from treadle.backends.openvino.table import Output
-from treadle.graph.ir import Graph, Node, Value
-from treadle.ops.elementwise import Div, Mul
+from treadle.graph.ir import Graph, Node, Value, constant_of
+from treadle.ops.elementwise import Add, Div, Mul
 from treadle.ops.op import as_tuple
 from treadle.ops.select import Clip
 from treadle.ops.unary import Round
@@ -73,7 +73,7 @@ def _grid(node: Node) -> Grid | None:
         return None
     for level, step in (node.inputs, node.inputs[::-1]):
         clip = _made_by(level, Clip)
-        rounded = None if clip is None else _made_by(clip.inputs[0], Round)
+        rounded = None if clip is None else _made_by(_without_zero(clip.inputs[0]), Round)
         quotient = None if rounded is None else _made_by(rounded.inputs[0], Div)
         if clip is None or quotient is None or quotient.inputs[1] is not step:
             continue
@@ -81,6 +81,16 @@ def _grid(node: Node) -> Grid | None:
         if low is not None and high is not None and high - low < MOST_LEVELS:
             return Grid(quotient.inputs[0], step, float(low), float(high))
     return None
+
+
+def _without_zero(value: Value) -> Value:
+    """x of x + 0: levels have one zero, so that a grid loses nothing with its sign."""
+    node = _made_by(value, Add)
+    for x, other in () if node is None else (node.inputs, node.inputs[::-1]):
+        data = constant_of(other)
+        if data is not None and x.type == value.type and not data.array.any():
+            return x
+    return value
 
 
 def _made_by(value: Value, kind: type) -> Node | None:
