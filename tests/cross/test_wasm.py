@@ -79,6 +79,25 @@ def test_networks_give_the_results_of_eager_code(
     assert abs(got - wanted).max() <= off * max(1, abs(wanted).max())
 
 
+def test_numbers_that_need_a_sum_rounded_once(tmp_path: Path) -> None:
+    """WebAssembly has no fused multiply-add; remainders and reductions of angles are exact."""
+
+    def function(x: Any, y: Any, angle: Any) -> Any:
+        return F.concat([x % y, F.floor_div(x, y), F.sin(angle), F.tan(angle)])
+
+    x = np.array([1, 2, -1, 1e30, 7], np.float32)
+    y = np.array([0.1, 0.2, 0.3, 7.7, -0.7], np.float32)
+    angle = np.array([355, 710, 1e4, 12345.678, 0.5], np.float32)
+    given = tuple(map(mge.tensor, (x, y, angle)))
+    captured = capture(function, given, {}, "net")
+    ends = Ends(["x", "y", "angle"], ["z"])
+    model = model_of("net", captured, argument_names(given, {}), ends)
+    found = np.frombuffer(outputs(model, [x, y, angle], tmp_path, Options()), np.float32)
+    wide = angle.astype(np.float64)
+    np.testing.assert_array_equal(found[:10], np.concatenate([np.fmod(x, y), x // y]))
+    np.testing.assert_allclose(found[10:], np.concatenate([np.sin(wide), np.tan(wide)]), rtol=3e-7)
+
+
 def test_the_script_tells_what_is_wrong(tmp_path: Path) -> None:
     def row(table: Any, index: Any) -> Any:
         return F.gather(table, 0, F.broadcast_to(index.reshape((2, 1)), (2, 2)))

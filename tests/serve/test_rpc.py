@@ -26,11 +26,14 @@ from treadle.serve.limits import Limits
 from treadle.serve.models import ServedModel
 from treadle.serve.server import bind
 
-grpc = pytest.importorskip("grpc", reason="the extra grpc is not installed")
-health_pb2 = pytest.importorskip("grpc_health.v1.health_pb2")
-health_pb2_grpc = pytest.importorskip("grpc_health.v1.health_pb2_grpc")
-database = pytest.importorskip("grpc_reflection.v1alpha.proto_reflection_descriptor_database")
-messages = pytest.importorskip("treadle.serve.rpc.messages")
+NEEDS = "the extra grpc is not installed"
+grpc = pytest.importorskip("grpc", reason=NEEDS)
+health_pb2 = pytest.importorskip("grpc_health.v1.health_pb2", reason=NEEDS)
+health_pb2_grpc = pytest.importorskip("grpc_health.v1.health_pb2_grpc", reason=NEEDS)
+database = pytest.importorskip(
+    "grpc_reflection.v1alpha.proto_reflection_descriptor_database", reason=NEEDS
+)
+messages = pytest.importorskip("treadle.serve.rpc.messages", reason=NEEDS)
 SERVICE, message, pool = messages.SERVICE, messages.message, messages.pool
 X = np.array([[1, 5, 3], [9, 7, 8]], np.float32)
 

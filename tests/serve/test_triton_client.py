@@ -17,7 +17,9 @@ X = np.array([[1, 5, 3], [9, 7, 8]], np.float32)
 # Without what it asks for: it allows older versions of protobuf only than ONNX's newest takes.
 sys.path.append(str(Path(__file__).parents[2] / "build" / "triton"))
 triton = pytest.importorskip("tritonclient.grpc", reason="make test-oracle installs it")
-messages = pytest.importorskip("treadle.serve.rpc.messages")
+messages = pytest.importorskip(
+    "treadle.serve.rpc.messages", reason="the extra grpc is not installed"
+)
 
 
 @pytest.fixture

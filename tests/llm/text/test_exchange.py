@@ -53,7 +53,7 @@ def test_pieces_there_and_back(tmp_path, prefix):
 
 @pytest.mark.llm
 def test_transformers_reads_what_is_written(tmp_path):
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
     for i, tables in enumerate((bytes_tables("llama-bpe", add_bos_token=True), pieces_tables())):
         folder = tmp_path / str(i)
         folder.mkdir()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from treadle.base.errors import CompileError  # noqa: E402
 from treadle.base.observer import observe  # noqa: E402
@@ -243,6 +243,7 @@ def test_tensors_that_are_more_than_their_memory() -> None:
         torch.testing.assert_close((a @ b).cpu(), z @ w)
         torch.testing.assert_close((a.mH @ b).cpu(), z.mH @ w)
         torch.testing.assert_close(torch.dot(a[0].conj(), b[0]).cpu(), torch.dot(z[0].conj(), w[0]))
+        torch.testing.assert_close(torch.vdot(a[0], b[0]).cpu(), torch.vdot(z[0], w[0]))
         imag, its = a.conj().imag, z.conj().imag
         assert imag.is_neg()
         torch.testing.assert_close((imag + imag).cpu(), its + its)

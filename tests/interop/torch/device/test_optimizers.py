@@ -7,7 +7,7 @@ import pytest
 
 import treadle
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from treadle.interop.torch.device import calls, hot  # noqa: E402
 
