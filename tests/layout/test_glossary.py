@@ -62,8 +62,8 @@ ORDINARY = """
     summary super synchronous table tables template tensor tensors text together tolerance tool
     toolchain tools top tracebacks tracer trainer training transfer transform transforms
     translation transpose tree trial trig tuned tuner tuning tuple types unary unpack utils var
-    vector vectors verify version viewer vision visit visualize wanted watch watcher weight
-    weights work worker workers writer written
+    vector vectors verify version viewer vision visit visualize wanted watch watcher watching
+    weight weights work worker workers writer written
 """
 """Words of the language, or of every programmer: a stranger reads on."""
 

@@ -22,6 +22,8 @@ DECLARED = """
     backends/c_loaders.py _LOADERS _HEARD
     backends/codegen/lowering.py LOWERINGS
     backends/openvino/table.py TABLE
+    base/loc.py _CALLERS
+    base/observer.py _READERS
     base/quantized.py _BY_CNAME
     base/saved_objects.py _ALLOWED _REFUSED
     base/spelling.py KNOWN

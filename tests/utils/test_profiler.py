@@ -20,6 +20,7 @@ import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle import jit
+from treadle.base.process import RUNTIME
 from treadle.tools import profile_analyze
 from treadle.utils.profile_analyzer import NonExistNum, ProfileAnalyzer, TimeFuncHelper
 from treadle.utils.profiler import (
@@ -76,6 +77,7 @@ def test_compilation_allocations_and_peaks_are_events_that_the_analyzer_reads(
     plugins: Plugins, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))  # so that it is compiled
+    RUNTIME.invalidate("environment")
     plugins.toy(kernels=elementwise())
     x = mge.tensor(np.ones((64, 64), np.float32))
 

@@ -47,10 +47,23 @@ def user_location() -> Loc:
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
-        if not _is_our_file(file) and not (file == "<string>" and is_generated(frame)):
+        if not _is_passed_over(file) and not (file == "<string>" and is_generated(frame)):
             return Loc(_shorten(file), frame.f_lineno, code.co_name, current_layer())
         frame = frame.f_back
     return UNKNOWN
+
+
+_CALLERS: list[str] = []
+"""Folders of frameworks that run ops for the user."""
+
+
+def pass_over(folder: str) -> None:
+    """Have lines of a framework that runs ops for the user, below `folder`, be nobody's."""
+    _CALLERS.append(os.path.join(folder, ""))
+
+
+def _is_passed_over(file: str) -> bool:
+    return _is_our_file(file) or any(map(file.startswith, _CALLERS))
 
 
 @functools.lru_cache(4096)

@@ -73,3 +73,18 @@ def observe(observer: Observer | None) -> None:
         raise RuntimeError("another profiler is running; stop it first")
     OBSERVER.now = observer
     RUNTIME.invalidate("launches")
+
+
+_READERS: list[Callable[[Any], Any]] = []
+
+
+def read_by(reader: Callable[[Any], Any]) -> None:
+    """Have tensors of another framework read by `reader`: it returns arrays, None of what it does
+    not know.
+    """
+    _READERS.append(reader)
+
+
+def foreign_array(value: Any) -> Any:
+    """Return the elements of another framework's tensor as an array; None of anything else."""
+    return next((array for r in _READERS if (array := r(value)) is not None), None)

@@ -28,6 +28,7 @@ from treadle.base.difference import Difference, difference, magnitude
 from treadle.base.files.numpy_files import load_arrays
 from treadle.base.loc import user_location
 from treadle.base.modes import capturing
+from treadle.base.observer import foreign_array
 from treadle.ops.op import Op
 from treadle.runtime.array import to_host
 from treadle.tensor import Tensor
@@ -228,7 +229,9 @@ def _stored(folder: Path) -> list[tuple[tuple[str, str], Array]]:
 
 def _arrays(values: Any) -> list[Array]:
     """The tensors among what a layer is given or returns."""
-    return [to_host(x._data) for x in tree.flatten(values)[0] if isinstance(x, Tensor)]
+    leaves = tree.flatten(values)[0]
+    found = [to_host(x._data) if isinstance(x, Tensor) else foreign_array(x) for x in leaves]
+    return [array for array in found if array is not None]
 
 
 def _storable(array: Array) -> Array:

@@ -224,7 +224,7 @@ class Profiler:
         """One call of a module: a scope, where those were asked for."""
         if not self._scopes:
             return forward()
-        with self.scoped(getattr(module, "name", "") or type(module).__name__):
+        with self.scoped(_title(module)):
             return forward()
 
     # -- events ----------------------------------------------------------------------------
@@ -362,6 +362,12 @@ class Profiler:
 
 
 _CURRENT: list[Profiler] = []
+
+
+def _title(module: Any) -> str:
+    """A module's name, or its class's; attributes of other frameworks' modules may be anything."""
+    name = getattr(module, "name", "")
+    return name if isinstance(name, str) and name else type(module).__name__
 
 
 def _thread() -> int:

@@ -20,6 +20,7 @@ from treadle.interop.torch.device import (
     namespace,
     private,
     saving,
+    watching,
 )
 from treadle.interop.torch.device.places import NAME
 from treadle.interop.torch.homes import add_homes
@@ -60,6 +61,7 @@ def register() -> None:
         private.setup(NAME, namespace.module(), _Hooks())
         _add_kernels()
         saving.register()
+        watching.register()
         add_homes(NAME, homes.home)
 
 
