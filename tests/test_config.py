@@ -19,7 +19,6 @@ from treadle.base import log
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
 from treadle.runtime.synchronous import SYNCHRONOUS
-from treadle.utils.network import set_symbolic_shape
 
 
 def test_values_are_checked_when_they_are_set() -> None:
@@ -81,9 +80,7 @@ def lines_of(change: Callable[[], object]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("config._auto_format_convert", lambda: setattr(config, "_auto_format_convert", False)),
-        ("set_prealloc_config", lambda: mge.set_prealloc_config(alignment=256)),
-        ("set_symbolic_shape", lambda: (set_symbolic_shape(False), set_symbolic_shape(True))),
+        ("set_prealloc_config", lambda: mge.set_prealloc_config(device_type="cpu")),
         ("DTRConfig.evictee_minimum_size", lambda: mge.jit.DTRConfig(1 << 20, 4096)),
     ],
 )  # fmt: skip
@@ -102,7 +99,6 @@ def test_settings_that_are_as_they_were_say_nothing() -> None:
         config.benchmark_kernel = False
         config.deterministic_kernel = True
         config.deterministic_kernel = False
-        mge.set_prealloc_config()
         mge.jit.GraphOptimizationConfig()
         mge.jit.DTRConfig(1 << 20)
 
@@ -132,6 +128,32 @@ def test_values_keep_memory_of_their_own_where_forwarding_is_off() -> None:
     finally:
         config.disable_memory_forwarding = False
     assert room() == shared
+
+
+def test_maps_stay_in_their_order_of_axes_where_formats_are_not_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path))  # Reports are of what is compiled anew.
+    rng = np.random.default_rng(1)
+    x = mge.tensor(rng.random((1, 32, 56, 56), np.float32))
+    w = mge.tensor(rng.random((32, 32, 3, 3), np.float32) / 100)
+
+    def layouts() -> tuple[str, mge.Tensor]:
+        compiled = jit.compile(lambda x: F.conv2d(F.relu(F.conv2d(x, w)), w))
+        decisions = compiled.compile(x).report.decisions
+        return next(d.outcome for d in decisions if d.subject == "layout"), compiled(x)
+
+    config._auto_format_convert = False
+    try:
+        said, kept = layouts()
+    finally:
+        config._auto_format_convert = True
+    assert "row-major" in said
+    if not find_compiler(Options()).layouts:
+        pytest.skip("the compiler here has no other orders")
+    said, changed = layouts()
+    assert "channels-last" in said or "blocks" in said
+    np.testing.assert_allclose(kept.numpy(), changed.numpy(), 1e-4)
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -19,6 +19,7 @@ from treadle import device as D
 from treadle.autodiff import GradManager
 from treadle.base.errors import DeviceError
 from treadle.engine.devices import names as devices
+from treadle.runtime.ahead import AHEAD, Ahead
 
 NO_GPU = devices.device_count("gpu") == 0
 needs_no_gpu = pytest.mark.skipif(not NO_GPU, reason="asserts what happens without a GPU")
@@ -345,12 +346,22 @@ def test_release_returns_the_memory_held_for_backward() -> None:
     assert D.get_allocated_memory("cpu7") == before
 
 
-def test_allocator_settings_are_checked() -> None:
+def test_allocator_settings_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(AHEAD, "gpu", Ahead())  # It goes with the test.
     D.set_prealloc_config(alignment=256, min_req=1 << 20, growth_factor=1.5)
-    D.set_prealloc_config(alignment=1, min_req=0, max_overhead=0, growth_factor=1.0)
-    for wrong in ((0,), (1, -1), (1, 0, -1), (1, 0, 0, 0.5)):
-        with pytest.raises(ValueError, match="alignment and growth_factor must be at least 1"):
+    assert AHEAD["gpu"] == Ahead(256, 1 << 20, 0, 1.5)
+    for wrong in ((0,), (3,), (1, -1), (1, 0, -1), (1, 0, 0, 0.5)):
+        with pytest.raises(ValueError, match="alignment must be a power of two"):
             D.set_prealloc_config(*wrong)
+
+
+def test_requests_grow_with_what_is_held() -> None:
+    assert Ahead().more(100, 0) == 0  # MegEngine's default: nothing beyond what is wanted.
+    ahead = Ahead(alignment=256, least=1000, over=4096, growth=2.0)
+    assert ahead.more(100, 0) == 1024 - 100
+    assert ahead.more(100, 1500) == 3072 - 100
+    assert ahead.more(100, 1 << 20) == 4352 - 100
+    assert ahead.more(5000, 0) == 5120 - 5000
 
 
 @needs_no_gpu

@@ -5,8 +5,8 @@ are raised by the op at fault; 1 and 2 let devices work late. Errors of shape, d
 always raised at the call. `deterministic_kernel` is what all kernels are. `benchmark_kernel` has
 what is compiled for the host from then on measured first, wherever kernels have alternatives, and
 `benchmark_with_subprocess` has another process do that. `disable_memory_forwarding` has the values
-of programs compiled from then on keep memory of their own. `_auto_format_convert` is accepted and
-checked; setting it to another value than its default warns once that it has no effect.
+of programs compiled from then on keep memory of their own; `_auto_format_convert = False` has them
+hold maps in the order of axes that the program gives them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import Any
 
 from treadle.backends.measuring import MEASURING
 from treadle.base.env import SYNC
-from treadle.base.log import tell_no_effect
 from treadle.base.modes import casting
-from treadle.engine.options import Sharing
+from treadle.engine.options import Converting, Sharing
 from treadle.runtime.synchronous import SYNCHRONOUS
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {
@@ -34,13 +33,6 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "_compute_mode": ("default", "float32"),
     "_auto_format_convert": (True, False),
 }
-
-
-_WITHOUT_EFFECT = {
-    "_auto_format_convert": "the compiler chooses layouts, and eager tensors are row-major",
-}
-"""Reasons why switches have no effect; `deterministic_kernel` is not among them, since all kernels
-are."""
 
 
 class _Config(types.ModuleType):
@@ -62,8 +54,8 @@ class _Config(types.ModuleType):
             MEASURING.apart = value
         elif name == "disable_memory_forwarding":
             Sharing.on = not value
-        elif name in _WITHOUT_EFFECT and value != _ALLOWED[name][0]:
-            tell_no_effect(f"config.{name}", _WITHOUT_EFFECT[name])
+        elif name == "_auto_format_convert":
+            Converting.on = value
 
     @property
     def _compute_mode(self) -> str:

@@ -20,6 +20,7 @@ from treadle.base.log import tell_no_effect
 from treadle.engine.devices import names as _devices
 from treadle.engine.eager.choice import kernels_of
 from treadle.ops.op import REGISTRY
+from treadle.runtime.ahead import AHEAD, Ahead
 from treadle.runtime.api import CachingDevice
 from treadle.runtime.array import DeviceArray
 from treadle.runtime.opened import forget_peak
@@ -352,18 +353,29 @@ def set_prealloc_config(
     growth_factor: float = 2.0,
     device_type: str = DeviceType.CUDA,
 ) -> None:
-    """Check settings of an allocator, in bytes; they have no effect.
+    """Have a GPU's driver asked for more memory than is wanted, which then serves what comes next.
 
-    Backends allocate by themselves; the first call that asks for something else than the defaults
-    warns of that.
+    Other kinds of devices ask for nothing ahead: a call for one warns once.
+
+    Args:
+        alignment: of what is asked for, in bytes; a power of two.
+        min_req: bytes of the smallest request.
+        max_overhead: bytes beyond what is wanted, at most; 0 asks for nothing ahead.
+        growth_factor: of a request to what has been asked for so far.
+        device_type: "gpu", or another kind.
 
     Raises:
-        ValueError: a size is negative, or an alignment or factor below 1.
+        ValueError: a size is negative, alignment is no power of two, or a factor below 1.
     """
-    if alignment < 1 or min_req < 0 or max_overhead < 0 or growth_factor < 1:
-        raise ValueError("alignment and growth_factor must be at least 1, sizes at least 0")
-    if (alignment, min_req, max_overhead, growth_factor) != (1, 32 * 1024 * 1024, 0, 2.0):
-        tell_no_effect("set_prealloc_config", "backends allocate and keep memory by themselves")
+    power = alignment >= 1 and not alignment & (alignment - 1)
+    if not power or min_req < 0 or max_overhead < 0 or growth_factor < 1:
+        raise ValueError(
+            "alignment must be a power of two, growth_factor at least 1, sizes at least 0"
+        )
+    if device_type not in ("gpu", "cuda"):
+        tell_no_effect("set_prealloc_config", f"{device_type} asks for no memory ahead")
+        return
+    AHEAD["gpu"] = Ahead(alignment, min_req, max_overhead, growth_factor)
 
 
 # -- CUDA ----------------------------------------------------------------------------------

@@ -1,13 +1,24 @@
 /* Two loaders with MegEngine's interface of extern C operators: a model of "tests.affine" is a scale
-   and an offset, one of "tests.stats" has no bytes and gives an int32 count beside a sum. */
+   and an offset, one of "tests.stats" has no bytes and gives an int32 count beside a sum. The former
+   adds the second number of a parameter on the device, which is memory of the host, if it has one. */
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct { uint32_t ndim, shape[8]; } Shape;
 typedef struct { uint32_t dtype; Shape shape; } Layout;
 typedef struct { Layout layout; void *data; } Tensor;
+typedef struct { Layout layout; void *device_ptr; } DeviceTensor;
+typedef struct {
+    const char *name;
+    size_t nr_input, nr_output;
+    DeviceTensor *input, *output;
+    size_t device_id;
+    uint8_t *extra_info;
+    size_t extra_info_size;
+} Param;
 typedef struct Desc {
     uint32_t size, nr_output;
     const char *type_name;
@@ -17,7 +28,8 @@ typedef struct Desc {
     void (*execute)(const struct Desc *, const Tensor *, const Tensor *);
     void (*infer_shape)(const struct Desc *, const Shape *, Shape *);
     void (*infer_dtype)(const struct Desc *, const uint32_t *, uint32_t *);
-    void *user_data, *dynamic_param;
+    void *user_data;
+    Param *dynamic_param;
 } Desc;
 typedef struct {
     const char *name;
@@ -47,8 +59,27 @@ static Desc *made(const char *name, uint32_t outputs, const void *buf, size_t si
 static void affine(const Desc *d, const Tensor *in, const Tensor *out) {
     float numbers[2];
     memcpy(numbers, d->user_data, sizeof numbers);
+    if (d->dynamic_param) numbers[1] += ((float *)d->dynamic_param->input[0].device_ptr)[1];
     for (size_t i = 0; i < count_of(in); ++i)
         ((float *)out->data)[i] = ((const float *)in->data)[i] * numbers[0] + numbers[1];
+}
+
+static size_t bytes_of(const Param *p, size_t i) {
+    Tensor t = {p->input[i].layout, NULL};
+    return sizeof(float) * count_of(&t);
+}
+
+void copr_param_device_ptr_malloc(Param *p) {
+    for (size_t i = 0; i < p->nr_input; ++i) p->input[i].device_ptr = malloc(bytes_of(p, i));
+}
+
+void copr_param_device_ptr_h2d(Param *p, void *host, size_t i) {
+    memcpy(p->input[i].device_ptr, host, bytes_of(p, i));
+}
+
+void copr_param_device_ptr_free(Param *p) {
+    for (size_t i = 0; i < p->nr_input; ++i) free(p->input[i].device_ptr);
+    fprintf(stderr, "freed %zu, %zu\n", p->nr_input, p->nr_output);
 }
 
 static void same_shape(const Desc *d, const Shape *in, Shape *out) { *out = *in; }

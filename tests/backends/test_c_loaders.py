@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import treadle as mge
 import treadle.functional as F
 from treadle import jit
+from treadle.backends.c_loaders import dynamic_parameter
 from treadle.base.errors import DTypeError, LoadError, ShapeError, UnsupportedOp
 from treadle.lite import LiteGlobal
 from treadle.module.external import ExternOprSubgraph
@@ -85,3 +87,31 @@ def test_a_dumped_model_runs_where_the_library_is_given(
     assert done.returncode == 0 and "passed" in done.stdout, done.stderr
     assert load_and_run.main([str(path), *given, library]) == 1
     assert "registers no new loader" in capsys.readouterr().err
+    # With the inputs as a parameter on the library's device, the model of this one adds X[0, 1].
+    out = tmp_path / "out"
+    more = ("--c-opr-lib-with-param", "--disable-assert-throw", "--bin-out-dump", str(out))
+    done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "freed 1, 0" in done.stderr, done.stderr
+    (written,) = out.glob("*.npy")
+    np.testing.assert_array_equal(np.load(written), X * 3 + 2.5)
+
+
+def test_parameters_on_a_device_need_functions_that_have_its_memory(
+    library: str, tmp_path: Path, capsys: Any
+) -> None:
+    traced = jit.trace(lambda data: data + 1, capture_as_const=True)
+    traced(mge.tensor(X))
+    path = tmp_path / "model.mge"
+    traced.dump(path, input_data=[X])
+    for given in ((), ("--c-opr-lib", library, "--lite")):
+        with pytest.raises(SystemExit):
+            load_and_run.main([str(path), "--c-opr-lib-with-param", *given])
+        assert "give --c-opr-lib, and run without --lite" in capsys.readouterr().err
+    with (
+        pytest.raises(LoadError, match="takes no parameters"),
+        dynamic_parameter(ctypes.__file__, []),
+    ):
+        pass
+    with dynamic_parameter(library, [X]):
+        np.testing.assert_array_equal(affine(mge.tensor(X)), X * 3 + 1.5)
+    np.testing.assert_array_equal(affine(mge.tensor(X)), X * 3 + 0.5)

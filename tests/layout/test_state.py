@@ -43,6 +43,7 @@ DECLARED = """
     logger.py _NAMED _CHOSEN
     ops/custom.py _KERNELS _ENGINES
     ops/op.py REGISTRY
+    runtime/ahead.py AHEAD
     serialization/forms.py _FORMS
     traced_module/_passes/pass_base.py PASSES
     traced_module/catalog.py _OPAQUE _WRAPPED _DEFINITIONS

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.sim.backend import Sim
 
 import treadle as mge
 import treadle.functional as F
@@ -91,6 +92,33 @@ def test_results_stay_the_same(model: Path, flag: str, tmp_path: Path, capsys: A
     assert "passed" in capsys.readouterr().out
     (found,) = [np.load(path) for path in tmp_path.glob("*.npy")]
     np.testing.assert_allclose(found, np.exp(X) @ X.T, 1e-5)
+
+
+@pytest.mark.parametrize("how", [(), ("--lite",), ("--fake-first", "--thread", 2)])
+def test_a_gpu_runs_the_model(
+    model: Path, how: tuple[Any, ...], plugins: Any, tmp_path: Path, capsys: Any
+) -> None:
+    assert run(model, "--cuda", *how) == 1  # A machine without one says so.
+    assert "gpu0" in capsys.readouterr().err
+    gpu = plugins.offer("gpu", Sim("gpu"))
+    assert run(model, "--cuda", *how, "--bin-out-dump", tmp_path / "out") == 0
+    assert "passed" in capsys.readouterr().out
+    (path,) = (tmp_path / "out").glob("*.npy")
+    np.testing.assert_allclose(np.load(path), np.exp(X) @ X.T, 1e-5)
+    assert gpu.opened[0].launches
+    with pytest.raises(SystemExit):
+        run(model, "--cuda", "--fast-run")
+    assert "--fast-run is for the host" in capsys.readouterr().err
+
+
+def test_a_gpu_is_reported_on(model: Path, plugins: Any, tmp_path: Path, capsys: Any) -> None:
+    plugins.offer("gpu", Sim("gpu"))
+    times = tmp_path / "times.json"
+    flags = "--profile", times, "--check-dispatch", "--get-static-mem-info", tmp_path
+    assert run(model, "--cuda", *flags) == 0
+    assert "kernel gpu" in capsys.readouterr().out and (tmp_path / "static_memory.txt").exists()
+    rows = json.loads(times.read_text())["kernels"]
+    assert "gpu0" in [row["kernel"] for row in rows]  # This device does not time its kernels.
 
 
 def test_rows_of_a_batch_do_not_depend_on_one_another(model: Path, tmp_path: Path) -> None:

@@ -399,8 +399,31 @@ def test_filters() -> None:
     assert as_varnode(everything.data_provider().as_list()[0]).name == "a"
     with pytest.raises(TypeError):
         as_varnode(3)
-    assert set_symbolic_shape(False) is True
+
+
+def test_shapes_are_variables_where_programs_ask_for_them() -> None:
+    net = Network.load(sum_of_product())
+    a = net.get_var_by_name("a")
     assert set_symbolic_shape(True) is False
+    try:
+        shape = a.shape
+        assert isinstance(shape, network_node.VarNode) and shape.owner.type == "GetVarShape"
+        assert shape.numpy().tolist() == [2] and a.partial_shape == (2,)
+        # Functions take the tuple where they look themselves.
+        (y,) = net.dest_vars
+        net.add_output((shape * 10).astype("float32"), F.relu(y))
+    finally:
+        assert set_symbolic_shape(False) is True
+    assert a.shape == (2,)
+    net.reset_batch_size(3)
+    assert shape.numpy().tolist() == [3]
+    out = io.BytesIO()
+    net.dump(out)
+    out.seek(0)
+    inference = cgtools.GraphInference(out)
+    given = {v.name: np.ones(3, np.float32) for v in net.input_vars}
+    found = list(inference.run(inp_dict=given).values())
+    assert any(f.tolist() == [30.0] for f in found)
 
 
 def test_a_variable_has_no_value_of_its_own() -> None:

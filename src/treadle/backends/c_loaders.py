@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,25 @@ class _Layout(ctypes.Structure):
 
 class _Tensor(ctypes.Structure):
     _fields_ = (("layout", _Layout), ("data", ctypes.c_void_p))
+
+
+class _DeviceTensor(ctypes.Structure):
+    _fields_ = (("layout", _Layout), ("device_ptr", ctypes.c_void_p))
+
+
+class _Param(ctypes.Structure):
+    """Arrays in memory of a library's device that a model gets beside its operands."""
+
+    _fields_ = (
+        ("dump_name", ctypes.c_char_p),
+        ("n_inputs", ctypes.c_size_t),
+        ("n_outputs", ctypes.c_size_t),
+        ("inputs", ctypes.POINTER(_DeviceTensor)),
+        ("outputs", ctypes.POINTER(_DeviceTensor)),
+        ("device_id", ctypes.c_size_t),
+        ("extra", ctypes.c_void_p),
+        ("extra_size", ctypes.c_size_t),
+    )
 
 
 class _Desc(ctypes.Structure):
@@ -106,6 +126,7 @@ class Loader:
             for s, d in zip(shapes, dtypes, strict=True)
         ]
         outputs = (_Tensor * len(results))(*map(self._tensor, results))
+        _Dynamic.reach(model)
         desc.execute(model, inputs, outputs)
         return tuple(results)
 
@@ -134,13 +155,73 @@ class Loader:
         return shapes, list(dtypes)
 
     def _tensor(self, array: Array) -> _Tensor:
-        if array.dtype not in _DTYPES:
-            known = ", ".join(d.name for d in _DTYPES)
-            raise DTypeError(self.name, f"takes {known}", saw=array.dtype.name)
-        if array.ndim > _MAX_NDIM:
-            raise ShapeError(self.name, f"takes {_MAX_NDIM} axes at most", saw=str(array.shape))
-        shape = _Shape(array.ndim, (ctypes.c_uint32 * _MAX_NDIM)(*array.shape))
-        return _Tensor(_Layout(_DTYPES.index(array.dtype), shape), array.ctypes.data)
+        return _Tensor(_layout(self.name, array), array.ctypes.data)
+
+
+def _layout(name: str, array: Array) -> _Layout:
+    if array.dtype not in _DTYPES:
+        known = ", ".join(d.name for d in _DTYPES)
+        raise DTypeError(name, f"takes {known}", saw=array.dtype.name)
+    if array.ndim > _MAX_NDIM:
+        raise ShapeError(name, f"takes {_MAX_NDIM} axes at most", saw=str(array.shape))
+    shape = _Shape(array.ndim, (ctypes.c_uint32 * _MAX_NDIM)(*array.shape))
+    return _Layout(_DTYPES.index(array.dtype), shape)
+
+
+class _Dynamic:
+    """The parameter that the first model to run gets."""
+
+    param: _Param | None = None
+    model: Any = None
+
+    @classmethod
+    def reach(cls, model: Any) -> None:
+        """Give it to a model that is about to run, if none has it."""
+        if cls.param is not None and cls.model is None:
+            cls.model = model
+            model.contents.dynamic_param = ctypes.addressof(cls.param)
+
+    @classmethod
+    def take_back(cls) -> None:
+        if cls.model is not None:
+            cls.model.contents.dynamic_param = None
+        cls.param = cls.model = None
+
+
+@contextmanager
+def dynamic_parameter(path: str, arrays: Sequence[Array]) -> Iterator[None]:
+    """Inside, the first model to run gets arrays in memory of its library's device.
+
+    Args:
+        path: of the library, whose functions `copr_param_device_ptr_malloc`, `..._h2d` and
+            `..._free` have that memory.
+        arrays: on the host.
+
+    Raises:
+        LoadError: the library lacks one of the functions.
+        DTypeError, ShapeError: an array is of a type or rank that its interface cannot say.
+    """
+    try:
+        library = ctypes.CDLL(path)
+        names = ("malloc", "h2d", "free")
+        allocate, copy, free = [getattr(library, f"copr_param_device_ptr_{n}") for n in names]
+    except (OSError, AttributeError) as error:
+        problem = f"{path} takes no parameters that change between runs"
+        raise LoadError("c loaders", problem, saw=str(error)) from error
+    tensors = (_DeviceTensor * len(arrays))(
+        *[_DeviceTensor(_layout("c loaders", a)) for a in arrays]
+    )
+    param = _Param(n_inputs=len(arrays), inputs=tensors)
+    allocate(ctypes.byref(param))
+    try:
+        for number, array in enumerate(arrays):
+            data = ctypes.c_void_p(array.ctypes.data)
+            copy(ctypes.byref(param), data, ctypes.c_size_t(number))
+        _Dynamic.param = param
+        yield
+    finally:
+        _Dynamic.take_back()
+        free(ctypes.byref(param))
 
 
 _LOADERS: dict[str, Loader] = {}

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from treadle.backends.program import Compiler
-from treadle.base.env import foreign
+from treadle.base.env import COMM_TIMEOUT, foreign
 from treadle.base.log import set_log_prefix
 from treadle.device import get_device_count, set_default_device
 from treadle.distributed import carrying
@@ -219,13 +219,17 @@ def init_process_group(
     backend: str = "auto",
     device_type: str = "xpu",
 ) -> None:
-    """Join the processes of this MPI job; a process that is alone is a group of one.
+    """Join the processes of this job; a process that is alone is a group of one.
 
-    The processes are started by `launcher`, `mpiexec -n 4 python -m mpi4py train.py` or Slurm's
-    `srun`, which also tell them of one another, so that no argument is needed.
+    Processes that `launcher`, `mpiexec -n 4 python -m mpi4py train.py` or Slurm's `srun` starts
+    know of one another, so that no argument is needed. Those that a program starts by itself, as by
+    `multiprocessing`, meet at a key-value server, which the program has started there (`Server`) or
+    else rank 0 starts. Anybody who reaches that port can read what is in it, so it is for machines
+    and networks whose users trust one another.
 
     Args:
-        master_ip, port: where the key-value server of rank 0 listens; 0 picks a port.
+        master_ip, port: where the key-value server listens; in an MPI job rank 0 starts it, and 0
+            picks a port.
         world_size: number of processes; the job's if None.
         rank: this process's number; its number in the job if None.
         device: number of its device; that of its place on the machine if None.
@@ -235,25 +239,40 @@ def init_process_group(
 
     Raises:
         ValueError: unknown backend, one process, or a rank that does not exist.
-        CommunicationError: MPI is missing, or the job has another number of processes.
+        CommunicationError: MPI is missing, the job has another number of processes, or some of them
+            do not come within `TREADLE_COMM_TIMEOUT` seconds.
     """
     check_backend(backend)
-    several = world_size is not None and rank is not None
-    if several and (world_size <= 1 or not 0 <= rank < world_size):  # type: ignore[operator]
+    ranked = world_size is not None and rank is not None
+    if ranked and (world_size <= 1 or not 0 <= rank < world_size):  # type: ignore[operator]
         raise ValueError(f"rank {rank} of {world_size} processes: there must be several")
     if groups.world() is not None:
         raise CommunicationError("init_process_group", "this process is in a group already")
     found = job_size()
-    if world_size not in (None, found):
+    if not found and port and world_size is not None and rank is not None:
+        world: Communicator = _met(master_ip, port, world_size, rank)
+    elif world_size not in (None, found):
         raise CommunicationError(
             "init_process_group",
             f"there are no {world_size} processes to join",
             saw=f"an MPI job of {found}" if found else "a process that no MPI launcher started",
-            hint=f"start with: mpiexec -n {world_size} python -m mpi4py script.py",
+            hint=f"start with: mpiexec -n {world_size} python -m mpi4py script.py; processes that "
+            "you start otherwise meet at a port: init_process_group(master_ip, port, ...)",
         )
-    world: Communicator = mpi().open_world(rank, memory) if found > 1 else Loopback()
+    else:
+        world = mpi().open_world(rank, memory) if found > 1 else Loopback()
     carrying.prefer(backend)
     _settle(world, device, device_type, port)
+
+
+def _met(master_ip: str, port: int, size: int, rank: int) -> Communicator:
+    """The processes that meet at a key-value server."""
+    from treadle.runtime.comm.joined import Joined
+    from treadle.runtime.comm.sockets import own_host
+
+    client = server().join(master_ip, port, first=rank == 0)
+    rooms = functools.partial(server().Room, client)
+    return Joined(rooms, rank, size, float(COMM_TIMEOUT.get()), own_host(master_ip))
 
 
 _DEVICE: list[Any] = ["", 0]
@@ -280,7 +299,7 @@ def _settle(world: Communicator, device: int | None, device_type: str, port: int
     """Become part of a world: its server, random numbers, and a device of this process's own."""
     groups.join(world)
     WORLD.reset(range(world.size))
-    if world.size > 1:
+    if world.size > 1 and world.engine == "mpi":
         server().open_for(world, port)
     start = world.broadcast_value(int(time.time()) if world.rank == 0 else None, 0)
     if world.rank:
@@ -289,9 +308,10 @@ def _settle(world: Communicator, device: int | None, device_type: str, port: int
         if not isinstance(sys.stderr, RankStream):
             set_log_prefix(f"[rank {world.rank}] ")
         seed(start + world.rank)
-        # An exception on one rank must not leave the others waiting for it, in whichever way
-        # the program was started.
-        mpi().abort_on_exceptions()
+        if world.engine == "mpi":
+            # An exception on one rank must not leave the others waiting for it, in whichever way
+            # the program was started. Connections end with their process.
+            mpi().abort_on_exceptions()
     gpus = get_device_count("gpu") if device_type in ("xpu", "gpu") else 0
     index = (get_local_device_id() if device is None else device) % max(gpus, 1)
     if gpus:

@@ -14,6 +14,7 @@ import socket
 import socketserver
 import struct
 import threading
+import time
 import xmlrpc.client
 from collections.abc import Iterator
 from contextlib import suppress
@@ -251,6 +252,56 @@ def open_for(world: Communicator, port: int = 0) -> None:
         told = host, _Job.server.py_server_port, token
     _Job.client = None
     _Job.where = world.broadcast_value(told, 0)
+
+
+def join(master_ip: str, port: int, first: bool) -> Client:
+    """Become a client of the server at which the processes of a job meet.
+
+    Args:
+        master_ip, port: where it listens.
+        first: whether this process starts one there if nobody has.
+
+    Raises:
+        CommunicationError: nobody answers in time.
+    """
+    deadline = time.monotonic() + float(COMM_TIMEOUT.get())
+    while True:
+        try:
+            _Job.client = Client(master_ip, port)
+            break
+        except CommunicationError:
+            if time.monotonic() > deadline:
+                raise
+            if first:
+                with suppress(OSError):  # Another machine's, or somebody has started one meanwhile.
+                    _Job.server = Server(port, master_ip)
+            time.sleep(0.05)
+    _Job.where = master_ip, port, ""
+    return _Job.client
+
+
+class Room:
+    """The place in a server where the processes of a group meet.
+
+    Setting a key waits until each of them has set one, so nobody reads one of an earlier job.
+
+    Args:
+        client: of the server.
+        name: of the group.
+        size: how many processes it has.
+    """
+
+    def __init__(self, client: Client, name: str, size: int) -> None:
+        self._client, self._name, self._size = client, f"treadle/{name}", size
+
+    def set(self, key: str, value: str, /) -> None:
+        """Set a key, and wait for the others."""
+        self._client.user_set(f"{self._name}/{key}", value)
+        self._client.group_barrier(self._name, self._size)
+
+    def get(self, key: str, /) -> bytes:
+        """A key's value."""
+        return str(self._client.user_get(f"{self._name}/{key}")).encode()
 
 
 def reachable(name: str) -> str:

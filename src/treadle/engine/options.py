@@ -56,6 +56,12 @@ class Sharing:
     on = True
 
 
+class Converting:
+    """True if maps may be held in other orders of axes than row-major, likewise."""
+
+    on = True
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of one compilation; equal options and equal graphs give equal programs.
@@ -82,7 +88,8 @@ class Options:
             axis, 2 or 4, where that is modelled to be faster; 0 computes all of them directly.
         layouts: names of the orders of axes that maps may be held in besides row-major, such as
             "channels-last" and "blocked", whichever is modelled to be the fastest where; empty:
-            those that the target prefers.
+            those that the target prefers. "row-major", and so no other, by default while
+            `config._auto_format_convert` is False.
         memory_budget: bytes that values between inputs and outputs may take at once; where they
             would take more, some are made again instead of being kept. 0: no limit.
         strict_budget: a budget that cannot be kept is an error, not a wish.
@@ -108,7 +115,9 @@ class Options:
     force_fallback: tuple[str, ...] = field(default_factory=lambda: _names(FORCE_FALLBACK))
     fusion_switch: str = field(default_factory=FUSION_SWITCH.get)
     winograd: int = 4
-    layouts: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = field(
+        default_factory=lambda: () if Converting.on else ("row-major",)
+    )
     memory_budget: int = 0
     strict_budget: bool = True
     streams: int = 1

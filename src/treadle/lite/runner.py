@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from treadle.engine.devices.names import CompNode
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model, Runner
 from treadle.graph.ir import Graph
-from treadle.lite.config import Settings
+from treadle.lite.base import LiteDeviceType
+from treadle.lite.config import LiteConfig, Settings
 from treadle.lite.model import LiteModel
 from treadle.lite.network import LiteNetwork
 from treadle.lite.portable import Portable
@@ -34,11 +36,15 @@ class LiteRunner(Runner):
         model: whose names the inputs and outputs have.
         graph: what it computes, for the shapes to come.
         options: of the engine.
+        home: the GPU that it runs on; None for the host.
     """
 
-    def __init__(self, model: Model, graph: Graph, options: Options) -> None:
-        super().__init__(graph, options)
-        self._network = LiteNetwork()
+    def __init__(
+        self, model: Model, graph: Graph, options: Options, home: CompNode | None = None
+    ) -> None:
+        super().__init__(graph, options, home=home)
+        kind = LiteDeviceType.LITE_CPU if home is None else LiteDeviceType.LITE_CUDA
+        self._network = LiteNetwork(LiteConfig(device_type=kind))
         fitting = replace(model, graph=graph)
         self._network.use(LiteModel(None, lambda: _AsGiven(fitting, options)))
 

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ from rich.console import Console
 from rich.table import Table
 
 from treadle.backends import registry
-from treadle.backends.c_loaders import INIT, has_loaders, open_loaders
+from treadle.backends.c_loaders import INIT, dynamic_parameter, has_loaders, open_loaders
 from treadle.backends.codegen import tuned
 from treadle.base.env import NUM_THREADS
 from treadle.base.errors import TreadleError
+from treadle.engine.devices.names import resolve
 from treadle.engine.execute.callers import call_together
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model, Runner, read_models, write_models
@@ -40,6 +42,7 @@ from treadle.lite.packed import choices_of, choices_text, pack, unpack
 from treadle.lite.portable import layouts_of, use_choices
 from treadle.lite.runner import LiteRunner
 from treadle.quantization.precision import with_precision
+from treadle.runtime.array import to_host
 from treadle.tools.fast_run import SECONDS, carried, measure
 from treadle.tools.load_and_run_flags_table import FLAGS
 from treadle.tools.run_model import (
@@ -56,6 +59,7 @@ from treadle.tools.run_model import (
 from treadle.utils import custom
 
 _TYPES: dict[str, Any] = {"int": int, "float": float, "text": str}
+_OF_THE_HOST = ("fast-run", "full-run", "fitting", "layout-transform")
 _REFUSED = tuple(name for name, _, what in FLAGS if what.startswith("refused"))
 
 
@@ -83,6 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = parser()
     args = wanted.parse_args(arguments)
     read_foreign_models()
+    for name in _OF_THE_HOST if args.cuda else ():
+        if getattr(args, name.replace("-", "_")):
+            wanted.error(f"--cuda: --{name} is for the host")
+    if args.c_opr_lib_with_param and (args.lite or not args.c_opr_lib):
+        wanted.error("--c-opr-lib-with-param: give --c-opr-lib, and run without --lite")
     for name in _REFUSED:
         if getattr(args, name.replace("-", "_")):
             what = next(what for n, _, what in FLAGS if n == name)
@@ -257,19 +266,28 @@ def _once(
     options = _options(args, model)
     if args.fitting:
         options = _fitted(graph, arrays, options, console)
-    runner = LiteRunner(model, graph, options) if args.lite else Runner(graph, options)
+    home = resolve("gpu0") if args.cuda else None
+    made = (
+        LiteRunner(model, graph, options, home) if args.lite else Runner(graph, options, home=home)
+    )
     if args.fake_first:
-        runner.stages.compile()
+        made.stages.compile()
+
+    def runner(given: Sequence[Any]) -> list[Any]:
+        return [to_host(x) for x in made(given)]  # A device is done when its results are here.
+
     tell = console.print if args.verbose else None
     count = 10 if args.iter is None else args.iter
     warmup = 1 if args.warmup_iter is None else args.warmup_iter
-    results, timing = timed(runner, arrays, warmup, count, tell)
+    with_param = args.c_opr_lib_with_param
+    with dynamic_parameter(args.c_opr_lib, arrays) if with_param else nullcontext():
+        results, timing = timed(runner, arrays, warmup, count, tell)
     console.print(f"{what}: {timing}", soft_wrap=True)
     if args.thread and args.thread > 1:
         call_together(lambda: runner(arrays), args.thread, count)
         console.print(f"{what}: {args.thread} threads ran it {count} times each")
     _values(graph, arrays, args)
-    _reports(runner, arrays, args, console)
+    _reports(made, arrays, args, console)
     named = dict(zip(model.outputs, results, strict=True))
     if args.bin_out_dump:
         write_arrays(Path(args.bin_out_dump), ((n, "", a) for n, a in named.items()))
@@ -324,12 +342,11 @@ def _reports(runner: Runner, arrays: list[Any], args: argparse.Namespace, consol
     program = Inspected(runner.stages)
     for path in filter(None, (args.profile, args.profile_host)):
         profile = program.profile(arrays, repeats=5)
-        if not isinstance(profile, Profile):
-            continue
-        rows = [
-            {"op": k.label, "kernel": k.kernel, "calls": k.calls, "seconds": k.seconds}
-            for k in profile.kernels
-        ]
+        if isinstance(profile, Profile):
+            found = [(k.label, k.kernel, k.calls, k.seconds) for k in profile.kernels]
+        else:  # Devices that do not time their kernels: the parts that ran there, and the copies.
+            found = [(s.name, s.device, 1, s.seconds) for s in profile.spans]
+        rows = [dict(zip(("op", "kernel", "calls", "seconds"), row, strict=True)) for row in found]
         text = json.dumps({"seconds": profile.seconds, "kernels": rows}, indent=1)
         Path(path).write_text(text, encoding="utf-8")
     if args.check_dispatch:

@@ -21,7 +21,7 @@ FLAGS: tuple[tuple[str, str, str], ...] = (
     ("disable-assert-throw", "flag", "report test cases that fail and go on"),
     ("cpu", "flag", "run on the host"),
     ("cpu-default", "flag", "run on the host, in the calling thread"),
-    ("cuda", "flag", "refused: model files run on the host"),
+    ("cuda", "flag", "run on the first GPU"),
     ("multithread", "int", "run with so many threads"),
     ("multithread-default", "int", "run with so many threads, the calling one included"),
     ("multi-thread-core-ids", "text", "run on these cores only, as 0,1,2"),
@@ -90,5 +90,9 @@ FLAGS: tuple[tuple[str, str, str], ...] = (
         "library of custom ops, or of loaders (mgb_c_opr_init), that the model needs",
     ),
     ("c-opr-init-interface", "text", "function of that library: treadle_ops, or mgb_c_opr_init"),
-    ("c-opr-lib-with-param", "flag", "refused: parameters that change between runs are not passed"),
+    (
+        "c-opr-lib-with-param",
+        "flag",
+        "give the first model of that library the inputs in its device's memory",
+    ),
 )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.files.numpy_files import load_array
-from treadle.engine.package.models import Case, Model, Runner
+from treadle.engine.package.models import Case, Model
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, Node
 
@@ -92,7 +92,7 @@ class Timing:
 
 
 def timed(
-    runner: Runner,
+    runner: Callable[[Sequence[Array]], list[Array]],
     arrays: Sequence[Array],
     warmup: int,
     count: int,

@@ -19,7 +19,6 @@ from typing import IO, Any
 from treadle.base.errors import DTypeError, GraphError
 from treadle.base.files.source import PathLike
 from treadle.base.guards import recording_guards
-from treadle.base.log import tell_no_effect
 from treadle.engine.package.models import Model, read_models
 from treadle.graph.ir import Graph, Node, Value
 from treadle.jit.dump import Asked, CompGraphDumpResult, checked_options, write
@@ -29,6 +28,7 @@ from treadle.utils.network_node import (
     ConstOpBase,
     Host2DeviceCopy,
     OpNode,
+    SymbolicShape,
     VarNode,
     const_var,
     input_var,
@@ -78,15 +78,14 @@ def _only(found: list[Any], where: str) -> Any:
 
 
 def set_symbolic_shape(option: bool) -> bool:
-    """Without effect, as a change says once; returns the previous setting."""
-    previous = _SYMBOLIC[0]
-    if bool(option) != previous:
-        tell_no_effect("set_symbolic_shape", "shapes are tuples of whole numbers")
-    _SYMBOLIC[0] = bool(option)
+    """Have `VarNode.shape` be a variable, whose value follows the shape; return the setting before.
+
+    It is a tuple of whole numbers until then, as `VarNode.partial_shape` is in any case. Functions
+    that take a shape compute with the numbers that it has where they are called. Files in which
+    such variables are hold the model for its own sizes.
+    """
+    previous, SymbolicShape.on = SymbolicShape.on, bool(option)
     return previous
-
-
-_SYMBOLIC = [True]
 
 
 def _metadata(model: Model) -> dict[str, Any] | None:

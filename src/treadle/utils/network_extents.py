@@ -15,7 +15,7 @@ from treadle.graph.evaluate import bound_extents, op_at
 from treadle.graph.ir import Graph, Node, Value, with_types
 from treadle.graph.retype import fitting
 from treadle.ops.op import Op
-from treadle.utils.network_node import OpNode, VarNode
+from treadle.utils.network_node import GetVarShape, OpNode, VarNode
 
 Types = tuple[TensorType, ...]
 
@@ -67,6 +67,8 @@ class OpenOperators:
                         values[var.key] = Value(type_, None, len(inputs), var.name)
                         inputs.append(values[var.key])
                         continue
+                    if isinstance(opr, GetVarShape):
+                        return None
                     known, again, types = self.ops.get(opr.key, (None, opr.op, ()))
                     given = tuple(values[x.key] for x in opr.inputs)
                     names = tuple(v.name for v in opr.outputs)

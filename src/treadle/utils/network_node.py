@@ -7,15 +7,17 @@ its network. There is one class per kind of operator, so that networks can be se
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from treadle.base.dtype import DType, as_dtype
+from treadle.base.dtype import DType, as_dtype, int32
 from treadle.base.errors import GraphError
 from treadle.base.guards import recording_guards
+from treadle.base.shape import format_shape
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode, default_device, resolve
 from treadle.engine.eager.dispatch import EagerType, common_device
@@ -36,6 +38,12 @@ _LOOSE = itertools.count(1_000_000)
 """Numbers of what is made outside of a file: beyond those of any network."""
 UNNAMED = "const<"
 """Prefix of the names of constants that a file gives no name."""
+
+
+class SymbolicShape:
+    """True if `VarNode.shape` is a variable for programs; see `network.set_symbolic_shape`."""
+
+    on = False
 
 
 class _Absent:
@@ -107,6 +115,15 @@ class VarNode(Tensor):
         # One of its own: tables of launches, which go by identity, must not know it.
         self._kind = EagerType(type_.dtype, self._place or default_device())
 
+    @property
+    def shape(self) -> Any:
+        """Extents as a tuple, or as a variable for programs that `set_symbolic_shape(True)`."""
+        if SymbolicShape.on:
+            asking = str(sys._getframe(1).f_globals.get("__name__"))
+            if asking.partition(".")[0] != "treadle":  # Functions go on to work with tuples.
+                return GetVarShape(self).outputs[0]
+        return self._data.shape
+
     def put(self, place: CompNode | str | None) -> VarNode:
         """Be on a device from here on, None for where it is; returns itself."""
         if place is not None:
@@ -170,8 +187,9 @@ class VarNode(Tensor):
 
     @property
     def partial_shape(self) -> tuple[int, ...]:
-        """The shape, by MegEngine's name."""
-        return self.shape
+        """The shape as a tuple, by MegEngine's name."""
+        shape: tuple[int, ...] = self._data.shape
+        return shape
 
     def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[VarNode, ...]:
         """Append an operator to the network; tensors among the inputs become constants."""
@@ -275,6 +293,11 @@ class OpNode:
         moded = isinstance(self.op, (Elementwise, Reduce))
         return {**({"mode": mode_of(self.op)} if moded else {}), **dict(self.op.attributes)}
 
+    @property
+    def operands(self) -> list[VarNode]:
+        """The inputs whose values the op takes."""
+        return self.inputs
+
     def set_inputs(self, inputs: list[VarNode]) -> None:
         """Put other variables in the place of the inputs; types of results follow.
 
@@ -313,12 +336,50 @@ class Host2DeviceCopy(OpNode):
     @property
     def shape(self) -> tuple[int, ...]:
         """The extents of the input."""
-        return self.outputs[0].shape
+        return self.outputs[0].partial_shape
 
     @property
     def dtype(self) -> Any:
         """Its element type."""
         return self.outputs[0].dtype
+
+
+class GetVarShape(OpNode):
+    """The shape of a variable, which follows it; a constant for those who run the network."""
+
+    type = "GetVarShape"
+
+    def __init__(self, var: VarNode) -> None:
+        super().__init__(_extents_of(var), [var])
+        self.outputs = [VarNode(self, 0, _of_extents(var))]
+
+    @property
+    def operands(self) -> list[VarNode]:
+        """None: the op holds the extents."""
+        return []
+
+    def set_inputs(self, inputs: list[VarNode]) -> None:
+        """Follow another variable, or this one where its extents have changed."""
+        self.op = _extents_of(inputs[0])
+        self.inputs = list(inputs)
+        inputs[0].users.append(self)
+        self.outputs[0].take_type(_of_extents(inputs[0]))
+
+
+def _extents_of(var: VarNode) -> Constant:
+    shape = var._data.shape
+    if not all(isinstance(d, int) for d in shape):
+        raise GraphError(
+            "network",
+            "data decide the extents of this variable, so its shape is no constant",
+            saw=format_shape(shape),
+            hint="read it as a tuple, `partial_shape`",
+        )
+    return Constant(ArrayData(np.array(shape, np.int32)))
+
+
+def _of_extents(var: VarNode) -> TensorType:
+    return TensorType(int32, (var.ndim,))
 
 
 class ConstOpBase(OpNode):
@@ -354,6 +415,7 @@ CLASSES: dict[str, type[OpNode]] = {
     "ImmutableTensor": ImmutableTensor,
     "SharedDeviceTensor": SharedDeviceTensor,
     **{name: _made(name, doc) for name, doc in NAMES.items()},
+    "GetVarShape": GetVarShape,
 }
 globals().update(CLASSES)
 
@@ -413,7 +475,7 @@ def op_node(
 def node_of(op: Op, opr: OpNode, values: dict[int, Value]) -> Node:
     """An operator with its op, as a node of values by id of variables; its results are added."""
     names = tuple(v.name for v in opr.outputs)
-    node = Node(op, tuple(values[x.key] for x in opr.inputs), names=names)
+    node = Node(op, tuple(values[x.key] for x in opr.operands), names=names)
     pairs = zip(opr.outputs, node.outputs, strict=True)
     types = tuple(replace(v.type, device=made.type.device) for v, made in pairs)
     node = with_types(node, types)
@@ -438,13 +500,13 @@ def value_of(var: VarNode) -> np.ndarray[Any, Any]:
                 saw=f"it depends on the input {opr.name or opr.id}",
                 hint="run the network with cgtools.GraphInference, or give its inputs constants",
             )
-        waiting = [x.owner for x in opr.inputs if x.owner.key not in known]
+        waiting = [x.owner for x in opr.operands if x.owner.key not in known]
         if waiting:
             stack += waiting
             continue
         stack.pop()
         if opr.key not in known:
-            arrays = [known[x.owner.key][x.index] for x in opr.inputs]
+            arrays = [known[x.owner.key][x.index] for x in opr.operands]
             known[opr.key] = as_tuple(opr.op.reference(*arrays))
     return np.asarray(known[var.owner.key][var.index])
 

@@ -9,6 +9,8 @@ from tests.backends.cuda.host_gpu import HostGpu
 
 from treadle.backends.cuda.device import CudaDevice
 from treadle.backends.cuda.pool import Pool
+from treadle.device import set_prealloc_config
+from treadle.runtime.ahead import AHEAD, Ahead
 
 
 @pytest.fixture
@@ -67,6 +69,33 @@ def test_sizes_that_were_long_not_asked_for_go(gpu: HostGpu, pool: Pool) -> None
     assert pool.is_full
     pool.trim()
     assert pool.kept == 1400 and gpu.live == {first, third}
+
+
+def test_the_driver_is_asked_ahead(
+    gpu: HostGpu, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(AHEAD, "gpu", Ahead())  # It goes with the test.
+    asked: list[int] = []
+    allocate = gpu.allocate
+
+    def watched(nbytes: int, queue: Any, /) -> Any:
+        asked.append(nbytes)
+        return allocate(nbytes, queue)
+
+    monkeypatch.setattr(gpu, "allocate", watched)
+    set_prealloc_config(min_req=1000)
+    first = take(pool, 50)
+    assert asked == [50]  # Nothing ahead, as max_overhead is 0.
+    set_prealloc_config(alignment=256, min_req=1000, max_overhead=4096)
+    second = take(pool, 100)
+    assert asked == [50, 100, 924] and gpu.live == {first, second}  # The driver keeps the rest.
+    take(pool, 900)
+    assert asked[3:] == [900]  # It is of the 924 bytes.
+    take(pool, 100)
+    assert asked[4:] == [100, 2204]  # Twice the 1074 bytes before, in units of 256.
+    for nbytes in (1500, 600, 600):
+        take(pool, nbytes)
+    assert asked[6:] == [1500, 600, 600, 4264] and gpu.used == 3850  # No room for the last.
 
 
 def test_a_device_counts_it_as_free() -> None:

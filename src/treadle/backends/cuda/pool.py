@@ -10,9 +10,12 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 
 from treadle.backends.cuda.driver import Gpu, Queue, Region
+from treadle.runtime.ahead import AHEAD, Ahead
 
+KIND = "gpu"
 SHARE = 2
 """One part in so many of a GPU's memory may wait; then sizes that were long not asked for go."""
 
@@ -26,6 +29,7 @@ class Pool:
 
     def __init__(self, gpu: Gpu, queue: Queue) -> None:
         self.kept = 0
+        self._asked = self._ahead = 0
         self._gpu = gpu
         self._queue = queue
         self._most = gpu.facts.memory // SHARE
@@ -67,12 +71,27 @@ class Pool:
             MemoryError: there is no room, not even then.
         """
         try:
-            return self._gpu.allocate(nbytes, queue)
+            made = self._gpu.allocate(nbytes, queue)
         except MemoryError:
             if not self.kept:
                 raise
-        self.clear()
-        return self._gpu.allocate(nbytes, queue)
+            self.clear()
+            return self._gpu.allocate(nbytes, queue)
+        if ahead := AHEAD.get(KIND):
+            self._look_ahead(ahead, nbytes, queue)
+        return made
+
+    def _look_ahead(self, ahead: Ahead, nbytes: int, queue: Queue) -> None:
+        """Have the driver's own pool, which serves later requests, hold more than is wanted."""
+        if nbytes <= self._ahead:
+            self._ahead -= nbytes
+            return
+        more = ahead.more(nbytes, self._asked)
+        self._asked += nbytes + more
+        with suppress(MemoryError):
+            if more:
+                self._gpu.release(self._gpu.allocate(more, queue), queue)
+                self._ahead = more
 
     def clear(self) -> None:
         """Give everything that waits back to the driver."""

@@ -32,7 +32,8 @@ from treadle.interop.megengine.definitions import OpDef
 from treadle.ops.op import Op
 from treadle.tensor import Tensor
 from treadle.traced_module.recording import listening
-from treadle.utils.network_node import VarNode, const_var
+from treadle.utils.network import set_symbolic_shape
+from treadle.utils.network_node import SymbolicShape, VarNode, const_var
 
 __all__ = ["ROOMS", "core", "version"]
 
@@ -167,15 +168,8 @@ def set_option(name: str, value: Any) -> Any:
 
 
 def use_symbolic_shape() -> bool:
-    """Return what `set_symbolic_shape` set. Shapes are tuples in either case."""
-    return bool(_OPTIONS.get("symbolic_shape"))
-
-
-def set_symbolic_shape(option: bool) -> bool:
-    """Remembered and not followed; returns the value before."""
-    before = use_symbolic_shape()
-    _OPTIONS["symbolic_shape"] = bool(option)
-    return before
+    """Return what `set_symbolic_shape` set."""
+    return SymbolicShape.on
 
 
 def make_shape_tuple(shape: Any) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -28,8 +28,8 @@ _HELLO = struct.Struct("<32sQ")
 """The word that a listener has put into the store, and the rank of who calls."""
 _SMALL = 1 << 16
 """Bytes up to which each rank sums all arrays itself, which saves a turn."""
-_ALONE = 0
-"""The hash of what one rank sends to another without the rest of them."""
+_ALONE, VALUE = 0, 2
+"""In place of hashes, which are odd: arrays and values that one rank sends to another alone."""
 _FOLDS: dict[str, Callable[..., Array]] = {
     "sum": np.add,
     "mean": np.add,
@@ -65,7 +65,7 @@ class _Link:
         self._socket = connection
         self._queue: SimpleQueue[list[Bytes] | threading.Event | None] = SimpleQueue()
         self._writer: threading.Thread | None = None
-        self._arrived: dict[bool, deque[tuple[int, bytearray]]] = {False: deque(), True: deque()}
+        self._arrived: defaultdict[int, deque[tuple[int, Bytes]]] = defaultdict(deque)
 
     def send(self, what: int, data: Bytes) -> None:
         """Send something, whose memory stays as it is until `flush`."""
@@ -115,24 +115,29 @@ class _Link:
 
     def receive(self, what: int, into: Bytes, name: str) -> None:
         """The next message of its kind: of those to this rank alone, or of all ranks together."""
-        alone = what == _ALONE
-        known = self._arrived[alone]
-        if known:
-            found, data = known.popleft()
-            self._check(found == what and len(data) == into.nbytes, name)
+        found, data = self._next(what, name, into)
+        self._check(found == what and data.nbytes == into.nbytes, name)
+        if data is not into:
             into[:] = data
-            return
-        while True:
+
+    def take(self, what: int, name: str) -> Bytes:
+        """The next message of its kind to this rank alone, of any size."""
+        return self._next(what, name)[1]
+
+    def _next(self, what: int, name: str, into: Bytes | None = None) -> tuple[int, Bytes]:
+        """The next message of its kind; one that is as expected is read into its memory."""
+        known = self._arrived[_kind(what)]
+        while not known:
             head = bytearray(_HEAD.size)
             self._fill(memoryview(head), name)
             found, size = _HEAD.unpack(head)
-            if (found == _ALONE) == alone:
-                self._check(found == what and size == into.nbytes, name)
+            if into is not None and (found, size) == (what, into.nbytes):
                 self._fill(into, name)
-                return
-            data = bytearray(size)
-            self._fill(memoryview(data), name)
-            self._arrived[not alone].append((found, data))
+                return found, into
+            data = memoryview(bytearray(size))
+            self._fill(data, name)
+            self._arrived[_kind(found)].append((found, data))
+        return known.popleft()
 
     def _check(self, same: bool, name: str) -> None:
         if not same:
@@ -351,6 +356,11 @@ def _rows(x: Array) -> list[Array]:
 def _of(x: Array) -> Bytes:
     """The memory of a dense array."""
     return x.reshape(-1).view(np.uint8).data
+
+
+def _kind(what: int) -> int:
+    """Messages of a kind arrive in order: arrays, values, and those of all ranks together."""
+    return 1 if what % 2 else what
 
 
 def _digest(what: str) -> int:
