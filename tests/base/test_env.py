@@ -33,8 +33,9 @@ def test_the_table_lists_every_variable() -> None:
     assert declared == list(env.ALL) and all(v.meaning for v in declared)
     names = [n for v in declared for n in v.names]
     assert len(set(names)) == len(names)
-    # As every build tool calls the compilers; and a driver's own, which is set for it.
+    # As every build tool calls the compilers, a driver's own, which is set for it, and locales.
     systems = {"CC", "CUDACXX", "CXX", "POCL_WORK_GROUP_SPECIALIZATION"}
+    systems |= {"LC_ALL", "LC_MESSAGES", "LANG"}
     own = [n for n in names if n not in systems]
     assert all(re.fullmatch(r"(MGE|MEGENGINE|TREADLE)_[A-Z0-9_]+", n) for n in own)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+CHINESE = DOCS / "zh"
 TABLES = ("ops.md",)
 """Generated pages without prose or code."""
 
@@ -32,9 +33,16 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every page with prose or code, the README first."""
+    """Every page with prose or code, the README first; `translated` has those in Chinese."""
     found = [p for p in sorted(DOCS.rglob("*.md")) if p.name not in TABLES]
-    return [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *found]
+    own = [p for p in found if not p.is_relative_to(CHINESE)]
+    return [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *own]
+
+
+def translated() -> dict[Path, Path]:
+    """Pages in Chinese, and those in English that they translate."""
+    found = {p: DOCS / p.relative_to(CHINESE) for p in sorted(CHINESE.rglob("*.md"))}
+    return {ROOT / "README.zh-CN.md": ROOT / "README.md", **found}
 
 
 def name_of(page: Path) -> str:
@@ -42,13 +50,13 @@ def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
 
 
-def blocks(page: Path, language: str = "python") -> list[Block]:
-    """A page's blocks in one language, in order."""
+def blocks(page: Path, language: str | None = "python") -> list[Block]:
+    """A page's blocks in one language, or in all, in order."""
     text = page.read_text(encoding="utf-8")
     found = []
     for match in _FENCE.finditer(text):
         first, *words = match["info"].split() or [""]
-        if first == language:
+        if language in (None, first):
             line = text.count("\n", 0, match.start("code")) + 1
             found.append(Block(first, tuple(words), match["code"], line))
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.docs.launch import RUNNER, Runner, python
-from tests.docs.pages import DOCS, anchors, blocks, links, name_of, pages
+from tests.docs.pages import DOCS, anchors, blocks, links, name_of, pages, translated
 
 
 def with_python(*, oracle: bool) -> list[Path]:
@@ -36,7 +36,7 @@ def test_blocks_that_compare_with_another_framework_run(page: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", pages(), ids=name_of)
+@pytest.mark.parametrize("page", [*pages(), *translated()], ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in links(page):
         if re.match(r"[a-z]+:", link):

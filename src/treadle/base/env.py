@@ -152,6 +152,11 @@ CUDA_GRAPHS = Variable(
 SERVE_TOKEN = Variable(
     ("TREADLE_SERVE_TOKEN",), "", "token that `treadle serve` asks of requests; none if left out"
 )
+LANGUAGE = Variable(
+    ("TREADLE_LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"),
+    "en",
+    "'zh' and what begins so tells errors in Chinese as well",
+)
 TRACEBACK = Variable(
     ("TREADLE_TRACEBACK",),
     "short",

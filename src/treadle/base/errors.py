@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from treadle.base.chinese import explanation, is_chinese
 from treadle.base.loc import Loc, user_location
 
 
@@ -23,6 +24,7 @@ class TreadleError(Exception):
 
     Attributes:
         code: of the class, for search; `docs/errors.md` lists them. Tracebacks end with it.
+        translation: the problem and the hint in Chinese where that is the system's language.
     """
 
     code: ClassVar[str] = "T00"
@@ -36,8 +38,10 @@ class TreadleError(Exception):
         self.hint = hint
         self.at = user_location() if at is None else at
         super().__init__(self._text())
-        # A note, so that the message itself stays what it is about.
-        self.add_note(f"  help: treadle help {self.code}")
+        self.translation = explanation(self.code, problem, hint) if is_chinese() else ""
+        # Notes, so that the message itself stays what it is about.
+        for note in filter(None, (self.translation, f"  help: treadle help {self.code}")):
+            self.add_note(note)
 
     def rename(self, where: str) -> None:
         """Say it of the function the user called, in place of the op that it ran."""

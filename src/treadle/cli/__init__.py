@@ -80,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TreadleError as error:
         if _is_ours(error.at.file):
             error.locate(UNKNOWN)
-        typer.echo(printable_text(f"treadle {given[0]}: {error}"), err=True)
+        told = "\n".join(filter(None, (str(error), error.translation)))
+        typer.echo(printable_text(f"treadle {given[0]}: {told}"), err=True)
         return _status_of(error)
     except KeyboardInterrupt:
         return Status.INTERRUPTED

@@ -11,10 +11,12 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
+from treadle.base.chinese import is_chinese
 from treadle.cli.status import Misuse
 
-_PAGE = Path(__file__).with_name("errors.md")
-"""In a checkout a link to `docs/errors.md`; packages have a copy."""
+_PAGES = {zh: Path(__file__).with_name(f"errors{'-zh' * zh}.md") for zh in (False, True)}
+"""By whether it is in Chinese. In a checkout links to `docs/errors.md` and `docs/zh/errors.md`;
+packages have copies."""
 
 Topic = Annotated[
     str,
@@ -54,7 +56,7 @@ def _codes() -> dict[str, str]:
 
 
 def _page() -> str:
-    return _PAGE.read_text(encoding="utf-8")
+    return _PAGES[is_chinese()].read_text(encoding="utf-8")
 
 
 def section(name: str) -> str:
