@@ -56,7 +56,7 @@ demo: $(VENV)/.demo ## train a small CNN on handwritten digits (under a minute)
 	$(PY) examples/digits_cnn.py
 
 .PHONY: examples
-examples: $(VENV)/.ready ## run every example and print what each shows; make examples ARGS=custom_op runs one
+examples: $(VENV)/.examples ## run every example and print what each shows; make examples ARGS=custom_op runs one
 	$(PY) examples/run.py $(or $(ARGS),all)
 
 .PHONY: bench
@@ -302,11 +302,15 @@ $(VENV)/.ready: $(VENV)/.demo
 	$(PIP) install $(PIP_FLAGS) -e ".[dev]"
 	@touch $@
 
+$(VENV)/.examples: $(VENV)/.ready
+	$(PIP) install $(PIP_FLAGS) -e ".[examples]"
+	@touch $@
+
 $(VENV)/.cross: $(VENV)/.ready
 	$(PIP) install $(PIP_FLAGS) -e ".[aot]"
 	@touch $@
 
-$(VENV)/.oracle: $(VENV)/.ready
+$(VENV)/.oracle: $(VENV)/.examples
 	$(PIP) install $(PIP_FLAGS) "$(TORCH)" $(ONNX) $(OPENVINO)
 	@touch $@
 
