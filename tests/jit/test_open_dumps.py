@@ -169,6 +169,31 @@ REFUSED: dict[str, tuple[Function, str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("shapes", "others"),
+    [
+        ([(3, 2, 4, 1)], [(6, 2, 4, 1)]),
+        ([(4, 1), (4, 2)], [(8, 1), (8, 2)]),
+        ([(1,), (2,)], [(1,), (7,)]),
+        ([(1, 1), (2, 2)], [(1, 1), (5, 3)]),
+        ([(1, 2), (2, 2)], [(1, 4), (6, 4)]),
+    ],
+)
+def test_an_axis_of_one_element_broadcasts_over_two(
+    shapes: list[tuple[int, ...]], others: list[tuple[int, ...]]
+) -> None:
+    # Where an extent of 1 is open the function meets 2 in its place, which these have beside it.
+    weight = mge.Parameter(RANDOM.rand(4, 2).astype("float32"))
+
+    def function(x: Tensor, y: Tensor | None = None) -> Tensor:
+        return x * (weight if y is None else y) + 1
+
+    given = [RANDOM.rand(*shape).astype("float32") for shape in shapes]
+    infer = GraphInference(dumped(function, given))
+    check(infer, function, given)
+    check(infer, function, [RANDOM.rand(*shape).astype("float32") for shape in others])
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_program_depends_on_is_refused_and_never_wrong(name: str) -> None:
     function, problem = REFUSED[name]

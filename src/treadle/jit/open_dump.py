@@ -149,9 +149,14 @@ def _actual(call: Asked, shapes: dict[int, Shape]) -> dict[str, int]:
 def _same(found: Captured, captured: Captured, extents: dict[str, int]) -> bool:
     """Return whether a program with symbols is another one at the extents of a call.
 
+    Its guards hold there.
+
     Numbers that are constants in the one may be computed of extents in the other.
     """
     if found.sources != captured.sources or len(found.kinds) != len(captured.kinds):
+        return False
+    # One that met 2 in place of 1 may hold for 2 alone, beside an operand with as many elements.
+    if not all(guard.holds(extents) for guard in found.graph.guards):
         return False
     closed = specialize(found.graph, extents)
     return closed == captured.graph or _course(closed) == _course(captured.graph)
