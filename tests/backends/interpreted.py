@@ -22,7 +22,9 @@ from treadle.engine.targets import compiled
 
 Bases = np.ndarray[Any, Any]
 _BEYOND = 1 << 40
-"""Bytes that a kernel may see from an address on: programs do not say where a value ends."""
+"""Bytes that a kernel may see on both sides of an address: programs do not say where a value ends,
+and the address of one that is read backwards is its end.
+"""
 
 
 class InterpretedExecutable(PythonExecutable):
@@ -44,13 +46,14 @@ def _number(bases: Bases, given: Address | Dim) -> int:
     return int(given)
 
 
-def _seen(bases: Bases, at: Address | Dim) -> Bases:
-    """All that may lie behind an address; nothing behind none, which NumPy would allocate."""
+def _seen(bases: Bases, at: Address | Dim) -> Bases | interpret.Pointer:
+    """All that may lie around an address; nothing around none, which NumPy would allocate."""
     address = _number(bases, at)
     if not address:
         return np.empty(0, np.uint8)
-    memory = (ctypes.c_uint8 * _BEYOND).from_address(address)
-    return np.frombuffer(memory, np.uint8)
+    before = min(_BEYOND, (address - 1) // 64 * 64)  # Alignments stay what they are.
+    memory = (ctypes.c_uint8 * (before + _BEYOND)).from_address(address - before)
+    return interpret.Pointer(np.frombuffer(memory, np.uint8), before, address - before)
 
 
 class InterpretedCompiler(NativeCompiler):

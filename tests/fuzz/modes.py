@@ -234,16 +234,20 @@ class Truth:
             if len(call) != len(self.calls[k]):
                 return f"call {k}: {len(call)} results, not {len(self.calls[k])}"
             for i, (want, found) in enumerate(zip(self.calls[k], call, strict=True)):
-                message = self._differs(want, found, self.spread[k][i])
+                message = self._differs(want, found, self.spread[k][i], stepped=k > 0)
                 if message:
                     return f"call {k}, result {i}: {message}"
         return ""
 
-    def _differs(self, want: Array, got: Array, spread: Array) -> str:
+    def _differs(self, want: Array, got: Array, spread: Array, stepped: bool) -> str:
         if want.shape != got.shape or want.dtype != got.dtype:
             return f"{got.dtype}{got.shape}, not {want.dtype}{want.shape}"
         if want.dtype.kind in "iub":
             wrong = (want != got) & (spread == 0)
+            # A step makes of another order of sums 100 times the error that three nudges tried,
+            # and of hundreds of comparisons with it some come out otherwise.
+            if stepped and self.program.changes and wrong.sum() <= 2 + 0.05 * wrong.size:
+                return ""
         else:
             a, b = want.astype("float64"), got.astype("float64")
             eps = max(EPS[self.program.coarse], EPS.get(want.dtype.name, 0))

@@ -64,6 +64,18 @@ PLANTED = Program(
 )
 
 
+def test_interpreted_kernels_read_rows_backwards() -> None:
+    leaves = {
+        "x0": Leaf("input", "float32", (16, 5), 1),
+        "p0": Leaf("param", "float32", (16, 8), 2),
+    }
+    program = Program(
+        leaves, ("v1 = x0[None, ::-1, -2]", "v2 = F.matmul(v1, p0)"), ("v2",), grads=False
+    )
+    with interpreting("avx512"):
+        assert not differences(program, ["level 2"])
+
+
 def test_a_fault_is_noticed_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(program: Program) -> Any:
         found = MODES["level 2"](program)

@@ -47,7 +47,7 @@ Datum = Array | int | Pointer
 
 def run(
     kernel: Kernel,
-    arguments: Sequence[Array | int],
+    arguments: Sequence[Array | Pointer | int],
     lo: int = 0,
     hi: int = 1,
     *,
@@ -58,7 +58,7 @@ def run(
     Args:
         kernel: the kernel.
         arguments: one per parameter: C-contiguous arrays, which bound what the kernel may touch,
-            or integers.
+            places in them, or integers.
         lo, hi: the range of work items.
         fused: whether every `fma` rounds once; False does as targets without the instruction.
 
@@ -77,12 +77,14 @@ def run(
         machine.function(kernel.entry, [*given, lo, hi])
 
 
-def _argument(kernel: Kernel, parameter: Operand, given: Array | int) -> Datum:
+def _argument(kernel: Kernel, parameter: Operand, given: Array | Pointer | int) -> Datum:
     """What the kernel sees of an argument."""
     if not parameter.type.pointer:
-        if parameter.type != INDEX or isinstance(given, np.ndarray):
+        if parameter.type != INDEX or isinstance(given, np.ndarray | Pointer):
             raise KernelError(f"{kernel.name}: an array for a parameter of type {parameter.type}")
         return int(given)
+    if isinstance(given, Pointer):
+        return given
     if not isinstance(given, np.ndarray) or not given.flags.c_contiguous:
         raise KernelError(f"{kernel.name}: {parameter.name} needs a C-contiguous array")
     return _pointer(given)
