@@ -9,14 +9,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.llm.files.models import DIM, HIDDEN, LAYERS, MODELS, VOCABULARY
+from tests.llm.files.models import DIM, MODELS
 from tests.llm.files.test_gguf_checkpoint import TOKENS
 from tests.llm.saved import saved
 
 from treadle.base.blocks import Blocks
 from treadle.base.errors import CheckpointError, DTypeError
 from treadle.llm.conversion import convert, quantize
-from treadle.llm.files import TokenizerFile, TokenizerTables, info, open_checkpoint
+from treadle.llm.files import TokenizerFile, TokenizerTables, open_checkpoint
 from treadle.llm.files.gguf import read_gguf
 from treadle.llm.text import Tokenizer
 
@@ -177,19 +177,10 @@ def test_mistral_keeps_its_window(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path / "b.gguf").config == config
 
 
-def test_what_a_file_holds(tmp_path: Path) -> None:
-    model = MODELS["llama"]()
-    path = model.write(tmp_path / "a.gguf", form="Q8_0", **TOKENS)
-    found = info(path)
-    assert found.parameters == sum(each.size for each in model.wanted.values())
-    assert found.tensors == len(model.wanted) and set(found.formats) == {"F32", "Q8_0"}
-    assert found.formats["F32"] == 4 * HIDDEN * (2 * LAYERS + 1)
-    text = str(found)
-    for part in ("model_type llama", f"vocab_size {VOCABULARY}", "gpt2", "with a template"):
-        assert part in text
+def test_what_tables_lack_is_told(tmp_path: Path) -> None:
+    path = MODELS["llama"]().write(tmp_path / "a.gguf", form="Q8_0", **TOKENS)
     report = convert(path, tmp_path / "model")
     assert any("tokenizer.json is not written" in note for note in report.notes)  # "t" is missing
-    assert info(tmp_path / "model").parameters == found.parameters
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -25,11 +25,10 @@ from treadle.llm.files.checkpoint import (
     TokenizerFile,
     TokenizerTables,
 )
-from treadle.llm.files.gguf import Form, is_gguf
+from treadle.llm.files.gguf import NUMBERS, Form, form_name, is_gguf
 from treadle.llm.files.gguf_checkpoint import shards
 from treadle.llm.files.gguf_export import Export, exported, renamed
 from treadle.llm.files.gguf_writer import Planned, write_gguf
-from treadle.llm.files.info import NUMBERS, form_name
 from treadle.llm.files.opening import open_checkpoint
 from treadle.llm.text.exchange import as_file, as_tables
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.llm.terminal import in_terminal
-from tests.llm.files.models import MODELS
+from tests.llm.files.models import LAYERS, MODELS, VOCABULARY
 from tests.llm.files.test_gguf_checkpoint import TOKENS
 from tests.llm.saved import TEMPLATE, saved
 
@@ -40,6 +40,21 @@ def test_help_fits_into_80_columns(
     shown = capsys.readouterr().out
     assert f"treadle llm {command}" in shown and "--help" in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_what_a_file_holds(tmp_path: Path, capsys: Captured) -> None:
+    made = MODELS["llama"]()
+    path = made.write(tmp_path / "a.gguf", form="Q8_0", **TOKENS)
+    assert main(["llm", "info", str(path)]) == 0
+    shown = capsys.readouterr().out
+    facts = dict(line.split(maxsplit=1) for line in shown.split("\n\n")[0].splitlines())
+    numbers = sum(each.size for each in made.wanted.values())
+    assert facts["family"] == "llama" and facts["parameters"] == f"{numbers:,}"
+    assert facts["vocabulary"] == str(VOCABULARY) and facts["tokenizer"].startswith("gpt2")
+    assert facts["conversations"] == "yes"
+    weights = {row[0]: row for row in map(str.split, shown.splitlines()) if row and "_" in row[0]}
+    assert weights["Q8_0"][-1] == "8.50"  # 32 bytes and a scale of 16 bits
+    assert re.search(rf"(?:F32|float32) +{2 * LAYERS + 1} ", shown)
 
 
 # -- files that are wrong ------------------------------------------------------------------------

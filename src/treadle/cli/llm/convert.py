@@ -13,7 +13,7 @@ from treadle.cli.llm.arguments import Source
 from treadle.cli.status import Misuse
 from treadle.llm.conversion import WRITTEN, convert
 from treadle.llm.files import Checkpoint
-from treadle.llm.files.info import NUMBERS
+from treadle.llm.files.gguf import NUMBERS
 
 Target = Annotated[
     str, typer.Argument(metavar="TARGET", help="A path that ends in .gguf, or a directory.")

@@ -9,16 +9,13 @@ from treadle.llm.files.checkpoint import (
     TokenizerSource,
     TokenizerTables,
 )
-from treadle.llm.files.info import Info, info
 from treadle.llm.files.opening import open_checkpoint
 
 __all__ = [
     "Checkpoint",
-    "Info",
     "Stored",
     "TokenizerFile",
     "TokenizerSource",
     "TokenizerTables",
-    "info",
     "open_checkpoint",
 ]

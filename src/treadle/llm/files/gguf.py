@@ -12,10 +12,12 @@ import math
 import mmap
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NoReturn, TypeAlias
 
+import ml_dtypes
 import numpy as np
 
 from treadle.base import dtype as dtypes
@@ -26,6 +28,21 @@ from treadle.base.files.strict_json import shorten
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Form: TypeAlias = "BlockFormat | np.dtype[Any]"
 """Form of a tensor's elements: blocks, or plain numbers."""
+
+NUMBERS: Mapping[str, np.dtype[Any]] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Plain numbers by the names that reports and commands give them."""
+
+
+def form_name(form: Form) -> str:
+    """The name of what a tensor holds."""
+    if isinstance(form, BlockFormat):
+        return form.name
+    return next((name for name, dtype in NUMBERS.items() if dtype == form), str(form))
+
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
