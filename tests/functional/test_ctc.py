@@ -12,7 +12,7 @@ import treadle as mge
 import treadle.functional as F
 from treadle import jit
 from treadle.autodiff import GradManager
-from treadle.base.errors import ShapeError
+from treadle.base.errors import IndexRangeError, ShapeError
 
 RNG = np.random.default_rng(2)
 T, N, C = 5, 3, 4
@@ -106,3 +106,34 @@ def test_wrong_calls_are_refused() -> None:
         F.loss.ctc_loss(pred, frames, label, sizes, blank=4)
     with pytest.raises(ValueError, match="reduction must be"):
         F.loss.ctc_loss(pred, frames, label, sizes, reduction="max")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("argument", "values", "index"),
+    [
+        (1, [5, T + 1, 3], T + 1),
+        (1, [5, -1, 3], -1),
+        (2, [[1, C], [2, 3], [3, 9]], C),
+        (2, [[1, 1], [2, -1], [3, 9]], -1),
+        (3, [2, 3, 1], 3),
+        (3, [2, -1, 1], -1),
+    ],
+)
+def test_labels_and_lengths_beyond_their_ends_are_errors(
+    argument: int, values: list[Any], index: int, compiled: bool
+) -> None:
+    run = jit.compile(F.loss.ctc_loss) if compiled else F.loss.ctc_loss
+    operands = list(given())
+    run(*operands)
+    operands[argument] = mge.tensor(np.array(values, np.int32))
+    with pytest.raises(IndexRangeError, match=f"ctc_loss: index {index} is out of range"):
+        run(*operands)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_packed_labels_are_as_long_as_all_of_them(compiled: bool) -> None:
+    run = jit.compile(F.loss.ctc_loss) if compiled else F.loss.ctc_loss
+    pred, frames, _, sizes = given()
+    with pytest.raises(IndexRangeError, match="ctc_loss: index 5 is out of range"):
+        run(pred, frames, mge.tensor(np.array([1, 1, 2, 3], np.int32)), sizes)

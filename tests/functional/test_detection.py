@@ -235,8 +235,23 @@ def test_the_image_that_is_not_there_is_named(function: Callable[..., Any], comp
         return function(x, rois, (2, 2))
 
     run = jit.compile(run) if compiled else run
-    with pytest.raises(IndexRangeError, match=r"(index|image) 7 .* 2\b"):
-        run(mge.tensor(X), mge.tensor([[7.0, 0.0, 0.0, 2.0, 2.0]]))
+    for image in (7, -1):  # images do not count from the last one
+        with pytest.raises(IndexRangeError, match=rf"(index|image) {image} .* 2\b"):
+            run(mge.tensor(X), mge.tensor([[float(image), 0.0, 0.0, 2.0, 2.0]]))
+    with pytest.raises(IndexRangeError, match="out of range"):
+        run(mge.tensor(X), mge.tensor([[np.nan, 0.0, 0.0, 2.0, 2.0]]))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("image", [-1, 2])
+def test_a_warp_of_an_image_that_is_not_there_is_refused(image: int, compiled: bool) -> None:
+    def run(x: mge.Tensor, mats: mge.Tensor, which: mge.Tensor) -> Any:
+        return F.vision.warp_perspective(x, mats, (2, 2), mat_idx=which)
+
+    run = jit.compile(run) if compiled else run
+    mats = mge.tensor(np.eye(3, dtype=np.float32)[None])
+    with pytest.raises(IndexRangeError, match=f"warp_perspective: index {image} is out"):
+        run(mge.tensor(X), mats, mge.tensor(np.array([image], np.int32)))
 
 
 @pytest.mark.parametrize(

@@ -296,3 +296,31 @@ def test_kernels_of_single_ops_are_guarded(dtype: str) -> None:
     labels[17] = 9
     with pytest.raises(IndexRangeError, match="index 9 is out of range for an extent of 4"):
         F.loss.cross_entropy(scores, mge.tensor(labels, dtype=dtype))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", ["uint32", "uint64"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: x[i],
+        lambda x, i: F.nn.embedding(i, x),
+        lambda x, i: F.gather(x, 0, F.broadcast_to(i.reshape(-1, 1), (2, 3))),
+        lambda x, i: F.loss.cross_entropy(x[:2], i),
+    ],
+)
+def test_large_unsigned_indices_do_not_count_from_the_end(
+    function: Callable[..., Any], dtype: str, compiled: bool
+) -> None:
+    run = mge.jit.compile(function) if compiled else function
+    x = mge.tensor(np.arange(12.0, dtype="float32").reshape(4, 3))
+    run(x, mge.tensor(np.array([0, 1], dtype), dtype=dtype))
+    index = np.array([0, np.iinfo(dtype).max - 1], dtype)  # -2 of the same width
+    found = 2**32 - 2 if dtype == "uint32" else 2**63 - 1
+    with pytest.raises(IndexRangeError, match=f" {found} is "):
+        run(x, mge.tensor(index, dtype=dtype))
+
+
+def test_constant_indices_of_uint64_do_not_count_from_the_end() -> None:
+    with pytest.raises(IndexRangeError, match="out of range"):
+        F.ones(3)[np.array([2**64 - 2], "uint64")]

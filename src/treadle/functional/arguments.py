@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.dtype import DType, float_for, int32, promote
+from treadle.base.dtype import DType, float_for, promote
 from treadle.base.errors import DTypeError, TreadleError
 from treadle.base.modes import ACTIVE, LOCAL
 from treadle.base.process import RUNTIME
@@ -16,6 +16,7 @@ from treadle.base.shape import Shape, normalize_axis
 from treadle.base.spelling import none_operand
 from treadle.base.symbol import Expr
 from treadle.engine.eager.dispatch import EagerType, Launch, eager_type, lookup
+from treadle.ops.gather import as_index
 from treadle.ops.methods import as_shape
 from treadle.ops.op import Op
 from treadle.ops.operators import binary as promoted
@@ -163,12 +164,9 @@ def common_dtype(dtypes: Iterable[DType]) -> DType:
 def indices_of(x: Any, like: Tensor, op: str) -> Tensor:
     """Class numbers or positions as an int32 or int64 tensor; floats must be whole numbers."""
     found = as_tensor(x, like)
-    dtype = found._kind.dtype
-    if dtype.name in ("int32", "int64"):
-        return found
-    if dtype.is_float:
+    if found._kind.dtype.is_float:
         _require_whole(found, op)
-    return found.astype(int32)
+    return as_index(found)
 
 
 def _require_whole(x: Tensor, op: str) -> None:

@@ -12,11 +12,13 @@ import numpy as np
 from treadle.base.dialect import Dialect
 from treadle.base.errors import ShapeError
 from treadle.base.modes import capturing
+from treadle.base.symbol import Dim
 from treadle.functional import elemwise as ew
 from treadle.functional.activation import logsumexp
-from treadle.functional.arguments import as_float, indices_of
+from treadle.functional.arguments import as_float, call, indices_of
 from treadle.functional.creation import full, zeros
 from treadle.functional.tensor import concat, cumsum, gather, stack, where
+from treadle.ops.check import InRange
 from treadle.tensor import Tensor
 
 __all__ = ["ctc_loss"]
@@ -53,6 +55,7 @@ def ctc_loss(
 
     Raises:
         ShapeError: shapes do not fit.
+        IndexRangeError: a label is no class, or a length is longer than what it counts.
         ValueError: an unknown reduction, or a blank that is no class.
 
     Source: Graves et al., Connectionist temporal classification, ICML 2006.
@@ -73,12 +76,18 @@ def ctc_loss(
         raise _misfit(x, classes)
     if not 0 <= blank < x.shape[2]:
         raise ValueError(f"ctc_loss: blank {blank} is none of {x.shape[2]} classes")
+    frames, sizes = _inside(frames, x.shape[0] + 1), _inside(sizes, classes.shape[1] + 1)
     each = _losses(x, frames, classes, sizes, blank)
     if reduction == "none":
         return each
     if reduction == "sum":
         return each.sum()
     return (each / ew.maximum(sizes.astype(x.dtype), 1)).mean()
+
+
+def _inside(numbers: Tensor, beyond: Dim) -> Tensor:
+    """Numbers of classes, frames or symbols, from 0."""
+    return call("ctc_loss", InRange("ctc_loss", 0, beyond), numbers)
 
 
 def _misfit(x: Tensor, label: Tensor) -> ShapeError:
@@ -98,7 +107,8 @@ def _padded(x: Tensor, label: Tensor, sizes: Tensor) -> Tensor:
         return label
     # In a compiled function the lengths are not known: no label is longer than all of them.
     longest = label.size if capturing() else int(np.max(sizes.numpy(), initial=0))
-    starts = (cumsum(sizes, 0) - sizes).reshape(-1, 1)
+    ends = _inside(cumsum(_inside(sizes, label.size + 1), 0), label.size + 1)
+    starts = (ends - sizes).reshape(-1, 1)
     places = starts + label.constant(np.arange(longest, dtype=np.int32), sizes._kind.dtype)
     inside = ew.minimum(places, max(label.size - 1, 0))
     return gather(label, 0, inside.reshape(-1)).reshape(inside.shape) if label.size else inside
@@ -114,7 +124,8 @@ def _losses(x: Tensor, frames: Tensor, label: Tensor, sizes: Tensor, blank: int)
     logs = ew.log(ew.maximum(x, float(np.finfo(np.float32).tiny)))
     n, symbols = label.shape
     within = sizes.reshape(n, 1) > sizes.constant(np.arange(symbols), sizes._kind.dtype)
-    label = where(within, label, label * 0 + blank)  # whatever the padding was
+    # Whatever the padding was.
+    label = _inside(where(within, label, label * 0 + blank), x.shape[2])
     gaps = full((n, symbols), blank, dtype=label._kind.dtype, device=label.device)
     # Blanks before, between and after the classes: 2 S + 1 states.
     states = concat([stack([gaps, label], 2).reshape(n, 2 * symbols), gaps[:, :1]], 1)

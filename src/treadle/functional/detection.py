@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base import dtype as dt
 from treadle.base.dialect import Dialect
 from treadle.base.errors import ShapeError, UnsupportedOp
 from treadle.base.symbol import Dim
@@ -23,7 +22,7 @@ from treadle.functional.elemwise import round as rounded
 from treadle.functional.math import matmul
 from treadle.functional.tensor import expand_dims, stack, where, zeros_like
 from treadle.functional.windows import avg_pool2d, pad
-from treadle.ops.creation import Iota
+from treadle.ops.check import InRange
 from treadle.ops.gather import Take
 from treadle.ops.regions import NonMaxSuppression, RegionArgmax
 from treadle.tensor import Tensor
@@ -106,7 +105,7 @@ def _mean_of_parts(x: Tensor, rois: Tensor, grid: tuple[int, ...], scale: float)
         for axis in (1, 0)
     )
     rows, columns = rows.astype(x.dtype), columns.astype(x.dtype)
-    images = call("roi_pooling", Take(0), x, rois[:, 0].astype("int32"))
+    images = call("roi_pooling", Take(0), x, _images("roi_pooling", x, rois))
     sums = matmul(expand_dims(rows, 1) @ images, expand_dims(columns, 1), transpose_b=True)
     counts = expand_dims(rows.sum(2), 2) * expand_dims(columns.sum(2), 1)
     return sums / expand_dims(maximum(counts, 1), 1)
@@ -300,9 +299,8 @@ def _check_regions(name: str, x: Tensor, rois: Tensor) -> None:
 
 
 def _images(name: str, x: Tensor, rois: Tensor) -> Tensor:
-    """Numbers of the images of regions, looked up so that an error names the image: int32 (K,)."""
-    (numbers,) = x.apply(Iota(0, 1, x.shape[0], dt.int32), ())
-    return call(name, Take(0), numbers, rois[:, 0].astype("int32"))
+    """Numbers of the images of regions, none from the end: int32 (K,)."""
+    return call(name, InRange(name, 0, x.shape[0]), rois[:, 0].astype("int32"))
 
 
 def _outside(at: Tensor, extent: Dim, margin: float) -> Tensor:

@@ -17,6 +17,7 @@ from treadle.functional.arguments import as_float, as_tensor, call, indices_of, 
 from treadle.functional.math import matmul
 from treadle.functional.sampling import sampled
 from treadle.ops import movement
+from treadle.ops.check import InRange
 from treadle.ops.gather import Take
 from treadle.ops.select import Clip
 from treadle.ops.unary import Floor, Round
@@ -145,10 +146,10 @@ def warp_perspective(
         >>> F.vision.warp_perspective(x, moved, (2, 2)).tolist()
         [[[[5.0, 6.0], [9.0, 10.0]]]]
     """
-    x = as_tensor(inp)
+    x, name = as_tensor(inp), "warp_perspective"
     if mat_idx is not None:
-        x = call("warp_perspective", Take(0), x, indices_of(mat_idx, x, "warp_perspective"))
-    name = "warp_perspective"
+        images = indices_of(mat_idx, x, name)
+        x = call(name, Take(0), x, call(name, InRange(name, 0, x.shape[0]), images))
     return _warp(name, x, mat, out_shape, border_mode, border_val, format, interp_mode)
 
 

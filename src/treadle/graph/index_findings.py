@@ -14,6 +14,7 @@ from treadle.base.errors import IndexRangeError, out_of_range
 from treadle.graph.ir import Graph, Node, regions_of
 from treadle.ops.bounds import Range
 from treadle.ops.check import CheckIndices
+from treadle.ops.index_numpy import asking
 from treadle.ops.movement import Concat
 from treadle.ops.op import Array, IndexRange, Op
 
@@ -61,7 +62,7 @@ def error_of(found: Indexed, index: int) -> IndexRangeError:
     """The error about one index, at the line that asked for the op."""
     op, types = found.node.op, tuple(v.type for v in found.node.inputs)
     low, high = map(int, found.range)
-    made = out_of_range(op.name, index, low, high, op.saw(types))
+    made = out_of_range(asking(op), index, low, high, op.saw(types))
     made.locate(found.node.loc)
     return made
 

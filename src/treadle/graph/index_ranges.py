@@ -22,8 +22,9 @@ from treadle.graph.ir import Graph, Node, Value, constant_of
 from treadle.graph.passes import register
 from treadle.graph.regions import substituted_regions
 from treadle.ops.bounds import Range
-from treadle.ops.check import CheckIndices
+from treadle.ops.check import CheckIndices, InRange
 from treadle.ops.elementwise import Cast
+from treadle.ops.index_numpy import asking
 from treadle.ops.slicing import Slice
 
 _DEEP = 24
@@ -68,7 +69,10 @@ class _Writer:
                 current = Node(op, inputs, node.loc, node.names, node.group)
                 instead.update(zip(node.outputs, current.outputs, strict=True))
             nodes += self._checks(node, current, known, taken)
-            nodes.append(current)
+            if isinstance(op, InRange):
+                instead[node.output] = inputs[0]
+            else:
+                nodes.append(current)
         if len(nodes) == len(graph.nodes) and not instead:
             return graph
         return graph.with_nodes(nodes, [instead.get(v, v) for v in graph.outputs])
@@ -93,7 +97,7 @@ class _Writer:
                 wrong = int(least if least < low else beyond - 1)
                 raise error_of(Indexed(number, node, operand, (low, high)), wrong)
             ranges.append((low, high))
-            check = CheckIndices(node.op.name, low, high, number)
+            check = CheckIndices(asking(node.op), low, high, number)
             yield Node(check, (value,), node.loc, group="")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from treadle.base import dtype as dt
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, unary
+from treadle.ops.check import InRange
 from treadle.ops.gather_along import ScatterAlongAxis, TakeAlongAxis
 from treadle.ops.movement import Concat
 from treadle.ops.select import Where
@@ -45,9 +46,14 @@ def remainder(x: Any, y: Any, *, truncated: bool) -> Any:
     return Where()(other, rest - y if truncated else rest + y, rest)
 
 
-def from_start(index: Any, extent: int) -> Any:
-    """Places that may count from the end of an axis, as int64 from its start."""
+def from_start(index: Any, extent: Any, of: str = "") -> Any:
+    """Places that may count from the end of an axis, as int64 from its start.
+
+    With `of`, the name of an op, those of no element are errors.
+    """
     index = index.astype(dt.int64)
+    if of:
+        index = InRange(of, -extent, extent)(index)
     return Where()(logic.Less()(index, index.constant(0)), index + extent, index)
 
 

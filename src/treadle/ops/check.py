@@ -12,7 +12,7 @@ from treadle.base.shape import require_equal
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.index_numpy import outside, typed
-from treadle.ops.op import Array, Op, Pullback, op
+from treadle.ops.op import Array, IndexRange, Op, Pullback, op
 from treadle.ops.operand import V
 from treadle.ops.sample import Arg, BadSample, Sample
 
@@ -139,4 +139,54 @@ class CheckIndices(Op):
             BadSample(lambda: three, (high,), IndexRangeError, "index 3 is out of range"),
             BadSample(lambda: three, (low,), IndexRangeError, "index -4 is out of range"),
             BadSample(lambda: empty, (none,), IndexRangeError, "for an extent of 0"),
+        )
+
+
+@op
+class InRange(Op):
+    """Integers that lie in low <= i < high: indices of op `of`, which does not count from the end.
+
+    Compiling leaves a `CheckIndices` of it (see `graph/index_ranges.py`).
+    """
+
+    of: str
+    low: Dim
+    high: Dim
+
+    work = "data"
+    name = "in_range"
+    operands = ("index",)
+    dtypes = dt.INTEGERS
+    strided = True
+    selects = "first"
+    is_view = True
+    no_gradient = "holds integers"
+
+    def infer(self, index: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype((index,))
+        return (index,)
+
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
+        return ((0, self.low, self.high),)
+
+    def reference(self, index: Array) -> Array:
+        low, high = int(self.low), int(self.high)
+        found = outside(index, low, high)
+        if found is not None:
+            raise out_of_range(self.of, found, low, high, self.saw(typed((index,))))
+        return np.array(index)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        some, byte = Arg((2, 3), dt.int32, low=0, high=4), Arg((9,), dt.uint8, low=0, high=4)
+        none = Arg((0, 3), dt.int64)
+        return tuple(Sample(cls("take", 0, 4), (arg,)) for arg in (some, byte, none))
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        low, high = Arg((1,), dt.int32, values=(-1,)), Arg((2,), dt.int64, values=(0, 3))
+        three = cls("take", 0, 3)
+        return (
+            BadSample(lambda: three, (low,), IndexRangeError, "index -1 is out of range"),
+            BadSample(lambda: three, (high,), IndexRangeError, "index 3 is out of range"),
         )

@@ -27,6 +27,7 @@ from treadle.base.shape import (
 from treadle.base.symbol import Dim, symbol
 from treadle.base.types import TensorType
 from treadle.ops.creation import Iota, allocate
+from treadle.ops.elementwise import Minimum
 from treadle.ops.families import NUMBERS
 from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_over, writable
 from treadle.ops.op import Array, IndexRange, Onnx, Op, Permuted, Pullback, Types, family, op
@@ -47,6 +48,19 @@ def check_index(op: Op, types: tuple[TensorType, ...], position: int) -> None:
             saw=op.saw(types),
             hint="cast the index with astype('int32')",
         )
+
+
+def as_index(x: V) -> V:
+    """Integers as int32 or int64, as large as they were.
+
+    Of uint64, what int64 does not hold becomes its largest number, at which no axis has an element.
+    """
+    dtype = x.type.dtype
+    if dtype in INDICES:
+        return x
+    if dtype is dt.uint64:
+        x = Minimum()(x, x.constant(np.iinfo(np.int64).max))
+    return x.astype(dt.int64 if dtype in (dt.uint32, dt.uint64) else dt.int32)
 
 
 @op

@@ -56,6 +56,11 @@ def outside(index: Array, low: int, high: int) -> int | None:
     return int(least if least < low else most)
 
 
+def asking(op: Op) -> str:
+    """The op that an error about an index names: a check that stands alone names another."""
+    return getattr(op, "of", op.name)
+
+
 def check_indices(op: Op, arrays: Sequence[Array]) -> None:
     """Raise `IndexRangeError` if an operand of an op has an index that is out of its range.
 
@@ -65,7 +70,7 @@ def check_indices(op: Op, arrays: Sequence[Array]) -> None:
         low, high = map(int, ends)
         found = outside(arrays[operand], low, high)
         if found is not None:
-            raise out_of_range(op.name, found, low, high, op.saw(typed(arrays)))
+            raise out_of_range(asking(op), found, low, high, op.saw(typed(arrays)))
 
 
 def wrapped(index: Array, extent: int) -> Array:

@@ -20,7 +20,7 @@ from treadle.base.shape import Shape, broadcast_shapes, format_shape, is_static
 from treadle.base.symbol import Dim, Expr, maximum, minimum
 from treadle.base.types import TensorType
 from treadle.ops.abstract import TypeOperand
-from treadle.ops.gather import Index, IndexUpdate, Nonzero
+from treadle.ops.gather import Index, IndexUpdate, Nonzero, as_index
 from treadle.ops.movement import Reshape
 from treadle.ops.op import Op
 from treadle.ops.operators import Operators, as_array
@@ -371,8 +371,7 @@ def _integers(x: Operators, item: Any) -> Any:
             saw=str(operand.type),
             hint='cast it with astype("int32")',
         )
-    wide = operand.type.dtype.itemsize >= 4 and operand.type.dtype.kind == "int"
-    return operand if wide else operand.astype(int32)
+    return as_index(operand)
 
 
 def _constant_index(x: Operators, item: np.ndarray[Any, Any]) -> Any:
@@ -381,6 +380,8 @@ def _constant_index(x: Operators, item: np.ndarray[Any, Any]) -> Any:
         return x.constant(item)
     widest = max(abs(int(item.min())), abs(int(item.max()))) if item.size else 0
     kind = int64 if widest > np.iinfo(np.int32).max else int32
+    if item.dtype == np.uint64:
+        item = np.minimum(item, np.uint64(np.iinfo(np.int64).max))
     return x.constant(item.astype(kind.numpy), kind)
 
 

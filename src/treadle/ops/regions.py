@@ -128,15 +128,14 @@ class RegionArgmax(Op):
         out = np.full((len(rois), channels, rows, columns), -1, np.int32)
         planes = np.arange(channels) * (height * width)
         for k, roi in enumerate(rois.astype(np.float64)):
-            image = int(roi[0])
-            if not 0 <= image < n:
+            if not -1 < roi[0] < n:  # NaN is no number of an image either.
                 raise IndexRangeError(
                     self.name,
-                    f"image {image} is out of range for {n} images",
+                    f"image {roi[0]:.10g} is out of range for {n} images",
                     saw=self.saw(typed((x, rois))),
                     hint="column 0 of rois numbers the images from 0",
                 )
-            scaled = roi[1:] * self.scale
+            image, scaled = int(roi[0]), roi[1:] * self.scale
             x0, y0, x1, y1 = (np.sign(scaled) * np.floor(np.abs(scaled) + 0.5)).astype(int)
             spans = _parts(y0, y1, rows, height), _parts(x0, x1, columns, width)
             for (i, (top, end)), (j, (left, right)) in itertools.product(*map(enumerate, spans)):

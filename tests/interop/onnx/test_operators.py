@@ -16,7 +16,7 @@ from tests.interop.onnx.fuzz.growing import by_runtime, single  # noqa: E402
 from tests.interop.onnx.fuzz.judging import by_treadle  # noqa: E402
 
 import treadle as mge  # noqa: E402
-from treadle.base.errors import ShapeError, TreadleError, UnsupportedOp  # noqa: E402
+from treadle.base.errors import IndexRangeError, ShapeError, TreadleError, UnsupportedOp  # noqa: E402
 from treadle.interop.onnx import load  # noqa: E402
 
 Array = np.ndarray[Any, Any]
@@ -78,6 +78,39 @@ def test_scatters_of_any_reduction(how: str, dtype: str) -> None:
     check("ScatterND", x, places, updates, reduction=how)
     pairs = np.array([[1, 2], [0, 0]]) if how == "none" else np.array([[1, 2], [0, 0], [1, -3]])
     check("ScatterND", x, pairs, updates[0, : len(pairs)], reduction=how)
+
+
+@pytest.mark.parametrize("index", [-7, -5, -4, 3])
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        ("Gather", (2, 2, 3)),
+        ("GatherElements", (2, 2)),
+        ("GatherND", (2,)),
+        ("ScatterElements", (3, 3)),
+    ],
+)
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_an_index_counts_from_the_end_once(
+    op: str, shape: tuple[int, ...], index: int, how: str
+) -> None:
+    x, places = numbers(3, 3), np.array([[0, index], [1, 0]])
+    inputs = {"x": x, "i": places}
+    if op == "ScatterElements":
+        inputs["u"] = numbers(2, 2)
+    node = helper.make_node(op, list(inputs), ["y"])
+    model = single(node, inputs, 21, {"y": numbers(*shape)})
+    with pytest.raises(IndexRangeError, match=f"index {index} is out of range"):
+        by_treadle(model, inputs, how)
+
+
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_columns_of_scatters_do_not_run_into_the_next_row(reduction: str, how: str) -> None:
+    inputs = {"x": numbers(3, 4), "i": np.array([[0, 1], [0, 5]]), "u": numbers(2)}
+    node = helper.make_node("ScatterND", list(inputs), ["y"], reduction=reduction)
+    with pytest.raises(IndexRangeError, match="index 5 is out of range"):
+        by_treadle(single(node, inputs, 21, {"y": inputs["x"]}), inputs, how)
 
 
 # -- branches ----------------------------------------------------------------------------------

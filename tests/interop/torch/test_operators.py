@@ -529,3 +529,27 @@ def test_code_that_is_not_captured_is_told() -> None:
     assert "allow_rnn" in told.reason
     with torch._dynamo.config.patch(allow_rnn=True):
         check(lambda given: model(given), x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: F.embedding(i, x),
+        lambda x, i: torch.index_select(x, 0, i),
+        lambda x, i: torch.gather(x, 0, i[:, None]),
+        lambda x, i: torch.scatter(x, 0, i[:, None], 1.0),
+        lambda x, i: torch.scatter_add(x, 0, i[:, None], torch.ones(2, 1)),
+        lambda x, i: torch.scatter_reduce(x, 0, i[:, None], torch.ones(2, 1), "amax"),
+        lambda x, i: F.embedding_bag(i, x, torch.tensor([0])),
+        lambda x, i: F.cross_entropy(x[:2], i),
+        lambda x, i: x[i - 3],
+        lambda x, i: torch.index_put(x, (i - 3,), torch.ones(())),
+        lambda x, i: torch.take(x, i - 12),
+    ],
+)
+def test_indices_count_from_the_end_where_those_of_torch_do(function: Callable[..., Any]) -> None:
+    x, index = torch.randn(3, 4), torch.tensor([0, -1])
+    with pytest.raises((IndexError, RuntimeError)):
+        function(x, index)
+    with pytest.raises(IndexError, match="out of range"):
+        torch.compile(function, backend=backend)(x, index)

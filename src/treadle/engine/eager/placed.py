@@ -36,6 +36,7 @@ from treadle.graph.index_findings import finding
 from treadle.ops.check import CheckIndices
 from treadle.ops.creation import Full
 from treadle.ops.families import Elementwise
+from treadle.ops.index_numpy import asking
 from treadle.ops.movement import Broadcast
 from treadle.ops.op import Array, Op, as_tuple
 from treadle.runtime.array import DeviceArray, resident, to_device
@@ -279,7 +280,7 @@ class _CheckedPlan:
         op, types = plan.decision.op, plan.decision.types
         self._looks: list[tuple[int, CheckIndices, Plan | None]] = []
         for operand, low, high in op.index_ranges(types):
-            check = CheckIndices(op.name, low, high)
+            check = CheckIndices(asking(op), low, high)
             own = (types[operand],)
             found = choose_on_device(check, own, check.infer(*own), where.kind)
             there = found.kernel is not None or found.launch is not None

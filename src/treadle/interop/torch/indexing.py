@@ -10,15 +10,16 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
-from treadle.interop.conventions import extremum_last, from_start, scattered_products
+from treadle.interop.conventions import extremum_last, scattered_products
 from treadle.interop.torch.reductions import ordered
 from treadle.interop.torch.shaping import extents, flat, part
 from treadle.interop.torch.table import Call, along_axes, axis_of, lowers
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce
+from treadle.ops.check import InRange
 from treadle.ops.creation import Iota
 from treadle.ops.cumulative import CumSum
-from treadle.ops.gather import Index, IndexAdd, IndexUpdate, Take
+from treadle.ops.gather import Index, IndexAdd, IndexUpdate, Take, as_index
 from treadle.ops.gather_along import AddAlongAxis, ScatterAlongAxis, TakeAlongAxis
 from treadle.ops.matmul import Matmul
 from treadle.ops.select import Where
@@ -28,14 +29,15 @@ V = GraphOperand
 
 @lowers("embedding.default")
 def _embedding(call: Call, weight: V, index: V, *args: Any) -> V:
-    return Take(0)(weight, index)
+    return Take(0)(weight, _counted("embedding", index, weight, 0))
 
 
 @lowers("index_select.default")
 @along_axes
 def _index_select(call: Call, x: V, dim: int, index: V) -> V:
     index = index.reshape((1,)) if not index.type.ndim else index
-    return Take(axis_of(dim, x))(x, index)
+    axis = axis_of(dim, x)
+    return Take(axis)(x, _counted("index_select", index, x, axis))
 
 
 @lowers("gather.default")
@@ -44,12 +46,13 @@ def _gather(call: Call, x: V, dim: int, index: V, **kwargs: Any) -> V:
     axis = axis_of(dim, x)
     if 0 in call.shape:  # of any rank
         return x.constant(0, call.dtype).broadcast_to(call.shape)
-    return TakeAlongAxis(axis)(_cut(x, index, axis), _places(index)).reshape(call.shape)
+    places = _counted("gather", index, x, axis)
+    return TakeAlongAxis(axis)(_cut(x, index, axis), places).reshape(call.shape)
 
 
-def _places(index: V) -> V:
-    """An index as ours takes it."""
-    return index if index.type.dtype in (dt.int32, dt.int64) else index.astype(dt.int64)
+def _counted(op: str, index: V, x: V, axis: int) -> V:
+    """An index of an op that does not count from the end of the axis, as ours takes it."""
+    return InRange(op, 0, extents(x)[axis])(as_index(index))
 
 
 def _cut(x: V, index: V, besides: int = -1) -> V:
@@ -78,7 +81,9 @@ def _source(x: V, index: V, src: Any) -> V:
 def _scatter(call: Call, x: V, dim: int, index: V, src: Any) -> V:
     if 0 in extents(index):  # of any rank
         return x
-    return ScatterAlongAxis(axis_of(dim, x))(x, _places(index), _source(x, index, src))
+    axis = axis_of(dim, x)
+    places = _counted("scatter", index, x, axis)
+    return ScatterAlongAxis(axis)(x, places, _source(x, index, src))
 
 
 @lowers("scatter_add.default")
@@ -86,7 +91,8 @@ def _scatter(call: Call, x: V, dim: int, index: V, src: Any) -> V:
 def _scatter_add(call: Call, x: V, dim: int, index: V, src: V) -> V:
     if 0 in extents(index):
         return x
-    return _added(x, axis_of(dim, x), _places(index), _source(x, index, src))
+    axis = axis_of(dim, x)
+    return _added(x, axis, _counted("scatter_add", index, x, axis), _source(x, index, src))
 
 
 def _added(x: V, axis: int, index: V, src: V) -> V:
@@ -128,6 +134,7 @@ def _combined(x: V, axis: int, index: V, src: V, how: str, with_x: bool) -> V:
     if not math.prod(extents(index)):
         return x
     kind, zero = x.type.dtype, x.constant(0)
+    index = _counted("scatter", index, x, axis)
     if kind is dt.bool_ and how == "prod":  # "and"
         how = "amin"
     ones = src.constant(1, dt.float32).broadcast_to(extents(src))
@@ -184,8 +191,8 @@ def _masked_scatter_backward(call: Call, dy: V, mask: V, sizes: Sequence[int]) -
 def _put(call: Call, x: V, index: V, source: V, accumulate: bool = False) -> V:
     if not math.prod(extents(index)):
         return x
-    places = from_start(flat(index), math.prod(extents(x)))
-    return _written(flat(x), flat(source), (0,), [places], accumulate).reshape(call.shape)
+    places = [as_index(flat(index))]
+    return _written(flat(x), flat(source), (0,), places, accumulate).reshape(call.shape)
 
 
 def _written(x: V, values: V, axes: tuple[int, ...], given: list[V], added: bool) -> V:
@@ -206,8 +213,7 @@ def _axes_of(x: V, indices: Sequence[V | None]) -> tuple[tuple[int, ...], list[V
     given = [(i, v) for i, v in enumerate(indices) if v is not None]
     if any(v.type.dtype in (dt.bool_, dt.uint8) for _, v in given):
         raise NotImplementedError("a mask picks as many elements as its data say")
-    shape = extents(x)
-    return tuple(i for i, _ in given), [from_start(v, shape[i]) for i, v in given]
+    return tuple(i for i, _ in given), [as_index(v) for _, v in given]
 
 
 @lowers("index.Tensor")
@@ -321,7 +327,7 @@ def _embedding_bag(
     """Results: the bags, and what the gradient wants: each index's bag, sizes, places of maxima."""
     count, (bags, width) = extents(indices)[0], call.shape
     bag, size = _bags(offsets, count, include_last_offset)
-    rows = Take(0)(weight, indices)
+    rows = Take(0)(weight, _counted("embedding_bag", indices, weight, 0))
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.reshape((count, 1))
     if padding_idx >= 0:

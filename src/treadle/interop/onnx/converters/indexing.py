@@ -28,8 +28,7 @@ def _gather(node: Node, x: Value, index: Value) -> Value:
         return known(np.take(mine, other, axis))
     if mine is not None:
         x = index.constant(mine, dtype_of(x))
-    places = from_start(index, extents(x)[axis])
-    return Take(axis)(x, x.constant(places.array, dt.int64) if other is not None else places)
+    return Take(axis)(x, x.constant(other, dt.int64) if other is not None else index)
 
 
 @converts("GatherElements")
@@ -39,7 +38,7 @@ def _gather_elements(node: Node, x: Value, index: Value) -> Value:
     starts = tuple(0 for _ in shape)
     within = [d if i == axis else shape[i] for i, d in enumerate(extents(x))]
     cut = x if tuple(within) == extents(x) else _cut(x, starts, within)
-    return TakeAlongAxis(axis)(cut, from_start(index, extents(x)[axis]))
+    return TakeAlongAxis(axis)(cut, index)
 
 
 def _cut(x: Value, starts: tuple[int, ...], stops: list[int]) -> Value:
@@ -54,7 +53,7 @@ def _gather_nd(node: Node, x: Value, index: Value) -> Value:
     batch = node.attr("batch_dims", 0)
     shape, places = extents(x), extents(index)
     depth = places[-1]
-    columns = [_column(index, i, shape[batch + i]) for i in range(depth)]
+    columns = [_column(index, i) for i in range(depth)]
     for i in range(batch):
         where = np.arange(shape[i]).reshape([-1 if j == i else 1 for j in range(len(places) - 1)])
         wide = np.broadcast_to(where, places[:-1]).astype(np.int64)
@@ -62,23 +61,23 @@ def _gather_nd(node: Node, x: Value, index: Value) -> Value:
     return Index(tuple(range(batch + depth)))(x, *columns)
 
 
-def _column(index: Value, i: int, extent: int) -> Value:
+def _column(index: Value, i: int) -> Value:
     shape = extents(index)
     column = _cut(index, (*[0] * (len(shape) - 1), i), [*shape[:-1], i + 1])
-    return from_start(reshaped(column, shape[:-1]), extent)
+    return reshaped(column, shape[:-1])
 
 
 @converts("ScatterElements", "Scatter")
 def _scatter_elements(node: Node, x: Value, index: Value, updates: Value) -> Value:
     axis = node.attr("axis", 0) % len(extents(x))
-    places = from_start(index, extents(x)[axis])
+    places = from_start(index, extents(x)[axis], "scatter")
     return _combined(node, x, axis, places, updates, node.attr("reduction", "none"))
 
 
 @converts("ScatterND")
 def _scatter_nd(node: Node, x: Value, index: Value, updates: Value) -> Value:
     shape, depth, how = extents(x), extents(index)[-1], node.attr("reduction", "none")
-    columns = [_column(index, i, shape[i]) for i in range(depth)]
+    columns = [from_start(_column(index, i), shape[i], "scatter") for i in range(depth)]
     if depth and (how == "none" or (how == "add" and dtype_of(x) is not dt.bool_)):
         op = (IndexUpdate if how == "none" else IndexAdd)(tuple(range(depth)))
         return op(x, updates, *columns)

@@ -38,7 +38,7 @@ def _cast(w: Writer, op: Any, x: X) -> X:
     return w.one("Cast", [x], _of(x, op.dtype), to=element_type(op.dtype))
 
 
-@exports("identity", "stop_gradient", "transfer", "end", "placeholder")
+@exports("identity", "stop_gradient", "transfer", "end", "placeholder", "in_range")
 def _same(w: Writer, op: Op, x: X) -> X:
     return w.one("Identity", [x], x.type)
 
