@@ -28,6 +28,10 @@ def broken(batch: Any) -> Any:
     raise KeyError(f"no {batch}")
 
 
+def dropped(batch: Any) -> Any:
+    return F.dropout(mge.tensor(batch), 0.5).numpy() + mge.random.normal(size=batch.shape).numpy()
+
+
 def places(_: Any) -> bool:
     return get_worker_info() is not None
 
@@ -56,9 +60,21 @@ def test_random_numbers_do_not_depend_on_workers() -> None:
     assert np.abs(np.subtract(serial[0] - BATCHES[0], serial[1] - BATCHES[1])).max() > 0.01
 
 
+def test_random_numbers_of_treadle_do_not_depend_on_workers() -> None:
+    mge.random.seed(5)
+    before = mge.random.default_generator().get_state()
+    serial = parallel_map(dropped, BATCHES, seed=3)
+    assert mge.random.default_generator().get_state() == before
+    for workers in (1, 2):
+        found = parallel_map(dropped, BATCHES, workers, seed=3)
+        np.testing.assert_array_equal(found, serial)
+    assert np.abs(np.subtract(serial[0] - BATCHES[0], serial[1] - BATCHES[1])).max() > 0.01
+
+
 def test_mistakes_and_small_cases() -> None:
     assert parallel_map(broken, [], 2) == []
     assert parallel_map(len, ["a", "bc"]) == [1, 2]
+    assert parallel_map(abs, (i - 2 for i in range(3))) == [2, 1, 0]
     assert parallel_map(places, [1], 4, context="fork") == [True]
     with pytest.raises(KeyError, match="no 1") as caught:
         parallel_map(broken, [1, 2], 2, context="fork")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +13,8 @@ from treadle.data.collator import Collator
 from treadle.data.dataloader import DataLoader
 from treadle.data.dataset import Dataset
 from treadle.data.sampler import SequentialSampler
+from treadle.random import default_generator
+from treadle.tensor import Tensor
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -37,20 +39,23 @@ class _Mapped(Dataset, Generic[S, R]):
     def __getitem__(self, index: int) -> R:
         if self._seed is None:
             return self._function(self._samples[index])
-        before = random.getstate(), np.random.get_state()
-        drawn = np.random.SeedSequence([self._seed, int(index)]).generate_state(2)
+        own = default_generator()
+        before = random.getstate(), np.random.get_state(), own.get_state()
+        drawn = np.random.SeedSequence([self._seed, int(index)]).generate_state(4)
         random.seed(int(drawn[0]))
         np.random.seed(int(drawn[1]))
+        own.seed(int(drawn[2]) << 32 | int(drawn[3]))
         try:
             return self._function(self._samples[index])
         finally:
             random.setstate(before[0])
             np.random.set_state(before[1])
+            own.set_state(before[2])
 
 
 def parallel_map(
     function: Callable[[S], R],
-    samples: Sequence[S],
+    samples: Iterable[S],
     num_workers: int = 0,
     *,
     batch_size: int = 1,
@@ -62,12 +67,14 @@ def parallel_map(
 
     The results are those of the loop, to the bit and in its order, whatever the number of workers,
     if a result depends on its sample alone. A function that draws random numbers does so with
-    `seed`: Python's and NumPy's global generators then begin anew for every sample.
+    `seed`: the generators of `random`, `numpy.random` and `treadle.random`, dropout included, then
+    begin anew for every sample.
 
     Args:
         function: of one sample, which may be a batch; it and its results can be pickled. What it
             changes in its process stays there.
-        samples: a sequence; large arrays in it are shared with the workers, not copied.
+        samples: large arrays in it are shared with the workers, not copied; what is no sequence,
+            such as a generator, is read as a whole first.
         num_workers: processes; 0 runs the loop in this one.
         batch_size: samples that a worker is given at a time: more where the function is short.
         seed: for functions that draw random numbers.
@@ -87,14 +94,16 @@ def parallel_map(
         raise ValueError(f"parallel_map: batch_size should be at least 1, got {batch_size}")
     if num_workers < 0:
         raise ValueError(f"parallel_map: num_workers should not be negative, got {num_workers}")
-    if not len(samples):
+    known = isinstance(samples, Sequence | np.ndarray | Tensor)
+    given: Any = samples if known else list(samples)
+    if not len(given):
         return []
-    mapped = _Mapped(function, samples, seed)
+    mapped = _Mapped(function, given, seed)
     loader = DataLoader(
         mapped,
         SequentialSampler(mapped, batch_size=batch_size, drop_last=False),
         collator=_AsMade(),
-        num_workers=min(num_workers, -(-len(samples) // batch_size)),
+        num_workers=min(num_workers, -(-len(given) // batch_size)),
         timeout=timeout,
         context=context,
         seed=0,
