@@ -178,14 +178,14 @@ class InRange(Op):
 
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:
-        some, byte = Arg((2, 3), dt.int32, low=0, high=4), Arg((9,), dt.uint8, low=0, high=4)
+        some, byte = Arg((2, 3), dt.int32, low=0, high=9), Arg((9,), dt.uint8, low=0, high=9)
         none = Arg((0, 3), dt.int64)
-        return tuple(Sample(cls("take", 0, 4), (arg,)) for arg in (some, byte, none))
+        return tuple(Sample(cls("take", 0, 9), (arg,)) for arg in (some, byte, none))
 
     @classmethod
     def bad_samples(cls) -> tuple[BadSample, ...]:
         low, high = Arg((1,), dt.int32, values=(-1,)), Arg((2,), dt.int64, values=(0, 3))
-        three = cls("take", 0, 3)
+        three = cls(cls.name, 0, 3)
         return (
             BadSample(lambda: three, (low,), IndexRangeError, "index -1 is out of range"),
             BadSample(lambda: three, (high,), IndexRangeError, "index 3 is out of range"),
