@@ -155,6 +155,31 @@ def test_insert_modules() -> None:
     same(traced.flatten()(x), traced(x))
 
 
+class Twice(M.Module):
+    """What is below it, it does not call."""
+
+    def forward(self, x: Any) -> Any:
+        return x * 2
+
+
+def test_parts_of_an_inserted_module_are_called_from_outside() -> None:
+    traced, x, expected = traced_block()
+    graph = traced.graph
+    out, me = graph.outputs[0], graph.inputs[0]
+    traced.added = Twice()
+    traced.added.act, traced.added.rest = M.ReLU(), [Twice()]
+    traced.added.shift, traced.added.unused = F.ones((1,)), M.ReLU()
+    with graph.insert_exprs():
+        y = me.added.rest[0](me.added.act(me.added(out))) + me.added.shift
+    graph.replace_node({out: y})
+    graph.compile()
+    same(traced(x), F.relu(expected * 2) * 2 + 1)
+    assert isinstance(traced.added.rest[0], TracedModule)
+    assert not hasattr(traced.added, "unused")
+    same(pickle.loads(pickle.dumps(traced))(x), traced(x))
+    same(traced.flatten()(x), traced(x))
+
+
 def test_insert_a_fake_quantizer() -> None:
     traced, x, expected = traced_block()
     graph = traced.graph

@@ -44,6 +44,12 @@ class Builder:
         made.attach()
         return made
 
+    def hold(self, module: Any, path: str) -> None:
+        """Have the traced module of a module, if there is one, hold what others read from it."""
+        made = self._made.get(id(module))
+        if made is not None:
+            self._take(module, made, path)
+
     def _alias(self, module: Module, made: TracedModule) -> None:
         """Further names of what was taken stay names of it."""
         for name, value in vars(module).items():

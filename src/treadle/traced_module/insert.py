@@ -52,6 +52,10 @@ class Inserter(Tracer):
             self.scope.bind(value, node)
         return self._stand_ins[node]
 
+    def stands_for(self, node: Node) -> Any:
+        """What calls on a node really used; None if there were none."""
+        return self._stand_ins.get(node)
+
     def _values(self, given: Any) -> Any:
         return _mapped(given, lambda x: self._value(x) if isinstance(x, Node) else x)
 
@@ -211,10 +215,17 @@ class InsertExprs:
         """Modules that were looked into become traced modules where they are attributes."""
         owner = self._graph.owner
         builder = Builder(self._inserter.traced)
-        for module, _ in reversed(self._inserter.traced.values()):
-            for path, found in list(owner.named_modules()):
-                if found is module:
-                    set_at(owner, path, builder.build(module))
+        modules = {id(module) for module, _ in self._inserter.traced.values()}
+        places = [(path, m) for path, m in owner.named_modules() if id(m) in modules]
+        made = [(path, builder.build(module)) for path, module in places]
+        for expr in self._inserter.exprs:
+            if isinstance(expr, GetAttr):
+                builder.hold(self._inserter.stands_for(expr.inputs[0]), expr.name)
+        tops: tuple[str, ...] = ()
+        for path, module in made:  # What is below one of them has come with it.
+            if not path.startswith(tops):
+                set_at(owner, path, module)
+                tops += (f"{path}.",)
         owner.attach()
 
 
