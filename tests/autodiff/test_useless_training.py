@@ -10,6 +10,7 @@ import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 import treadle.optimizer as O
+from treadle.amp import GradScaler
 from treadle.autodiff import GradManager
 
 X = np.ones((4, 3), "float32")
@@ -84,6 +85,20 @@ def test_it_is_said_once_and_not_where_something_is_trained() -> None:
             with frozen:
                 frozen.backward(net(mge.tensor(X)).sum())
     assert len(lines) == 1 and "GradManager.backward gives no gradient" in lines[0]
+
+
+def test_a_step_after_an_overflow_is_no_mistake() -> None:
+    """The first steps of mixed precision overflow until the factor fits."""
+    net, scaler = M.Linear(3, 2), GradScaler(init_scale=1e38)
+    gm, opt = GradManager().attach(net.parameters()), O.SGD(net.parameters(), lr=0.1)
+    with logged() as lines:
+        with gm:
+            scaler.backward(gm, (net(mge.tensor(X)) * 1e5).sum())
+        opt.step()
+    assert not lines and net.weight.grad is None
+    with logged() as lines:
+        step_without_gradients(M.Linear(3, 2))
+    assert len(lines) == 1
 
 
 @pytest.mark.parametrize("backwards", [1, 2])

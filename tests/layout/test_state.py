@@ -19,6 +19,7 @@ TOLD = """
 """
 """Emptied, in whole or in part, by a function that `RUNTIME.after` calls."""
 DECLARED = """
+    autodiff/finite.py _DROPPED
     backends/c_loaders.py _LOADERS _HEARD
     backends/codegen/lowering.py LOWERINGS
     backends/openvino/table.py TABLE

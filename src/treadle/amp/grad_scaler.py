@@ -9,7 +9,7 @@ import numpy as np
 
 import treadle.functional as F
 from treadle.autodiff import GradManager, no_grad
-from treadle.autodiff.finite import mark_usable, usable
+from treadle.autodiff.finite import drop, mark_usable, usable
 from treadle.base.modes import capturing
 from treadle.tensor import Tensor
 
@@ -124,8 +124,7 @@ class GradScaler:
             if self.growth_interval and tensors:
                 self._look_for_overflow([t.grad for t in tensors])
             if capturing() is None and bool(self._found):
-                for tensor in tensors:
-                    tensor.grad = None
+                drop(tensors)
                 return self
             for tensor in tensors:
                 grad = tensor.grad

@@ -6,9 +6,26 @@ marks the gradient with a truth value, by which the optimizer selects between ne
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from weakref import ref
+
 from treadle.tensor import Tensor
 
 _MARK = "_usable"
+_DROPPED: list[ref[Tensor]] = []
+
+
+def drop(tensors: Iterable[Tensor]) -> None:
+    """Take the gradients of these tensors away, since not all are finite."""
+    _DROPPED.clear()
+    for tensor in tensors:
+        tensor.grad = None
+        _DROPPED.append(ref(tensor))
+
+
+def was_dropped(tensor: Tensor) -> bool:
+    """True if the last gradients that were dropped had this tensor's among them."""
+    return any(known() is tensor for known in _DROPPED)
 
 
 def mark_usable(grad: Tensor, flag: Tensor) -> None:

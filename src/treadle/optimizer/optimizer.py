@@ -11,7 +11,7 @@ import numpy as np
 
 import treadle.functional as F
 from treadle.autodiff import no_grad
-from treadle.autodiff.finite import usable
+from treadle.autodiff.finite import usable, was_dropped
 from treadle.base.dtype import DType, as_dtype, float32, float64
 from treadle.base.errors import ShapeError
 from treadle.base.loc import user_location
@@ -170,7 +170,9 @@ class Optimizer(metaclass=Constructed):
         """Warn once if no parameter has a gradient at the first step."""
         self._saw_gradient = True
         params = [param for group in self.param_groups for param in group["params"]]
-        if params and all(param.grad is None for param in params):
+        if any(param.grad is not None or was_dropped(param) for param in params):
+            return  # A scaler drops gradients that are not finite, and that step does nothing.
+        if params:
             get_logger().warning(
                 "%s.step changes nothing: none of its %d parameters has a gradient (the first is "
                 "%s); attach them to a GradManager and call gm.backward(loss) before. At %s",
