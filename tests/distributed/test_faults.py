@@ -227,6 +227,18 @@ def test_processes_on_other_machines_are_started_from_outside() -> None:
         dist.launcher(lambda: 1, n_gpus=0, world_size=2)
 
 
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_programs_for_several_gpus_run_on_the_host(
+    gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["treadle.distributed.launcher"]  # The name in the package is the class.
+    monkeypatch.setattr(module, "get_device_count", lambda kind: gpus)
+    assert dist.launcher(world_size=4).n_gpus == (gpus or 4)
+    assert dist.launcher().n_gpus == (gpus or 1)
+    for elsewhere in ({"rank_start": 2}, {"master_ip": "far"}):
+        assert dist.launcher(world_size=4, **elsewhere).n_gpus == (gpus or 1)
+
+
 def test_ranks_get_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TREADLE_NUM_THREADS", "OMPI_MCA_btl", "OMPI_ALLOW_RUN_AS_ROOT"):
         monkeypatch.delenv(name, raising=False)

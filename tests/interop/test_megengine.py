@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import math
 import pickle
 import subprocess
@@ -280,6 +281,28 @@ def test_arrays_of_one_element_are_numbers() -> None:
     finally:
         uninstall()
     assert type(mge.tensor([1.0]).numpy()) is np.ndarray
+
+
+def test_states_with_parameters_of_one_element_are_saved() -> None:
+    """Their arrays are of a class of their own, and files hold plain ones."""
+    install()
+    try:
+        net, file = mge.module.Linear(1, 1), io.BytesIO()
+        state = net.state_dict()
+        mge.save({"net": state, "quantized": one_of_four_bits()}, file)
+        file.seek(0)
+        loaded = mge.load(file)
+    finally:
+        uninstall()
+    assert {type(a) for a in loaded["net"].values()} == {np.ndarray}
+    assert loaded["net"]["weight"] == state["weight"] and loaded["quantized"].numpy() == 3
+    net.load_state_dict(loaded["net"])
+    with pytest.raises(TypeError, match="is a recarray, which is not saved"):
+        mge.save(np.zeros(1).view(np.recarray), file)
+
+
+def one_of_four_bits() -> mge.Tensor:
+    return mge.tensor([3], dtype=mge.quantization.dtype.quint4(1.0, 0))
 
 
 def test_core_names_what_it_has() -> None:

@@ -28,10 +28,12 @@ class launcher:
 
     Args:
         func: the function; left out where the decorator is given arguments.
-        n_gpus: processes to start; the number of devices of `device_type` if None, at least 1.
+        n_gpus: processes to start. If None the number of devices of `device_type`; where there is
+            none, `world_size`, so that a program for several GPUs runs on the host, else 1.
         world_size: processes in all; the same if None. More only within a job that spans machines.
         rank_start, master_ip, port: as MegEngine has them for jobs that span machines, which are
-            started with `mpiexec` or `srun` here, so that they say nothing.
+            started with `mpiexec` or `srun` here. Such a job is meant where `rank_start` is not 0
+            or `master_ip` not "localhost"; otherwise they say nothing.
         device_type: kind of device to count.
         backend: see `override_backend`.
         on_failure: what becomes of the job when a process is killed: "end" ends all others;
@@ -63,7 +65,9 @@ class launcher:
         self.device_type = device_type
         self.asked = n_gpus if world_size is None else world_size
         found = get_device_count("gpu" if device_type == "xpu" else device_type)
-        self.n_gpus = max(found, 1) if n_gpus is None else n_gpus
+        one_machine = rank_start == 0 and master_ip == "localhost"
+        on_host = world_size if world_size is not None and one_machine else 1
+        self.n_gpus = (found or on_host) if n_gpus is None else n_gpus
         self.world_size = self.n_gpus if world_size is None else world_size
         if not 1 <= self.n_gpus <= self.world_size:
             raise ValueError(f"cannot start {self.n_gpus} of {self.world_size} processes")

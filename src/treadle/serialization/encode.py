@@ -66,6 +66,11 @@ def saves_dtype(dtype: np.dtype[Any]) -> bool:
     return dtype in _DTYPES and not dtype.metadata
 
 
+def _pickles_as_plain(x: Array) -> bool:
+    """Return whether an array of a class derived from NumPy's comes back as one of NumPy's."""
+    return type(x).__reduce__ is not np.ndarray.__reduce__ and x.__reduce__()[1][0] is np.ndarray
+
+
 class Encoder:
     """Collects the nodes and the named arrays of one object."""
 
@@ -119,6 +124,8 @@ class Encoder:
         method = self._methods.get(type(x))
         if method is not None:
             return method(x, path)
+        if isinstance(x, np.ndarray) and _pickles_as_plain(x):
+            return self._array(x.view(np.ndarray), path)
         if isinstance(x, np.generic) and saves_dtype(x.dtype):
             return ["scalar", x.dtype.name, x.tobytes().hex()]
         if isinstance(x, np.dtype) and saves_dtype(x):

@@ -53,7 +53,7 @@ class Inserter(Tracer):
         return self._stand_ins[node]
 
     def stands_for(self, node: Node) -> Any:
-        """What calls on a node really used; None if there were none."""
+        """The value on which calls of a node really ran; None if nothing was called on it."""
         return self._stand_ins.get(node)
 
     def _values(self, given: Any) -> Any:
