@@ -10,6 +10,7 @@ import linecache
 import random
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -92,3 +93,31 @@ def test_modes_that_are_no_words() -> None:
         F.conv2d(x, x, conv_mode=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is given no operand"):
         F.einsum("ij")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("extent", [2**38, 2**41, 2**62])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: F.adaptive_avg_pool2d(x, n),
+        lambda x, n: F.adaptive_max_pool2d(x, n),
+        lambda x, n: F.adaptive_avg_pool2d(x, (2, n)),
+        lambda x, n: F.vision.interpolate(x, size=n),
+        lambda x, n: F.tile(x, (1, 1, n, 1)),
+        lambda x, n: F.repeat(x, n, 2),
+        lambda x, n: F.full((n, n), 1.0),
+        lambda x, n: F.one_hot(x[0, 0, 0].astype("int32"), n),
+        lambda x, n: F.conv2d(x, F.ones((1, 2, 1, 1)), padding=n),
+        lambda x, n: F.nn.pad(x, ((0, 0), (0, 0), (n, 0), (0, n))),
+    ],
+)
+def test_results_beyond_all_memory_are_refused_at_once(
+    function: Callable[..., Any], extent: int, compiled: bool
+) -> None:
+    x = mge.tensor(np.zeros((1, 2, 1024, 3), "float32"))
+    run = (
+        mge.jit.compile(lambda x: function(x, extent)) if compiled else partial(function, n=extent)
+    )
+    with pytest.raises(TreadleError):
+        run(x)

@@ -149,7 +149,9 @@ def warp_perspective(
     x, name = as_tensor(inp), "warp_perspective"
     if mat_idx is not None:
         images = indices_of(mat_idx, x, name)
-        x = call(name, Take(0), x, call(name, InRange(name, 0, x.shape[0]), images))
+        if x.ndim:  # else Take refuses it
+            images = call(name, InRange(name, 0, x.shape[0]), images)
+        x = call(name, Take(0), x, images)
     return _warp(name, x, mat, out_shape, border_mode, border_val, format, interp_mode)
 
 

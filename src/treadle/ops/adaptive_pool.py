@@ -12,11 +12,13 @@ import math
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.dtype import as_dtype
 from treadle.base.errors import ShapeError
 from treadle.base.guards import require
 from treadle.base.shape import Shape, format_shape
 from treadle.base.symbol import less_equal
 from treadle.base.types import TensorType
+from treadle.ops.creation import allocate
 from treadle.ops.op import Array, Op, Pullback, family, op
 from treadle.ops.operand import V
 from treadle.ops.pool import (
@@ -166,6 +168,8 @@ class AdaptiveAvgPool(AdaptiveWindow):
 
     def reference(self, x: Array) -> Array:
         total = widen_array(x)
+        # Windows are listed one by one: first, whether there is room for the result.
+        allocate(self, (*x.shape[:2], *self.output_shape), as_dtype(x.dtype))
         for axis, (n, m) in enumerate(zip(x.shape[2:], self.output_shape, strict=True), 2):
             total = _window_sums(total, axis, _windows(n, m))
         average: Array = total / _areas(x.shape[2:], self.output_shape).astype(total.dtype)

@@ -148,6 +148,8 @@ class Allocator:
         # Rooms are multiples of an eighth to a sixteenth of themselves: few sizes, little waste.
         step = max(12, nbytes.bit_length() - 4)
         room = -(-nbytes >> step) << step
+        if room >= TOO_MANY_BYTES:
+            raise self._exhausted(room)
         with self.lock:
             rooms = self._rooms.get(room)
             if rooms is None:
@@ -161,16 +163,18 @@ class Allocator:
         with self.lock:
             self._cached = self._recount()
             try:
-                if room < TOO_MANY_BYTES:
-                    block = Block.of(room)
-                    self._held += room
-                    self._mapped += 1
-                    return block
+                block = Block.of(room)
+                self._held += room
+                self._mapped += 1
+                return block
             except (OSError, MemoryError, OverflowError):
                 if self.empty_cache():
                     return self._map(room)
-            live = self._held - self._cached
-        raise OutOfMemory(
+        raise self._exhausted(room)
+
+    def _exhausted(self, room: int) -> OutOfMemory:
+        live = self._held - self._cached
+        return OutOfMemory(
             "cpu",
             f"cannot allocate {room} bytes",
             saw=f"{live} bytes are in use by results of operations",
