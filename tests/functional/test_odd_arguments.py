@@ -107,6 +107,7 @@ def test_modes_that_are_no_words() -> None:
         lambda x, n: F.tile(x, (1, 1, n, 1)),
         lambda x, n: F.repeat(x, n, 2),
         lambda x, n: F.full((n, n), 1.0),
+        lambda x, n: F.diag(x[0, 0, 0], n),
         lambda x, n: F.one_hot(x[0, 0, 0].astype("int32"), n),
         lambda x, n: F.conv2d(x, F.ones((1, 2, 1, 1)), padding=n),
         lambda x, n: F.nn.pad(x, ((0, 0), (0, 0), (n, 0), (0, n))),

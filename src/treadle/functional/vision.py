@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from treadle.base.shape import Shape
@@ -103,7 +104,10 @@ def _target(have: Shape, size: Any, scale_factor: Any) -> Shape:
     factors = list(scale_factor) if several else [scale_factor] * len(have)
     if len(factors) != len(have):
         raise ValueError(f"interpolate: {len(have)} scale factors are needed, got {scale_factor}")
-    return tuple(_scaled(extent, float(f)) for extent, f in zip(have, factors, strict=True))
+    numbers = [float(f) for f in factors]
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError(f"interpolate: scale_factor must be finite, got {scale_factor}")
+    return tuple(_scaled(extent, f) for extent, f in zip(have, numbers, strict=True))
 
 
 def _scaled(extent: Dim, factor: float) -> Any:

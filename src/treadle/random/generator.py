@@ -191,7 +191,7 @@ class RNG:
 def _shape(size: Any) -> Shape:
     if size is None:
         return (1,)
-    if isinstance(size, (int, np.integer, Expr)):
+    if isinstance(size, (int, float, np.number, Expr)):
         raise TypeError(f"size must be a tuple, for example ({size},)")
     if isinstance(size, Tensor) and not size.ndim:
         return (int(size),)

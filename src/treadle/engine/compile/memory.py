@@ -14,7 +14,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from treadle.base.errors import CompileError
+from treadle.base.errors import CompileError, OutOfMemory
 from treadle.engine.plan import ALIGNMENT, MemoryPlan, aligned
 
 
@@ -61,9 +61,18 @@ def plan_memory(buffers: Sequence[Buffer], *, reuse: bool = True) -> MemoryPlan:
     Args:
         buffers: sizes and lifetimes.
         reuse: False gives every buffer bytes of its own, for debugging.
+
+    Raises:
+        OutOfMemory: no address holds so many.
     """
     naive = sum(aligned(b.size) for b in buffers)
     bound = lower_bound(buffers)
+    if bound >= _NO_GAP // 2:
+        raise OutOfMemory(
+            "memory",
+            f"the program needs {bound} bytes at once",
+            hint="use smaller batches or shapes",
+        )
     if not reuse:
         offsets, end = [], 0
         for b in buffers:
