@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.answering_process import AnsweringProcess
 from tests.damage.kinds import KINDS, Kind, flat, there
 
 import treadle as mge
 from treadle.base.errors import TreadleError
+from treadle.conformance.answering_process import AnsweringProcess
 
 Values = dict[str, Any]
 
@@ -197,6 +197,7 @@ class Run:
 def process_in(folder: Path) -> AnsweringProcess:
     """A worker; its caches are its own, the keys that vouch for files are not."""
     environment = {
+        **os.environ,
         "TREADLE_CACHE_DIR": tempfile.mkdtemp(dir=folder, prefix="cache-"),
         "TREADLE_CONFIG_DIR": str(folder / "config"),
         "TREADLE_LOG_LEVEL": "CRITICAL",

@@ -36,6 +36,7 @@ DECLARED = """
     interop/onnx/writer.py EXPORTERS
     interop/torch/device/hot.py _REGISTER
     interop/torch/device/registration.py _LIBRARIES
+    interop/torch/device/untraced.py _PASSED
     interop/torch/drawing.py DRAWING
     interop/torch/homes.py _KINDS
     interop/torch/pairs.py COMPLEX

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from tests.answering_process import AnsweringProcess
+from treadle.conformance.answering_process import AnsweringProcess
 
 KNOWN = Path(__file__).with_name("known.toml")
 LIMIT = 1e-4
@@ -61,7 +62,7 @@ def main(arguments: list[str]) -> int:
     known = tomllib.loads(KNOWN.read_text(encoding="utf-8"))
     command = [sys.executable, "-m", "tests.zoo.worker", str(options.folder), str(options.seed)]
     # On shared cores, threads that spin while they wait cost a call a second.
-    passive = {"OMP_WAIT_POLICY": "PASSIVE"}
+    passive = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
     worker, began = AnsweringProcess(*command, environment=passive, quiet=True), time.monotonic()
     listed = worker.start()["names"]
     chosen = [n for n in listed if not options.only or any(o in n for o in options.only)]

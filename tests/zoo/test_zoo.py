@@ -8,11 +8,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
 
-from tests.answering_process import AnsweringProcess  # noqa: E402
 from tests.zoo import __main__ as command  # noqa: E402
 from tests.zoo import ways  # noqa: E402
 
 import treadle as mge  # noqa: E402
+from treadle.conformance.answering_process import AnsweringProcess  # noqa: E402
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 

@@ -23,6 +23,7 @@ from treadle.conformance import (
     performance,
     profiling,
     purity,
+    pytorch,
     training,
 )
 from treadle.conformance.check import Check, CheckFailed, NotOffered
@@ -41,6 +42,7 @@ GROUPS: Mapping[str, Callable[[Subject], Iterable[Check]]] = {
     "Graph": graph.checks,
     "Training": training.checks,
     "Distributed": distributed.checks,
+    "PyTorch": pytorch.checks,
     "Profiling": profiling.checks,
     "Performance sanity": performance.checks,
 }

@@ -155,3 +155,60 @@ def test_tensors_of_the_cpu_are_compiled_as_before() -> None:
     y.sum().backward()
     assert y.device.type == "cpu" and x.grad is not None
     torch.testing.assert_close(x.grad, 2 * x.detach().cos())
+
+
+def test_what_is_not_captured_runs_op_by_op_and_is_left_alone(device: str) -> None:
+    """PyTorch captures nothing of this, and has Dynamo look at every frame that runs meanwhile."""
+    losses: dict[str, list[float]] = {}
+    for where in ("cpu", device):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 1)).to(
+            where
+        )
+        x = torch.randn(16, 4).to(where)
+        model.compile(backend="treadle" if where == device else "eager")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        torch._dynamo.utils.counters.clear()
+        losses[where] = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses[where].append(loss.item())
+        counted = torch._dynamo.utils.counters
+        assert not counted["unimplemented"] and not counted["graph_break"], counted
+    assert losses[device] == pytest.approx(losses["cpu"], rel=1e-4)
+
+
+def test_operators_between_graphs_are_left_alone(device: str) -> None:
+    def function(x: Any) -> Any:
+        y = (x * 2).tanh()
+        torch._dynamo.graph_break()
+        z = y.flip(0) @ y.t()
+        return torch.stack([z.sum() + i for i in range(y.nonzero().shape[0])])
+
+    x = torch.tensor([[0.5, 0.0], [-1.0, 2.0]])
+    run = compiled(function)
+    for _ in range(2):
+        torch.testing.assert_close(run(x.to(device)).cpu(), function(x))
+    with pytest.raises(RuntimeError):  # Afterwards code is captured as before.
+        compiled(lambda x: torch._dynamo.graph_break() or x.view(3))(x.to(device))
+    again = compiled(lambda x: x + 1, fullgraph=True)
+    torch.testing.assert_close(again(x.to(device)).cpu(), x + 1)
+    assert not left_to_torch() or all("view" not in row.operator for row in left_to_torch())
+
+
+def test_results_that_lie_backwards_come_home(device: str) -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    for axes in ((0,), (1,), (0, 1)):
+        assert torch.equal(x.to(device).flip(axes).cpu(), x.flip(axes))
+
+
+def test_functions_of_the_module_are_captured(device: str) -> None:
+    def function(x: Any) -> Any:
+        scale = 2 if torch.treadle.is_available() else 3
+        return x * scale
+
+    run = compiled(function, fullgraph=True)
+    assert run(torch.ones(2, device=device)).cpu().tolist() == [2, 2]

@@ -65,10 +65,11 @@ import treadle.interop.torch
 kept = {n: dict(vars(m)) for n, m in list(sys.modules.items()) if n.partition(".")[0] == "torch"}
 import treadle.torch
 made = {"treadle", "is_treadle"}
+told = {"_privateuse1_backend_name", "SKIP_DIRS_RE"}  # the name, files that are never captured
 for name, before in kept.items():
     now = vars(sys.modules[name])
     for key, value in before.items():
-        if now.get(key, None) is not value and key != "_privateuse1_backend_name":
+        if now.get(key, None) is not value and key not in told:
             print(name, key)
 for cls in (torch.Tensor, torch.nn.Module, torch.UntypedStorage):
     for key in vars(cls):

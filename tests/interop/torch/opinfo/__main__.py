@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.answering_process import AnsweringProcess
+from treadle.conformance.answering_process import AnsweringProcess
 
 KNOWN = Path(__file__).parent / "known.toml"
 DTYPES = ("float32", "float64", "bfloat16", "int64", "bool")

@@ -5,7 +5,6 @@ A process of its own, since an operator may crash or hang: see `__main__`.
 """
 
 import contextlib
-import copy
 import json
 import os
 import random
@@ -28,9 +27,10 @@ from torch.utils import _pytree as pytree
 from treadle.graph.evaluate import evaluate
 from treadle.interop.torch import left_to_torch
 from treadle.interop.torch.arrays import to_array
+from treadle.interop.torch.checks.comparison import copied, seed, tensors, unlike
+from treadle.interop.torch.checks.records import UNDEFINED, name_of
 from treadle.interop.torch.drawing import keys
 from treadle.interop.torch.parts import Instance
-from treadle.interop.torch.strides import has_gaps
 
 DTYPES = {
     "float32": torch.float32,
@@ -39,20 +39,6 @@ DTYPES = {
     "int64": torch.int64,
     "bool": torch.bool,
 }
-# Relative to an element, and to the largest element of a result: sums come in another order.
-TOLERANCES = {
-    torch.float64: (1e-7, 1e-9),
-    torch.float32: (2e-4, 2e-5),
-    torch.bfloat16: (2e-2, 2e-2),
-    torch.float16: (4e-3, 4e-3),
-    torch.complex64: (2e-4, 2e-5),
-    torch.complex128: (1e-7, 1e-9),
-}
-
-
-def name_of(record: Any) -> str:
-    """The record's name, with that of its variant."""
-    return f"{record.name}.{record.variant_test_name}".rstrip(".")
 
 
 class Modules:
@@ -91,14 +77,6 @@ def records() -> dict[str, Any]:
     return {name_of(r): r for r in (*op_db, *modules)}
 
 
-UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty")
-"""Records whose results hold what memory held."""
-
-
-class Differs(Exception):
-    """A result is not PyTorch's."""
-
-
 def _without_seed(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return operator(*args, **kwargs)
 
@@ -108,29 +86,6 @@ common_methods_invocations.wrapper_set_seed = _without_seed
 # A sixth of the time of a sample: a queue of seeds for a GPU, timed tries of new guards.
 torch.cuda.manual_seed_all = lambda _: None  # type: ignore[assignment]
 guards.profile_guard_manager = lambda *_: 0.0
-
-
-def seed(value: int) -> None:
-    random.seed(value)
-    np.random.seed(value % (1 << 32))
-    torch.manual_seed(value)
-
-
-def copied(value: Any) -> Any:
-    """The arguments again, with leaves of their own."""
-
-    def one(x: Any) -> Any:
-        if isinstance(x, torch.nn.Module):
-            return copy.deepcopy(x)
-        if not isinstance(x, torch.Tensor):
-            return x
-        return x.detach().clone().requires_grad_(x.requires_grad)
-
-    return pytree.tree_map(one, value)
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    return [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
 
 
 def run(
@@ -154,61 +109,6 @@ def run(
         for y in ends
     ]
     return found, list(torch.autograd.grad(ends, leaves, passed, allow_unused=True))
-
-
-def compare(ours: list[Any], theirs: list[Any], what: str, settled: bool = True) -> None:
-    """Raise `Differs` unless results are equal; `settled`: not only their types."""
-    if len(ours) != len(theirs):
-        raise Differs(f"{len(ours)} {what}s, not {len(theirs)}")
-    for number, (x, y) in enumerate(zip(ours, theirs, strict=True)):
-        if not isinstance(y, torch.Tensor):
-            equal = x == y or (x != x and y != y) if isinstance(y, float) else x == y
-            if settled and isinstance(y, (int, float, bool, str)) and not equal:
-                raise Differs(f"{what} {number} is {x!r}, not {y!r}")
-            continue
-        if not isinstance(x, torch.Tensor):
-            raise Differs(f"{what} {number} is {x!r}, not a tensor")
-        if y.layout is not torch.strided:
-            continue
-        problem = difference(x.detach(), y.detach(), settled)
-        if not problem and lies_elsewhere(x, y):
-            problem = f"strides {x.stride()}, not {y.stride()}"
-        if problem:
-            raise Differs(f"{what} {number}: {problem}")
-
-
-def unlike(ours: Any, theirs: Any, settled: bool) -> str:
-    """How results and gradients differ; "" if they do not."""
-    try:
-        compare(ours[0], theirs[0], "result", settled)
-        compare(ours[1], theirs[1], "gradient", settled)
-    except Differs as error:
-        return str(error)
-    return ""
-
-
-def difference(x: torch.Tensor, y: torch.Tensor, settled: bool) -> str:
-    """What sets a tensor apart from the expected one; "" if nothing does."""
-    if x.dtype != y.dtype or x.shape != y.shape:
-        return f"{x.dtype} {list(x.shape)}, not {y.dtype} {list(y.shape)}"
-    if not settled:
-        return ""
-    relative, absolute = TOLERANCES.get(y.dtype, (0.0, 0.0))
-    scale = 1.0
-    if relative and y.numel():
-        scale = max(scale, float(y.abs().double().nan_to_num(0, 0, 0).max()))
-    equal = torch.isclose(x, y, relative, absolute * scale, equal_nan=True)
-    if bool(equal.all()):
-        return ""
-    place = tuple((~equal).nonzero()[0].tolist())
-    count = int((~equal).sum())
-    return f"{x[place].item()!r}, not {y[place].item()!r} at {place} ({count} of {y.numel()})"
-
-
-def lies_elsewhere(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether strides are others, where axes have several elements and memory has no gaps."""
-    wide = [d for d, extent in enumerate(y.shape) if extent > 1]
-    return not has_gaps(y) and any(x.stride(d) != y.stride(d) for d in wide)
 
 
 class Job:

@@ -19,6 +19,7 @@ from treadle.interop.torch.device import fallback, hot, private, scalars
 from treadle.interop.torch.device.forms import form_of
 from treadle.interop.torch.device.planned import Plan
 from treadle.interop.torch.device.plans import Refused
+from treadle.interop.torch.device.untraced import untraced
 
 _MOST = 8192
 _PLANS: dict[Any, Any] = RUNTIME.table("plans of PyTorch's calls", "devices")
@@ -84,6 +85,7 @@ def _note(value: Any, parts: list[Any], tensors: list[Any], opens: bool) -> None
         raise _Unkeyed
 
 
+@untraced
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on our tensors."""
     known = _OPERATORS.get(op) or _look_at(op)

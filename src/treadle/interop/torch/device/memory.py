@@ -95,7 +95,7 @@ class Memory:
     def _fetch(self, array: DeviceArray) -> None:
         target = flat(self.mirror)
         if array.on_host:
-            source = array.host().reshape(-1).view(np.uint8)
+            source = np.ascontiguousarray(array.host()).reshape(-1).view(np.uint8)
             target.numpy()[: source.size] = source
         else:
             filled = target.numpy()[: array.nbytes].view(array.dtype).reshape(array.shape)

@@ -11,6 +11,7 @@ from treadle.backends import registry
 from treadle.base.errors import DeviceError
 from treadle.base.process import RUNTIME
 from treadle.engine.devices.names import CompNode, device_count, resolve
+from treadle.interop.torch.device.untraced import pass_over
 
 NAME = "treadle"
 _HOST = "cpu0"
@@ -22,6 +23,11 @@ def places() -> tuple[CompNode, ...]:
     found = [resolve(_HOST)]
     entries = [*registry.offered(), registry.for_kind("opencl")]
     for entry in entries:
+        package = (
+            type(entry.backend).__module__.partition(".")[0] if entry is not None else "treadle"
+        )
+        if package != "treadle":
+            pass_over(package)
         for kind in entry.kinds[:1] if entry is not None else ():
             if kind not in ("cpu", "multithread"):
                 found += [resolve(f"{kind}{i}") for i in range(device_count(kind))]

@@ -30,6 +30,8 @@ NAMES = (
     "torch._conj",
     "torch._neg_view",
     "torch.Tensor._is_zerotensor",
+    "torch._C._dynamo.eval_frame.set_eval_frame",
+    "torch._dynamo.trace_rules.add",
 )
 
 
@@ -79,3 +81,5 @@ AUTOCAST_KEY: Any = torch._C.DispatchKeySet(found("torch._C.DispatchKey.Autocast
 outside: Any = torch._C._ExcludeDispatchKeyGuard
 conjugated: Any = torch._conj
 negated: Any = torch._neg_view
+set_eval_frame: Any = found("torch._C._dynamo.eval_frame.set_eval_frame")
+skip_files_of: Any = found("torch._dynamo.trace_rules.add")

@@ -20,6 +20,7 @@ from treadle.interop.torch.device import (
     namespace,
     private,
     saving,
+    untraced,
     watching,
 )
 from treadle.interop.torch.device.places import NAME
@@ -59,6 +60,8 @@ def register() -> None:
             return
         _check_free()
         private.setup(NAME, namespace.module(), _Hooks())
+        # The frames that switch Dynamo off, and what frees memory of devices at any time.
+        untraced.pass_over(untraced.__name__, "treadle.runtime", "treadle.backends")
         _add_kernels()
         saving.register()
         watching.register()
@@ -110,19 +113,20 @@ def _in_one() -> Iterator[tuple[str, Any]]:
 def _add_kernels() -> None:
     ours = _library("aten", "IMPL")
     hot.register_by(lambda name, kernel: ours.impl(name, kernel, _KEY))
-    kernels = dict(_in_one()) | movement.KERNELS | asked.KERNELS
+    own = movement.KERNELS | asked.KERNELS
+    kernels = dict(_in_one()) | {name: untraced.untraced(kernel) for name, kernel in own.items()}
     native = library()
     if native is not None and native.register_views():
         kernels = {name: kernel for name, kernel in kernels.items() if name not in VIEWS}
     for name, kernel in kernels.items():
         ours.impl(name, kernel, _KEY)
     for name, kernel in movement.FOR_CPU.items():
-        ours.impl(name, kernel, "CPU")
+        ours.impl(name, untraced.untraced(kernel), "CPU")
     for name in movement.PASSED:
         for key in ("Conjugate", "Negative"):
             ours.impl(name, torch.library.fallthrough_kernel, key)
     for name, kernel in autocast.kernels():
-        ours.impl(name, kernel, f"Autocast{_KEY}")
+        ours.impl(name, untraced.untraced(kernel), f"Autocast{_KEY}")
     everything = _library("_", "IMPL")
     everything.fallback(calls.run, _KEY)
     everything.fallback(torch.library.fallthrough_kernel, f"Autocast{_KEY}")

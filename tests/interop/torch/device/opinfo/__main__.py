@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.answering_process import AnsweringProcess
+from treadle.conformance.answering_process import AnsweringProcess
 
 KNOWN = Path(__file__).parent / "known.toml"
 
@@ -34,10 +34,12 @@ def ask(
     only: Sequence[str] = (), *, step: int = 1, samples: int, dtype: str = "float32"
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Findings of every `step`-th record: of those that have such parts in their names, or all."""
-    worker = AnsweringProcess(sys.executable, "-m", f"{__package__}.worker", quiet=True)
+    worker = AnsweringProcess(
+        sys.executable, "-m", "treadle.interop.torch.checks", "treadle:0", quiet=True
+    )
     every = list(worker.start()["names"])
     for name in [n for n in every if not only or any(part in n for part in only)][::step]:
-        job = {"name": name, "dtype": dtype, "count": samples, "seed": 0}
+        job = {"record": name, "dtype": dtype, "count": samples, "seed": 0}
         yield name, worker.ask(json.dumps(job), 120)
     worker.stop()
 

@@ -1,13 +1,14 @@
 """A process that answers each line with a line of JSON, and may crash or hang on the way."""
 
+from __future__ import annotations
+
 import contextlib
 import json
-import os
 import queue
 import subprocess
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any, cast
 
 
 class AnsweringProcess:
@@ -15,7 +16,7 @@ class AnsweringProcess:
 
     Args:
         command: what is run; its first line is an answer to nobody, see `start`.
-        environment: variables beside those of this process.
+        environment: its variables; None: those of this process.
         quiet: what it says about errors is dropped.
     """
 
@@ -24,12 +25,12 @@ class AnsweringProcess:
     ) -> None:
         self.process: subprocess.Popen[str] | None = None
         self._command = command
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = environment
         self._errors = subprocess.DEVNULL if quiet else None
 
     def start(self) -> dict[str, Any]:
         """Start it; its first line."""
-        self.process = subprocess.Popen(
+        self.process = process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -37,18 +38,19 @@ class AnsweringProcess:
             text=True,
             env=self._environment,
         )
-        return self._answer(600)
+        return self._answer(process, 600)
 
     def ask(self, line: str, seconds: float) -> dict[str, Any]:
         """Its answer to a line; {"lost": what became of it} if there is none in time."""
         if self.process is None:
             self.start()
         process = self.process
-        assert process is not None and process.stdin is not None
+        if process is None or process.stdin is None:
+            return {"lost": "it does not start"}
         with contextlib.suppress(BrokenPipeError):  # What ended says so below.
             process.stdin.write(line + "\n")
             process.stdin.flush()
-        return self._answer(seconds)
+        return self._answer(process, seconds)
 
     def stop(self) -> None:
         """End the process."""
@@ -61,11 +63,9 @@ class AnsweringProcess:
                         pipe.close()
             self.process = None
 
-    def _answer(self, seconds: float) -> dict[str, Any]:
-        process = self.process
-        assert process is not None and process.stdout is not None
-        lines: queue.Queue[str] = queue.Queue()
-        reader = threading.Thread(target=lambda: lines.put(process.stdout.readline()), daemon=True)
+    def _answer(self, process: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
+        output, lines = cast(IO[str], process.stdout), queue.Queue[str]()
+        reader = threading.Thread(target=lambda: lines.put(output.readline()), daemon=True)
         reader.start()
         try:
             line = lines.get(timeout=seconds)

@@ -1,28 +1,33 @@
-"""Runs records of PyTorch's operators on a device of Treadle, one per line; see `__main__`.
+"""PyTorch's own records of operators (`op_db`) on a device: numbers and gradients of the CPU."""
 
-A process of its own, since an operator may crash or hang.
-"""
+from __future__ import annotations
 
 import itertools
-import json
-import os
-import sys
 import traceback
-import warnings
 from typing import Any
 
 import torch
-from tests.interop.torch.opinfo import worker as through_compiler
-from tests.interop.torch.opinfo.worker import UNDEFINED, copied, records, seed, tensors, unlike
+from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-import treadle
-import treadle.torch
+from treadle.engine.eager.fallback import fallback_report
+from treadle.interop.torch.checks.comparison import copied, seed, tensors, unlike
 from treadle.interop.torch.strides import has_gaps
 
-DEVICE = "treadle:0"
+UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty")
+"""Records whose results hold what memory held."""
 OTHERS = ("int64", "bool", "complex64")
 """Element types that a record is run in if it does not have the one that was asked for."""
+
+
+def name_of(record: Any) -> str:
+    """The record's name, with that of its variant."""
+    return f"{record.name}.{record.variant_test_name}".rstrip(".")
+
+
+def by_name() -> dict[str, Any]:
+    """PyTorch's records of operators."""
+    return {name_of(record): record for record in op_db}
 
 
 def moved(value: Any, device: str) -> Any:
@@ -94,13 +99,15 @@ class Job:
         dtype: the element type of its samples; if it has none, the first of `OTHERS` that has.
         count: how many samples, the first ones.
         start: of the random numbers that samples are made of.
+        device: the device of PyTorch.
     """
 
-    def __init__(self, record: Any, dtype: str, count: int, start: int) -> None:
+    def __init__(self, record: Any, dtype: str, count: int, start: int, device: str) -> None:
         supported = record.supported_dtypes("cpu")
         known = (getattr(torch, name) for name in (dtype, *OTHERS))
         self._dtype = next((d for d in known if d in supported), None)
         self._record, self._count, self._start = record, count, start
+        self._device = device
         backward = record.supported_backward_dtypes("cpu")
         self._is_trained = record.supports_autograd and self._dtype in backward
         self._found: dict[str, Any] = {"samples": 0, "wrong": [], "raised": [], "backward": "none"}
@@ -108,7 +115,7 @@ class Job:
         self._host: set[str] = set()
 
     def run(self) -> dict[str, Any]:
-        """What the samples came to."""
+        """Return what the samples came to."""
         if self._dtype is not None:
             seed(self._start)
             made = self._record.sample_inputs("cpu", self._dtype, requires_grad=self._is_trained)
@@ -127,11 +134,11 @@ class Job:
         # Else it is random numbers, or memory that nobody filled.
         settled = not (self._record.name.startswith(UNDEFINED) or unlike(again, theirs, True))
         self._found["samples"] += 1
-        treadle.fallback_report(clear=True)
+        fallback_report(clear=True)
         for what in ("forward", "backward") if theirs[1] else ("forward",):
             grads = what == "backward"
             try:
-                ours = run(self._record, arguments, DEVICE, 0, seen, grads)
+                ours = run(self._record, arguments, self._device, 0, seen, grads)
                 told = unlike(_loose(ours), _loose((theirs[0], theirs[1] * grads)), settled)
             except Exception as error:
                 place = traceback.extract_tb(error.__traceback__)[-1]
@@ -144,28 +151,4 @@ class Job:
                 break
             if grads:
                 self._found["backward"] = "equal"
-        self._host.update(row.op for row in treadle.fallback_report())
-
-
-def main() -> None:
-    """Answer jobs until the input ends."""
-    global DEVICE
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what operators print is no answer
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    DEVICE = sys.argv[1] if len(sys.argv) > 1 else DEVICE
-    known = {n: r for n, r in records().items() if not isinstance(r, through_compiler.Modules)}
-    print(json.dumps({"names": sorted(known)}), file=answers, flush=True)
-    for line in sys.stdin:
-        job = json.loads(line)
-        try:
-            with treadle.fallback("silent"):
-                found = Job(known[job["name"]], job["dtype"], job["count"], job["seed"]).run()
-        except Exception as error:  # samples that cannot be made
-            found = {"broken": f"{type(error).__name__}: {error}"[:300]}
-        print(json.dumps(found), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        self._host.update(row.op for row in fallback_report())
