@@ -113,6 +113,39 @@ def test_columns_of_scatters_do_not_run_into_the_next_row(reduction: str, how: s
         by_treadle(single(node, inputs, 21, {"y": inputs["x"]}), inputs, how)
 
 
+@pytest.mark.parametrize(
+    ("op", "more", "attributes"),
+    [
+        ("Gather", {"i": np.array([0])}, {"axis": 2}),
+        ("GatherElements", {"i": np.array([[0]])}, {"axis": -3}),
+        ("Softmax", {}, {"axis": 7}),
+        ("Hardmax", {}, {"axis": -3}),
+        ("ArgMax", {}, {"axis": 2}),
+        ("ReduceSum", {"i": np.array([2])}, {}),
+        ("CumSum", {"i": np.array(5)}, {}),
+        ("Squeeze", {"i": np.array([2])}, {}),
+        ("Unsqueeze", {"i": np.array([4])}, {}),
+        ("Concat", {"i": numbers(1, 4)}, {"axis": 2}),
+        ("LayerNormalization", {"i": numbers(4)}, {"axis": 2}),
+        ("Pad", {"i": np.array([1, 1]), "v": np.float32(0), "a": np.array([2])}, {}),
+        ("Expand", {"i": np.array([5])}, {}),
+        ("Expand", {"i": np.array([2, 2, 3])}, {}),
+        ("MaxPool", {}, {"kernel_shape": [2, 2], "auto_pad": "SAME"}),
+    ],
+)
+def test_axes_shapes_and_names_that_are_none_are_refused(
+    op: str, more: dict[str, Array], attributes: dict[str, Any]
+) -> None:
+    """ONNX Runtime refuses each, and so does its reference; none is taken for a neighbor."""
+    shape = (1, 1, 3, 4) if op == "MaxPool" else (1, 4)
+    inputs = {"x": numbers(*shape), **{n: np.asarray(a) for n, a in more.items()}}
+    node = helper.make_node(op, list(inputs), ["y"], **attributes)
+    fixed = frozenset() if op == "Concat" else frozenset(more)
+    model = single(node, inputs, 21, {"y": inputs["x"]}, fixed)
+    with pytest.raises(TreadleError, match=op):
+        by_treadle(model, {n: a for n, a in inputs.items() if n not in fixed}, "eager")
+
+
 # -- branches ----------------------------------------------------------------------------------
 
 

@@ -89,6 +89,16 @@ class Node:
         """A list of integers."""
         return tuple(int(i) for i in self.attributes.get(name, default))
 
+    def place(self, axis: Any, rank: int) -> int:
+        """Return an axis of so many, counted from the first.
+
+        Raises:
+            UnsupportedOp: there is no such axis.
+        """
+        if not -rank <= axis < rank:
+            raise self.refuse(f"there is no axis {axis} of {rank}", "check the model")
+        return int(axis) % rank
+
     def wants(self, output: int) -> bool:
         """Return whether somebody uses this result."""
         return output < len(self.wanted) and self.wanted[output]

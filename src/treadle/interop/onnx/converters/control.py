@@ -189,7 +189,7 @@ def _scan(node: Node, *inputs: Value) -> tuple[Value, ...]:
     length = extents(entries[0])[axes[0]]
     for turn in range(length):
         seen = [
-            _entry(x, a % len(extents(x)), length - 1 - turn if b else turn)
+            _entry(x, node.place(a, len(extents(x))), length - 1 - turn if b else turn)
             for x, a, b in zip(entries, axes, backward, strict=True)
         ]
         made = node.run(body, [*state, *seen])
@@ -291,7 +291,7 @@ def _concat_from_sequence(node: Node, sequence: list[Value]) -> Value:
 
 @converts("SplitToSequence", host=(1,), separate=True)
 def _split_to_sequence(node: Node, x: Value, sizes: Array | None = None) -> Value:
-    axis = node.attr("axis", 0) % len(extents(x))
+    axis = node.place(node.attr("axis", 0), len(extents(x)))
     extent = extents(x)[axis]
     if sizes is None:
         keep = bool(node.attr("keepdims", 1))

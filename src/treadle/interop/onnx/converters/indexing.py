@@ -22,7 +22,7 @@ from treadle.ops.slicing import Slice
 
 @converts("Gather", separate=True)
 def _gather(node: Node, x: Value, index: Value) -> Value:
-    axis = node.attr("axis", 0) % len(extents(x))
+    axis = node.place(node.attr("axis", 0), len(extents(x)))
     mine, other = getattr(x, "array", None), getattr(index, "array", None)
     if mine is not None and other is not None:
         return known(np.take(mine, other, axis))
@@ -33,7 +33,7 @@ def _gather(node: Node, x: Value, index: Value) -> Value:
 
 @converts("GatherElements")
 def _gather_elements(node: Node, x: Value, index: Value) -> Value:
-    axis = node.attr("axis", 0) % len(extents(x))
+    axis = node.place(node.attr("axis", 0), len(extents(x)))
     shape = extents(index)
     starts = tuple(0 for _ in shape)
     within = [d if i == axis else shape[i] for i, d in enumerate(extents(x))]
@@ -69,7 +69,7 @@ def _column(index: Value, i: int) -> Value:
 
 @converts("ScatterElements", "Scatter")
 def _scatter_elements(node: Node, x: Value, index: Value, updates: Value) -> Value:
-    axis = node.attr("axis", 0) % len(extents(x))
+    axis = node.place(node.attr("axis", 0), len(extents(x)))
     places = from_start(index, extents(x)[axis], "scatter")
     return _combined(node, x, axis, places, updates, node.attr("reduction", "none"))
 
@@ -131,7 +131,7 @@ def _binarizer(node: Node, x: Value) -> Value:
 @converts("TensorScatter", host=(2,))
 def _tensor_scatter(node: Node, x: Value, update: Value, starts: Array | None = None) -> Value:
     shape = extents(x)
-    axis = node.attr("axis", -2) % len(shape)
+    axis = node.place(node.attr("axis", -2), len(shape))
     count, length = extents(update)[axis], shape[axis]
     first = np.zeros(shape[0], np.int64) if starts is None else starts
     places = first[:, None] + np.arange(count)
@@ -150,7 +150,7 @@ def _tensor_scatter(node: Node, x: Value, update: Value, starts: Array | None = 
 def _one_hot(node: Node, index: Value, depth: Array, values: Value) -> Value:
     n = int(depth.reshape(-1)[0])
     rank = len(extents(index)) + 1
-    axis = node.attr("axis", -1) % rank
+    axis = node.place(node.attr("axis", -1), rank)
     shape = list(extents(index))
     shape.insert(axis, 1)
     places = from_start(index, n)
@@ -172,7 +172,7 @@ def _where(node: Node, mask: Value, x: Value, y: Value) -> Value:
 def _compress(node: Node, x: Value, mask: Array) -> Value:
     axis = node.attributes.get("axis")
     flat = reshaped(x, (-1,)) if axis is None else x
-    where = 0 if axis is None else axis % len(extents(x))
+    where = 0 if axis is None else node.place(axis, len(extents(x)))
     places = np.flatnonzero(mask).astype(np.int64)
     return Take(where)(flat, flat.constant(places, dt.int64))
 

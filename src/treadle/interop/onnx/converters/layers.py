@@ -81,7 +81,7 @@ def _instance_norm(node: Node, x: Value, scale: Value, bias: Value) -> Value:
 @converts("LayerNormalization")
 def _layer_norm(node: Node, x: Value, scale: Value, bias: Value = None) -> Value:
     rank = len(extents(x))
-    axis = node.attr("axis", -1) % rank
+    axis = node.place(node.attr("axis", -1), rank)
     eps, count = node.attr("epsilon", 1e-5), rank - axis
     axes = tuple(range(axis, rank))
     plain = bias is not None and not any(map(node.wants, (1, 2)))
@@ -99,7 +99,7 @@ def _layer_norm(node: Node, x: Value, scale: Value, bias: Value = None) -> Value
 @converts("RMSNormalization")
 def _rms_norm(node: Node, x: Value, scale: Value) -> Value:
     rank = len(extents(x))
-    axis = node.attr("axis", -1) % rank
+    axis = node.place(node.attr("axis", -1), rank)
     if extents(scale) == extents(x)[axis:]:
         return RmsNorm(rank - axis, node.attr("epsilon", 1e-5))(x, scale)
     return RmsNorm(rank - axis, node.attr("epsilon", 1e-5))(x) * scale

@@ -283,4 +283,5 @@ def _qlinear_mean(node: Node, x: Value, sx: Value, zx: Value, sy: Value, zy: Val
 def _qlinear_concat(node: Node, sy: Value, zy: Value, *parts: Value) -> Value:
     triples = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
     found = alike(*(numbers(*triple) for triple in triples))
-    return levels(Concat(node.attr("axis", 1) % len(extents(found[0])))(*found), sy, zy)
+    axis = node.place(node.attr("axis", 1), len(extents(found[0])))
+    return levels(Concat(axis)(*found), sy, zy)

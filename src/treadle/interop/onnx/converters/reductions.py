@@ -40,7 +40,7 @@ def _reduced(node: Node, x: Value, axes: list[int] | None) -> Value:
         if axes is not None and node.attr("noop_with_empty_axes", 0):
             return _of_each(node, x)
         axes = list(range(rank))
-    where = tuple(sorted(a % rank for a in axes))
+    where = tuple(sorted(node.place(a, rank) for a in axes))
     return _reduction(node, x, where, bool(node.attr("keepdims", 1)))
 
 
@@ -122,7 +122,7 @@ converts(*_NAMES[1:], since=18, host=(1,))(_by_input)
 
 @converts("ArgMax", "ArgMin")
 def _arg_extremum(node: Node, x: Value) -> Value:
-    axis = node.attr("axis", 0) % len(extents(x))
+    axis = node.place(node.attr("axis", 0), len(extents(x)))
     keep = bool(node.attr("keepdims", 1))
     op = (reduce.Argmax if node.op_type == "ArgMax" else reduce.Argmin)(axis, keep)
     if not node.attr("select_last_index", 0):
@@ -133,7 +133,7 @@ def _arg_extremum(node: Node, x: Value) -> Value:
 
 @converts("TopK", host=(1,))
 def _top_k(node: Node, x: Value, k: Array) -> tuple[Value, Value]:
-    axis = node.attr("axis", -1) % len(extents(x))
+    axis = node.place(node.attr("axis", -1), len(extents(x)))
     op = TopK(axis, int(k.reshape(-1)[0]), bool(node.attr("largest", 1)), True)
     values, places = op.outputs(x)
     return values, places.astype(dt.int64)
@@ -150,13 +150,13 @@ converts("TopK", since=10, host=(1,))(_top_k)
 
 @converts("CumSum", host=(1,))
 def _cum_sum(node: Node, x: Value, axis: Array) -> Value:
-    where = int(axis.reshape(-1)[0]) % len(extents(x))
+    where = node.place(axis.reshape(-1)[0], len(extents(x)))
     return CumSum(where, bool(node.attr("exclusive", 0)), bool(node.attr("reverse", 0)))(x)
 
 
 @converts("CumProd", host=(1,))
 def _cum_prod(node: Node, x: Value, axis: Array) -> Value:
-    where = int(axis.reshape(-1)[0]) % len(extents(x))
+    where = node.place(axis.reshape(-1)[0], len(extents(x)))
     return CumProd(where, bool(node.attr("exclusive", 0)), bool(node.attr("reverse", 0)))(x)
 
 
@@ -172,7 +172,7 @@ def _flat_softmax(node: Node, x: Value) -> Value:
 
 
 def _softmax(node: Node, x: Value) -> Value:
-    return _exponential(node, x, node.attr("axis", -1) % len(extents(x)))
+    return _exponential(node, x, node.place(node.attr("axis", -1), len(extents(x))))
 
 
 def _exponential(node: Node, x: Value, axis: int) -> Value:
@@ -191,7 +191,7 @@ converts("Softmax", "LogSoftmax", "Hardmax", since=13)(_softmax)
 
 @converts("LpNormalization")
 def _lp_normalization(node: Node, x: Value) -> Value:
-    axis = node.attr("axis", -1) % len(extents(x))
+    axis = node.place(node.attr("axis", -1), len(extents(x)))
     if node.attr("p", 2) == 1:
         size = reduce.Sum((axis,), True)(unary.Abs()(x))
     else:

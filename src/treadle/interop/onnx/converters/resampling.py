@@ -60,7 +60,7 @@ def _resize(
     sizes: Array | None = None,
 ) -> Value:
     shape = extents(x)
-    axes = [a % len(shape) for a in node.ints("axes", range(len(shape)))]
+    axes = [node.place(a, len(shape)) for a in node.ints("axes", range(len(shape)))]
     mine: list[int] = [shape[a] for a in axes]
     box = None if roi is None or roi.size == 0 else roi.reshape(2, -1)
     if sizes is not None and sizes.size:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.dtype import as_dtype
+from treadle.base.shape import format_shape
 from treadle.base.symbol import Expr, is_identical
 from treadle.interop.onnx.converters.arithmetic import target_type
 from treadle.interop.onnx.nodes import (
@@ -142,41 +143,41 @@ def _flatten(node: Node, x: Value) -> Value:
     return _reshaped(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
 
-def _squeezed(x: Value, axes: Sequence[int] | None) -> Value:
+def _squeezed(node: Node, x: Value, axes: Sequence[int] | None) -> Value:
     shape = extents(x)
     if axes is None:
         drop = {i for i, d in enumerate(shape) if d == 1}
     else:
-        drop = {int(a) % len(shape) for a in axes}
+        drop = {node.place(a, len(shape)) for a in axes}
     return _reshaped(x, [d for i, d in enumerate(shape) if i not in drop])
 
 
 @converts("Squeeze")
 def _squeeze_attribute(node: Node, x: Value) -> Value:
-    return _squeezed(x, node.attributes.get("axes"))
+    return _squeezed(node, x, node.attributes.get("axes"))
 
 
 @converts("Squeeze", since=13, host=(1,))
 def _squeeze(node: Node, x: Value, axes: Array | None = None) -> Value:
-    return _squeezed(x, None if axes is None else axes.reshape(-1).tolist())
+    return _squeezed(node, x, None if axes is None else axes.reshape(-1).tolist())
 
 
-def _unsqueezed(x: Value, axes: Sequence[int]) -> Value:
+def _unsqueezed(node: Node, x: Value, axes: Sequence[int]) -> Value:
     shape = list(extents(x))
     rank = len(shape) + len(axes)
-    for axis in sorted(int(a) % rank for a in axes):
+    for axis in sorted(node.place(a, rank) for a in axes):
         shape.insert(axis, 1)
     return _reshaped(x, shape)
 
 
 @converts("Unsqueeze")
 def _unsqueeze_attribute(node: Node, x: Value) -> Value:
-    return _unsqueezed(x, node.attributes["axes"])
+    return _unsqueezed(node, x, node.attributes["axes"])
 
 
 @converts("Unsqueeze", since=13, host=(1,))
 def _unsqueeze(node: Node, x: Value, axes: Array) -> Value:
-    return _unsqueezed(x, axes.reshape(-1).tolist())
+    return _unsqueezed(node, x, axes.reshape(-1).tolist())
 
 
 @converts("Transpose")
@@ -194,8 +195,13 @@ def _transpose(node: Node, x: Value) -> Value:
 def _expand(node: Node, x: Value, shape: Array) -> Value:
     mine, wanted = extents(x), tuple(shape.tolist())
     rank = max(len(mine), len(wanted))
-    pairs = zip(*((*(1,) * (rank - len(s)), *s) for s in (mine, wanted)), strict=True)
-    return _broadcast(node, x, [d if is_identical(n, 1) else n for n, d in pairs])
+    wide, given = ((*(1,) * (rank - len(s)), *s) for s in (mine, wanted))
+    made = [d if is_identical(n, 1) else n for n, d in zip(wide, given, strict=True)]
+    for n, d in zip(made, given, strict=True):
+        if isinstance(n, int) and isinstance(d, int) and d not in (1, n):
+            problem = f"{format_shape(mine)} does not become {format_shape(wanted)}"
+            raise node.refuse(problem, "check the model")
+    return _broadcast(node, x, made)
 
 
 def _broadcast(node: Node, x: Value, shape: Sequence[int]) -> Value:
@@ -218,7 +224,7 @@ def _tile(node: Node, x: Value, repeats: Array) -> Value:
 
 @converts("Concat")
 def _concat(node: Node, *xs: Value) -> Value:
-    return _joined(xs, node.attr("axis", 0))
+    return _joined(xs, node.place(node.attr("axis", 0), len(extents(xs[0]))))
 
 
 def _joined(xs: Sequence[Value], axis: int) -> Value:
@@ -352,7 +358,7 @@ def _padded(
     node: Node, x: Value, pads: Sequence[int], fill: Any, axes: Sequence[int] | None
 ) -> Value:
     rank = len(extents(x))
-    where = [a % rank for a in (range(rank) if axes is None else axes)]
+    where = [node.place(a, rank) for a in (range(rank) if axes is None else axes)]
     before, after = [0] * rank, [0] * rank
     for i, axis in enumerate(where):
         before[axis], after[axis] = int(pads[i]), int(pads[i + len(where)])
@@ -398,7 +404,7 @@ def _trilu(node: Node, x: Value, k: Array | None = None) -> Value:
 @converts("CenterCropPad", host=(1,))
 def _center_crop_pad(node: Node, x: Value, shape: Array) -> Value:
     rank = len(extents(x))
-    axes = [a % rank for a in node.ints("axes", range(rank))]
+    axes = [node.place(a, rank) for a in node.ints("axes", range(rank))]
     for axis, wanted in zip(axes, shape.tolist(), strict=True):
         extent = extents(x)[axis]
         if extent > wanted:

@@ -37,7 +37,7 @@ class Geometry:
         self.ceil = bool(node.attr("ceil_mode", 0))
         pads = node.ints("pads", [0] * 2 * rank)
         self.padding: Pairs = tuple(zip(pads[:rank], pads[rank:], strict=True))
-        auto = node.attr("auto_pad", "NOTSET")
+        auto = _auto_pad(node)
         if auto == "VALID":
             self.padding = ((0, 0),) * rank
         elif auto in ("SAME_UPPER", "SAME_LOWER"):
@@ -94,6 +94,13 @@ def checked_kernel(node: Node, kernel: Sequence[int]) -> tuple[int, ...]:
 # -- convolution -------------------------------------------------------------------------------
 
 
+def _auto_pad(node: Node) -> str:
+    found = node.attr("auto_pad", "NOTSET") or "NOTSET"
+    if found not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise node.refuse(f"auto_pad {found!r} is unknown", "check the model")
+    return found
+
+
 @converts("Conv")
 def convolved(node: Node, x: Value, weight: Value, bias: Value = None) -> Value:
     """The convolution of a node; nothing where no window fits."""
@@ -124,7 +131,7 @@ def _conv_transpose(node: Node, x: Value, weight: Value, bias: Value = None) -> 
     wanted = node.ints("output_shape", ())[-rank:]
     pads = node.ints("pads", [0] * 2 * rank)
     padding = list(zip(pads[:rank], pads[rank:], strict=True))
-    auto = node.attr("auto_pad", "NOTSET")
+    auto = _auto_pad(node)
     if not wanted and auto in ("SAME_UPPER", "SAME_LOWER"):
         wanted = tuple(n * s for n, s in zip(spatial, strides, strict=True))
     if wanted:
