@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.backends import registry
+from treadle.base.dialect import Dialect
 from treadle.base.errors import DeviceError
 from treadle.base.log import tell_no_effect
 from treadle.engine.devices import names as _devices
@@ -109,9 +110,14 @@ def set_default_device(device: str = "xpux") -> None:
 def get_device_count(device_type: str) -> int:
     """Return how many devices of a kind exist: cpu, gpu, xpu, rocm, cambricon, atlas or a
     backend's.
+
+    All names of CPUs are of the one host, which counts as one. To programs that import `megengine`
+    each of its cores is a device, as there.
     """
     if device_type not in _COUNTED and registry.for_kind(device_type) is None:
         raise AssertionError(f"device type must be one of {', '.join(_COUNTED)}")
+    if Dialect.megengine and "cpu" in (device_type, device_type == "xpu" and what_is_xpu()):
+        return get_device_properties("cpu0").cores
     return _devices.device_count(device_type)
 
 

@@ -366,3 +366,38 @@ def test_names_that_programs_import(tmp_path: Any) -> None:
     command = [sys.executable, "-m", "treadle.interop.megengine", "-c", NAMES]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == "fine\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "given"),
+    [
+        ("UniformRNG", {"dtype": "float16"}, [[4, 5]]),
+        ("GaussianRNG", {"dtype": "float16", "mean": 1.0}, [[4, 5]]),
+        ("GammaRNG", {}, [ROWS, ROWS]),
+        ("BetaRNG", {}, [ROWS, ROWS]),
+        ("PoissonRNG", {}, [ROWS]),
+        ("ExponentialRNG", {}, [ROWS]),
+        ("PermutationRNG", {"dtype": "float32"}, [[20]]),
+        ("ShuffleRNG", {}, [ROWS]),
+        ("MultinomialRNG", {"num_samples": 3}, [ROWS]),
+    ],
+)
+def test_random_ops_draw_from_the_stream_of_their_handle(
+    name: str, fields: dict[str, Any], given: list[Any]
+) -> None:
+    utils = mge.core._imperative_rt.ops
+    inputs = [mge.tensor(x) for x in given]
+
+    def drawn() -> mge.Tensor:
+        handle = utils.new_rng_handle("cpu2", 7)
+        made = MEMBERS[name](seed=7, handle=handle, **fields)(*inputs)[0]
+        utils.delete_rng_handle(handle)
+        with pytest.raises(ValueError, match="no random stream"):
+            MEMBERS[name](handle=handle, **fields)(*inputs)
+        return made
+
+    first, again = drawn(), drawn()
+    np.testing.assert_array_equal(first.numpy(), again.numpy())
+    assert first.dtype == np.dtype(fields.get("dtype", first.dtype))
+    if name in ("UniformRNG", "GaussianRNG", "PermutationRNG"):
+        assert first.device == "cpu2:0"

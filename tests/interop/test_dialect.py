@@ -13,6 +13,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle.autodiff import GradManager
 from treadle.base.errors import TraceError
+from treadle.engine.devices.names import device_count
 from treadle.interop.megengine import install, uninstall
 from treadle.traced_module import trace_module
 from treadle.traced_module.node import TensorNode
@@ -144,3 +145,12 @@ def test_nodes_have_values_where_they_are_watched(alias: None) -> None:
     uninstall()
     weight = dict(traced.named_parameters())["weight"]
     assert any(n.value is weight for n in nodes)
+
+
+def test_cores_of_the_host_are_devices(alias: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = mge.device.get_device_properties("cpu0").cores
+    assert mge.get_device_count("cpu") == cores >= 1
+    monkeypatch.setattr(mge.device, "what_is_xpu", lambda: "cpu")
+    assert mge.get_device_count("xpu") == cores
+    monkeypatch.setattr(mge.device, "what_is_xpu", lambda: "gpu")
+    assert mge.get_device_count("xpu") == device_count("xpu")

@@ -91,7 +91,7 @@ OPENED = """
     data/channel.py _mappings
     engine/devices/names.py _OPEN
     graph/replay.py _WRITTEN
-    interop/megengine/runtime.py STREAMS
+    interop/megengine/streams.py _STREAMS
     interop/torch/device/generators.py _GENERATORS
     interop/torch/processes.py _WORLD
     runtime/comm/carriers.py _offers _HELD

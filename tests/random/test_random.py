@@ -179,3 +179,10 @@ def test_threads_never_get_the_same_numbers() -> None:
     assert len(set(found)) == 200
     again = R.RNG(seed=1).uniform(size=(200, 4)).tolist()
     assert sorted(found) == sorted(map(tuple, again))
+
+
+def test_a_number_in_a_tensor_is_one_row() -> None:
+    assert mge.random.permutation(mge.tensor(7)).tolist() == [7]
+    one = mge.tensor(7.5)
+    mge.random.shuffle(one)
+    assert one.item() == 7.5

@@ -175,16 +175,20 @@ class RNG:
         return self._device or default_device()
 
     def permutation(self, n: Any, *, dtype: Any = "int32") -> Tensor:
-        """The numbers 0 to n - 1 in random order, or a tensor's rows in random order."""
+        """The numbers 0 to n - 1 in random order, or a tensor's rows in random order.
+
+        A tensor keeps its type; one without axes has one row.
+        """
         if isinstance(n, Tensor):
-            return n[self.permutation(len(n)).to(n.device)]
+            rows = n if n.ndim else n.reshape(1)
+            return rows[self.permutation(len(rows)).to(n.device)]
         if int(n) < 0:
             raise ValueError(f"permutation needs a length of at least 0, got {n}")
         return self.draw(RandomPermutation(int(n))).astype(dtype)
 
     def shuffle(self, inp: Tensor) -> None:
         """Put a tensor's rows in random order, in place."""
-        if inp.size:
+        if inp.size and inp.ndim:
             inp._reset(inp[self.permutation(len(inp)).to(inp.device)])
 
 

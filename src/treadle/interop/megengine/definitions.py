@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 import treadle.functional as F
-import treadle.random as rand
 from treadle.distributed import WORLD
 from treadle.distributed import functional as D
+from treadle.interop.megengine.streams import stream_of
 from treadle.tensor import Tensor
 
 Function = Callable[..., Any]
@@ -465,18 +465,22 @@ _TABLE: tuple[tuple[str, dict[str, Any], Function], ...] = (
             str(p.imode).lower(),
         ),
     ),
-    ("UniformRNG", _RNG, lambda p, size: rand.uniform(size=tuple(_shape(size)))),
+    ("UniformRNG", _RNG, lambda p, size: _typed(p, stream_of(p).uniform(size=tuple(_shape(size))))),
     (
         "GaussianRNG",
         {"seed": 0, "mean": 0.0, "std": 1.0, "handle": 0, "dtype": "float32"},
-        lambda p, size: rand.normal(p.mean, p.std, size=tuple(_shape(size))),
+        lambda p, size: _typed(p, stream_of(p).normal(p.mean, p.std, size=tuple(_shape(size)))),
     ),
-    ("GammaRNG", _SEED, lambda p, shape, scale: rand.gamma(shape, scale)),
-    ("BetaRNG", _SEED, lambda p, alpha, beta: rand.beta(alpha, beta)),
-    ("PoissonRNG", _SEED, lambda p, lam: rand.poisson(lam)),
-    ("ExponentialRNG", _SEED, lambda p, rate: rand.exponential(rate)),
-    ("PermutationRNG", {**_SEED, "dtype": "int32"}, lambda p, n: rand.permutation(_whole(n) or 0)),
-    ("ShuffleRNG", _SEED, lambda p, x: _shuffled(x)),
+    ("GammaRNG", _SEED, lambda p, shape, scale: stream_of(p).gamma(shape, scale)),
+    ("BetaRNG", _SEED, lambda p, alpha, beta: stream_of(p).beta(alpha, beta)),
+    ("PoissonRNG", _SEED, lambda p, lam: stream_of(p).poisson(lam)),
+    ("ExponentialRNG", _SEED, lambda p, rate: stream_of(p).exponential(rate)),
+    (
+        "PermutationRNG",
+        {**_SEED, "dtype": "int32"},
+        lambda p, n: stream_of(p).permutation(_whole(n) or 0, dtype=p.dtype),
+    ),
+    ("ShuffleRNG", _SEED, lambda p, x: _shuffled(p, x)),
     ("MultinomialRNG", {**_SEED, "num_samples": 1, "replacement": True}, lambda p, x: _drawn(p, x)),
     ("CheckNonFinite", {"scale": 1.0}, lambda p, *inps: _checked(p, *inps)),
     ("InplaceAdd", {}, lambda p, x, y, a, b: F.inplace._inplace_add_(x, y, a, b)),
@@ -520,13 +524,18 @@ def _svd(p: SimpleNamespace, x: Tensor) -> Any:
     return F.svd(x, p.full_matrices, p.compute_uv)
 
 
-def _shuffled(x: Tensor) -> list[Tensor]:
-    order = rand.permutation(x.shape[0])
-    return [x[order], order]
+def _typed(p: SimpleNamespace, x: Tensor) -> Tensor:
+    return x.astype(p.dtype)
+
+
+def _shuffled(p: SimpleNamespace, x: Tensor) -> list[Tensor]:
+    order = stream_of(p).permutation(x.shape[0])
+    return [x[order.to(x.device)], order]
 
 
 def _drawn(p: SimpleNamespace, x: Tensor) -> Tensor:
-    return rand.multinomial(x, p.num_samples, p.replacement)
+    found: Tensor = stream_of(p).multinomial(x, p.num_samples, p.replacement)
+    return found
 
 
 def _checked(p: SimpleNamespace, *inps: Tensor) -> list[Tensor]:

@@ -26,7 +26,7 @@ from treadle.device import DeviceType
 from treadle.engine.devices.lifetime import synchronize
 from treadle.engine.devices.names import CompNode, resolve
 from treadle.functional.arguments import as_tensor, promote_all
-from treadle.interop.megengine import graphs, runtime
+from treadle.interop.megengine import graphs, runtime, streams
 from treadle.interop.megengine.builtin import MEMBERS
 from treadle.interop.megengine.definitions import OpDef
 from treadle.ops.op import Op
@@ -411,9 +411,9 @@ def _rooms() -> dict[str, Room]:
         "core._imperative_rt.imperative": {"sync": sync},
         "core._imperative_rt.ops": {
             **MEMBERS,
-            "delete_rng_handle": runtime.delete_rng_handle,
+            "delete_rng_handle": streams.delete_rng_handle,
             "get_global_rng_seed": runtime.get_seed,
-            "new_rng_handle": runtime.new_rng_handle,
+            "new_rng_handle": streams.new_rng_handle,
             "set_global_rng_seed": runtime.set_seed,
         },
         "core._imperative_rt.core2": {

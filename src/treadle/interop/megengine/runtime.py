@@ -25,7 +25,6 @@ from treadle.engine.devices.lifetime import synchronize
 from treadle.engine.devices.names import CompNode, resolve
 from treadle.interop.megengine.builtin import MEMBERS
 from treadle.logger import set_mgb_log_level
-from treadle.random import RNG
 from treadle.random import seed as set_global_rng_seed
 from treadle.tensor import Tensor
 from treadle.utils.naming import AutoNaming
@@ -176,24 +175,7 @@ class Logger:
         return set_mgb_log_level(level)
 
 
-# -- random streams ------------------------------------------------------------------------
-
-STREAMS: dict[int, RNG] = {}
-"""Streams by handle, as definitions of random ops name them."""
-_HANDLES = itertools.count(1)
-
-
-def new_rng_handle(comp_node: Any, seed: int) -> int:
-    """A stream of its own; its number."""
-    handle = next(_HANDLES)
-    STREAMS[handle] = RNG(seed, str(comp_node))
-    return handle
-
-
-def delete_rng_handle(handle: int) -> None:
-    """Forget a stream."""
-    STREAMS.pop(handle, None)
-
+# -- seeds ---------------------------------------------------------------------------------
 
 _SEED = [0]
 
@@ -347,14 +329,11 @@ UTILS: dict[str, Any] = {
 
 __all__ = [
     "CORE2",
-    "STREAMS",
     "UTILS",
     "Logger",
     "OperatorNodeConfig",
     "TensorAttr",
-    "delete_rng_handle",
     "get_seed",
-    "new_rng_handle",
     "set_seed",
     "subgraph",
     "subgraph_fn",
