@@ -11,7 +11,10 @@ import time
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-PEERS = ("answer", "beside_torch", "digits_torch", "find_speech", "read_text", "search")
+PEERS = (
+    *("answer", "beside_torch", "digits_torch", "find_speech", "read_text", "resnet_torch"),
+    "search",
+)
 """Examples that need another framework or foreign models; they run when they are named."""
 
 

@@ -1,6 +1,8 @@
 """The conformance kit's group for PyTorch, and devices of several backends side by side."""
 
 import io
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,3 +144,22 @@ def test_backends_work_side_by_side(odd: None, compiled: bool) -> None:
                 if one != other:
                     with pytest.raises(RuntimeError, match="same device"):
                         x.to(one) + x.to(other)
+
+
+def _printed(*options: str) -> list[float]:
+    """Losses that the example prints."""
+    pytest.importorskip("sklearn", reason="the example's digits come with it")
+    example = Path(__file__).resolve().parents[4] / "examples" / "resnet_torch.py"
+    command = [sys.executable, str(example), "--epochs", "2", "--images", "320", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    if "treadle:0" in options:
+        assert "on the host: nothing" in done.stdout
+    return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.stdout)]
+
+
+def test_a_residual_network_trains_as_on_the_cpu() -> None:
+    wanted = _printed()
+    assert len(wanted) == 2 and wanted[1] < wanted[0]
+    assert _printed("--device", "treadle:0") == pytest.approx(wanted, rel=5e-3)
+    assert _printed("--device", "treadle:0", "--compile") == pytest.approx(wanted, rel=5e-3)
