@@ -262,6 +262,20 @@ def test_histograms() -> None:
     check(histograms, x, edges, torch.rand(24), torch.randn(5, 6, 2))
 
 
+@pytest.mark.parametrize("shape", [(0, 2), (3, 0, 2), (3, 2)])
+def test_a_density_of_nothing_is_no_number(shape: tuple[int, ...]) -> None:
+    def densities(x: Any) -> Any:
+        return (
+            torch.histogram(x, 3, density=True),
+            torch.histogram(x, 3),
+            torch.histogramdd(x, [2, 1], density=True),
+            torch.histogramdd(x + 9, [2, 1], range=[0.0, 1.0, 0.0, 1.0], density=True),
+        )
+
+    torch.compiler.reset()  # PyTorch knows the results' shapes at one size only.
+    check(densities, torch.zeros(shape))
+
+
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_images_that_are_smoothed_when_they_shrink(mode: str) -> None:
     def resized(x: Any) -> Any:

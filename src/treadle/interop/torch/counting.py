@@ -134,13 +134,12 @@ def _filled(x: V, edges: Sequence[V], weight: V | None, density: bool) -> V:
         inside = met if inside is None else inside & met
         cell = cell * bins + number
     shape = tuple(extents(e)[0] - 1 for e in edges)
-    if inside is None or not rows:
-        return x.constant(0).broadcast_to(shape)
-    share = inside.astype(x.type.dtype)
-    if weight is not None:
-        share = Where()(inside, flat(weight), share)
-    none = x.constant(0).broadcast_to((math.prod(shape),))
-    found = AddAlongAxis(0)(none, Where()(inside, cell, cell.constant(0)), share)
+    found = x.constant(0).broadcast_to((math.prod(shape),))
+    if rows and inside is not None:
+        share = inside.astype(x.type.dtype)
+        if weight is not None:
+            share = Where()(inside, flat(weight), share)
+        found = AddAlongAxis(0)(found, Where()(inside, cell, cell.constant(0)), share)
     return _per_volume(found.reshape(shape), edges) if density else found.reshape(shape)
 
 
