@@ -51,3 +51,21 @@ def test_batch_norm(shape: tuple[int, ...], training: bool, mixed: bool, dtype: 
         room = LAST_PLACE[dtype] * float(other.abs().max())
         torch.testing.assert_close(mine, other, rtol=0, atol=room)
     assert left_to_torch() == before
+
+
+def test_statistics_of_16_bits_are_not_read_as_32() -> None:
+    # PyTorch's graph says that it gives float32 of them, also where it does not train.
+    x = torch.randn(3, 2, 4, dtype=torch.bfloat16)
+    weight, bias, mean = (torch.randn(2).to(torch.bfloat16) for _ in range(3))
+    var = torch.rand(2).to(torch.bfloat16) + 0.25
+
+    def normalized(x: Any) -> Any:
+        given = x, weight, bias, mean, var
+        return torch.ops.aten._native_batch_norm_legit(*given, False, 0.5, 1e-5)[0]
+
+    grads = []
+    for run in (normalized, torch.compile(normalized, backend=backend, fullgraph=True)):
+        leaf = x.clone().requires_grad_()
+        run(leaf).sum().backward()
+        grads.append(leaf.grad)
+    torch.testing.assert_close(grads[1], grads[0])

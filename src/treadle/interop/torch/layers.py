@@ -296,7 +296,8 @@ def _batch_norm_training(
     if not training:
         given = (x, weight, bias, running_mean, running_var, momentum, eps)
         y, mean, inverse = _batch_norm_inference(call, *given)
-        return y, mean, inverse, running_mean, running_var
+        kept = [s.astype(_type(call, i)) for i, s in ((3, running_mean), (4, running_var))]
+        return y, mean, inverse, *kept
     shape = extents(x)
     count = math.prod(shape) // shape[1]
     y, mean, var, inverse = _normalized(call, x, weight, bias, eps)
