@@ -69,3 +69,14 @@ def test_statistics_of_16_bits_are_not_read_as_32() -> None:
         run(leaf).sum().backward()
         grads.append(leaf.grad)
     torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_what_stays_with_pytorch_hands_over_the_types_that_the_graph_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from treadle.interop.torch.table import LOWERINGS
+
+    monkeypatch.delitem(LOWERINGS, "_native_batch_norm_legit_functional.default")
+    torch.compiler.reset()
+    test_statistics_of_16_bits_are_not_read_as_32()
+    assert any("batch_norm" in x.operator for x in left_to_torch())

@@ -287,7 +287,45 @@ def _partitioned(module: fx.GraphModule, results: int | None, settings: Settings
         module = _with_parts(module, results, support, f"fused_{number}_")
         reasons |= {n: why for n, why in support.reasons.items() if reasons.get(n, why)}
     _tell(reasons)
+    _state_types(module, results)
     return module
+
+
+def _state_types(module: fx.GraphModule, results: int | None) -> None:
+    """Have what stays with PyTorch give programs the element types that the graph says.
+
+    Its kernels give others in places (statistics of 16 bits), and programs read memory by the type;
+    so do those of the gradient. The user gets what the kernels give.
+
+    Args:
+        module: the graph, whose parts are calls of programs.
+        results: how many of its results are the user's; None: all.
+    """
+    given: dict[fx.Node, fx.Node] = {}
+    for node in list(module.graph.nodes):
+        value = node.meta.get("val")
+        source = node.args[0] if node.target is operator.getitem else node
+        left = isinstance(source, fx.Node) and isinstance(source.target, torch._ops.OpOverload)
+        if not left or not isinstance(value, torch.Tensor):
+            continue
+        with module.graph.inserting_after(node):
+            made = module.graph.call_function(_of_type, (node, value.dtype))
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made, delete_user_cb=lambda user, made=made: user is not made)
+        given[made] = node
+    (end,) = module.graph.find_nodes(op="output")
+    listed = end.args[0]
+    if isinstance(listed, fx.Node):
+        end.args = (given.get(listed, listed),)
+    elif isinstance(listed, (tuple, list)):
+        count = len(listed) if results is None else results
+        users = [given.get(x, x) if isinstance(x, fx.Node) else x for x in listed[:count]]
+        end.args = ((*users, *listed[count:]),)
+    module.recompile()
+
+
+def _of_type(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x if x.dtype is dtype else x.to(dtype)
 
 
 def _with_parts(
