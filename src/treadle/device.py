@@ -116,9 +116,13 @@ def get_device_count(device_type: str) -> int:
     """
     if device_type not in _COUNTED and registry.for_kind(device_type) is None:
         raise AssertionError(f"device type must be one of {', '.join(_COUNTED)}")
-    if Dialect.megengine and "cpu" in (device_type, device_type == "xpu" and what_is_xpu()):
+    if Dialect.megengine and _is_host(device_type):
         return get_device_properties("cpu0").cores
     return _devices.device_count(device_type)
+
+
+def _is_host(device_type: str) -> bool:
+    return device_type == "cpu" or (device_type == "xpu" and what_is_xpu() == "cpu")
 
 
 def get_device_properties(device: str | None = None) -> DeviceProperties:

@@ -1,11 +1,12 @@
 """Pages in Chinese say what those in English do: the same sections, programs, links and numbers.
 
-Comments of programs may be translated. A page that changes in English is red here until its
-translation follows.
+Comments of programs may be translated. Each page names the English text that it was made of by a
+digest, so that one that changes is red here until somebody has looked at its translation.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from pathlib import Path
@@ -17,7 +18,15 @@ PAIRS = pytest.mark.parametrize(
     ("chinese", "english"),
     [pytest.param(*pair, id=name_of(pair[0])) for pair in translated().items()],
 )
+MADE_OF = re.compile(r" <!-- of (\w+) -->")
 HAN = re.compile("[\u4e00-\u9fff]")
+
+
+@PAIRS
+def test_a_translation_is_of_the_text_as_it_is(chinese: Path, english: Path) -> None:
+    digest = hashlib.sha256(english.read_bytes()).hexdigest()[:12]
+    made_of = MADE_OF.findall(chinese.read_text(encoding="utf-8"))
+    assert made_of == [digest], f"translate what changed in {name_of(english)}, then say {digest}"
 
 
 @PAIRS

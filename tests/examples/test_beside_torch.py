@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
 import pytest
+from tests.examples.test_foreign_models import printed
 
 pytestmark = pytest.mark.oracle
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def printed(script: str, *arguments: str) -> str:
-    """What an example prints; it must succeed."""
-    command = [sys.executable, str(ROOT / "examples" / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def numbers(pattern: str, text: str) -> list[float]:

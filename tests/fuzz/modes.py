@@ -244,9 +244,9 @@ class Truth:
             return f"{got.dtype}{got.shape}, not {want.dtype}{want.shape}"
         if want.dtype.kind in "iub":
             wrong = (want != got) & (spread == 0)
-            # A step makes of another order of sums 100 times the error that three nudges tried,
-            # and of hundreds of comparisons with it some come out otherwise.
-            if stepped and self.program.changes and wrong.sum() <= 2 + 0.05 * wrong.size:
+            # Behind a step of training sums in another order are 100 times as far off as what
+            # three nudges tried, and a few of many comparisons with them come out otherwise.
+            if stepped and self.program.optimizer and wrong.sum() <= 0.05 * wrong.size:
                 return ""
         else:
             a, b = want.astype("float64"), got.astype("float64")
