@@ -214,9 +214,10 @@ test-cross: $(VENV)/.cross ## run every op and some networks as libraries for ot
 	$(PY) -m pytest -q -n $(JOBS) -m cross tests/cross $(ARGS)
 
 .PHONY: test-plugins
-test-plugins: $(VENV)/.ready ## install the sample plug-in and run the conformance kit on it and on the simulated device
-	$(PIP) install -q --no-deps --no-build-isolation $(PIP_FLAGS) --target build/plugins --upgrade plugins/treadle-toy
+test-plugins: $(VENV)/.ready ## install the sample plug-ins and run the conformance kit on them and on the simulated device
+	$(PIP) install -q --no-deps --no-build-isolation $(PIP_FLAGS) --target build/plugins --upgrade plugins/treadle-toy plugins/treadle-ctoy
 	PYTHONPATH=build/plugins $(PY) -m treadle.conformance.cli toy --report build/treadle-toy $(ARGS)
+	PYTHONPATH=build/plugins $(PY) -m treadle.conformance.cli ctoy --quick --report build/treadle-ctoy $(ARGS)
 	$(PY) -m tests.sim $(ARGS)
 
 .PHONY: check check-format check-lint check-types check-imports check-budget check-names check-wording

@@ -1,13 +1,15 @@
-"""The plug-in of the tutorial, built and installed as any package, passes the kit and trains."""
+"""The plug-ins of the tutorial, built and installed as any package, pass the kit and train."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.backends.c_devices import needs_compiler
 from tests.backends.plugins import fresh_report
 from tests.backends.test_tier0 import mlp, train
 from tests.docs.pages import blocks
@@ -18,12 +20,13 @@ from treadle.conformance import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "plugins" / "treadle-toy"
+IN_C = ROOT / "plugins" / "treadle-ctoy"
 TUTORIAL = ROOT / "docs" / "writing-a-backend.md"
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The plug-in, installed into a folder by pip, without a network."""
+    """The plug-ins, built and installed into a folder by pip, without a network."""
     folder = tmp_path_factory.mktemp("site")
     pip = [
         sys.executable,
@@ -35,7 +38,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--no-index",
     ]
     options = ["--no-deps", "--no-build-isolation", "--target", str(folder)]
-    done = subprocess.run([*pip, *options, str(PLUGIN)], capture_output=True, text=True)
+    sources = [str(PLUGIN), *([str(IN_C)] if shutil.which("cc") else [])]
+    done = subprocess.run([*pip, *options, *sources], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -47,7 +51,8 @@ def installed(site: Path) -> Iterator[Path]:
     fresh_report()
     yield site
     sys.path.remove(str(site))
-    sys.modules.pop("treadle_toy", None)
+    for module in ("treadle_toy", "treadle_ctoy"):
+        sys.modules.pop(module, None)
     registry.rescan()
 
 
@@ -80,6 +85,27 @@ def test_it_trains_as_the_host_does(installed: Path) -> None:
     assert not fallen & {"add", "sub", "mul", "matmul", "relu", "broadcast"}
 
 
+@needs_compiler
+def test_the_device_in_c_passes_the_kit(
+    installed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = [r for r in treadle.backends() if r["name"] == "ctoy"]
+    assert (row["distribution"], row["state"], row["kernels"]) == ("treadle-ctoy", "loaded", "9")
+    groups = ("Device", "Movement", "Isolation", "Honesty")
+    status = cli.main(["ctoy", "--quick", *(f"--group={name}" for name in groups)])
+    assert status == 0, capsys.readouterr().out
+
+
+@needs_compiler
+def test_the_device_in_c_trains_as_the_host_does(installed: Path) -> None:
+    expected, _ = train("cpux", mlp, steps=5)
+    with treadle.fallback("silent"):
+        got, _ = train("ctoy0", mlp, steps=5)
+    assert got == pytest.approx(expected, rel=1e-4) and got[-1] < got[0]
+    fallen = {row.op for row in treadle.fallback_report()}
+    assert not fallen & {"add", "sub", "mul", "matmul", "relu", "reshape"}
+
+
 DEMOS = {
     "compiled_mlp": ("--steps", "3", "--batch", "16"),
     "several_processes": ("--steps", "1", "--batch", "32", "--width", "16"),
@@ -104,6 +130,8 @@ def test_examples_run_on_it_unmodified(demo: str, site: Path) -> None:
 
 def test_the_tutorial_builds_it() -> None:
     """Its blocks, one after another, are the module."""
+    in_c = [b.code for b in blocks(TUTORIAL, "c") if {"file=ctoy.c", "more=ctoy.c"} & set(b.words)]
+    assert "\n".join(in_c) == (IN_C / "ctoy.c").read_text()
     parts = [b.code for b in blocks(TUTORIAL) if {"toy", "file=treadle_toy.py"} & set(b.words)]
     built = "\n".join(parts).splitlines()
     module = (PLUGIN / "treadle_toy.py").read_text().splitlines()

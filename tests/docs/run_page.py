@@ -4,8 +4,9 @@
 
 Blocks that start with `>>>` are compared with the output they show (`...` matches anything);
 other blocks must not raise. A block marked `file=name.py` is written to the working directory,
-for the blocks after it to import. Blocks marked `oracle` need another framework and run only
-where that argument asks for them. The working directory is temporary unless one is named.
+for the blocks after it to import, in any language; one marked `more=name.py` is added to it.
+Blocks marked `oracle` need another framework and run only where that argument asks for them. The
+working directory is temporary unless one is named.
 
     python tests/docs/run_page.py --serve
 
@@ -43,13 +44,16 @@ def run(page: Path, oracle: bool) -> int:
     """Run a page; returns the number of sessions that differ from what they show."""
     failures = 0
     names: dict[str, object] = {"__name__": "__main__"}
-    for block in blocks(page):
+    for block in blocks(page, None):
         if "oracle" in block.words and not oracle:
             continue
-        target = [w.removeprefix("file=") for w in block.words if w.startswith("file=")]
-        if target:
-            Path(target[0]).write_text(block.code, encoding="utf-8")
-        elif block.is_session:
+        files = [w.split("=", 1) for w in block.words if w.startswith(("file=", "more="))]
+        for word, name in files:
+            with open(name, "w" if word == "file" else "a", encoding="utf-8") as file:
+                file.write(block.code if word == "file" else "\n" + block.code)
+        if files or block.language != "python":
+            continue
+        if block.is_session:
             failures += _session(page, block, names)
         else:
             # The padding makes line numbers in tracebacks those of the page.

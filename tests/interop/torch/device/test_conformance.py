@@ -2,13 +2,15 @@
 
 import io
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.backends import c_devices
 
 import treadle
 
@@ -41,18 +43,38 @@ backend = OddBackend()
 
 
 @pytest.fixture
-def odd(tmp_path: Path) -> Iterator[None]:
-    (tmp_path / "plugin_odd.py").write_text(ODD)
-    info = tmp_path / "treadle_odd-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: treadle-odd\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[treadle.backends]\nodd = plugin_odd:backend\n")
+def install(tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
+    """Installs a plug-in: its name, and the text of its module."""
+    names = []
+
+    def write(name: str, text: str) -> None:
+        names.append(f"plugin_{name}")
+        (tmp_path / f"plugin_{name}.py").write_text(text)
+        info = tmp_path / f"treadle_{name}-0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: treadle-{name}\nVersion: 0\n")
+        points = f"[treadle.backends]\n{name} = plugin_{name}:backend\n"
+        (info / "entry_points.txt").write_text(points)
+        registry.rescan()
+
     sys.path.insert(0, str(tmp_path))
-    registry.rescan()
-    yield
+    yield write
     sys.path.remove(str(tmp_path))
-    sys.modules.pop("plugin_odd", None)
+    for name in names:
+        sys.modules.pop(name, None)
     registry.rescan()
+
+
+@pytest.fixture
+def odd(install: Callable[[str, str], None]) -> None:
+    install("odd", ODD)
+
+
+@pytest.fixture
+def in_c(install: Callable[[str, str], None], tmp_path: Path) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    install("ctoy", c_devices.module(c_devices.built(c_devices.PLUGIN / "ctoy.c", tmp_path)))
 
 
 def _checked(name: str, only: str) -> dict[str, Any]:
@@ -97,7 +119,8 @@ def test_without_pytorch_nothing_is_offered(monkeypatch: pytest.MonkeyPatch) -> 
 
 def _net() -> list[Any]:
     torch.manual_seed(5)
-    return [torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1)]
+    linear, norm = torch.nn.Linear, torch.nn.LayerNorm
+    return [linear(4, 8), norm(8), linear(8, 8), linear(8, 1)]
 
 
 def _losses(places: list[str], *, compiled: bool) -> list[float]:
@@ -123,15 +146,15 @@ def _losses(places: list[str], *, compiled: bool) -> list[float]:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_backends_work_side_by_side(odd: None, compiled: bool) -> None:
-    """A model over two plug-ins and a driver's device trains as on the CPU."""
+def test_backends_work_side_by_side(odd: None, in_c: None, compiled: bool) -> None:
+    """A model over three plug-ins, one of them in C, and a driver's device trains as on the CPU."""
     names = [torch.treadle.get_device_name(i) for i in range(torch.treadle.device_count())]
     known = {name: f"treadle:{i}" for i, name in enumerate(names)}
-    places = [known["toy1"], known["odd0"], known.get("opencl0", known["toy0"])]
-    assert len(set(places)) == 3
+    places = [known["toy1"], known["odd0"], known["ctoy1"], known.get("opencl0", known["toy0"])]
+    assert len(set(places)) == 4
     with treadle.fallback("silent"):
         found = _losses(places, compiled=compiled)
-        assert found == pytest.approx(_losses(["cpu"] * 3, compiled=False), rel=1e-3)
+        assert found == pytest.approx(_losses(["cpu"] * 4, compiled=False), rel=1e-3)
         assert found[-1] < found[0]
         x = torch.arange(6.0).reshape(2, 3)
         for one in places:
