@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex, overload
 
 from treadle.base.errors import OutOfMemory
+from treadle.base.references import references
 from treadle.engine.devices.names import default_device
 from treadle.engine.eager.dispatch import EagerType, run
 from treadle.ops.op import Op
@@ -59,8 +60,9 @@ _SHARE = 0.7
 """Of the memory that is free, for values of recordings, where no threshold is set."""
 _FULL = 0.9
 """Of the threshold that is left full, so that not every new value has to look for room."""
-_ALONE = 3
-"""References to an array that only its node holds: the node's list, a local name, the argument."""
+_ALONE = 4
+"""References to an array that only its node holds: the node's list, a local name, and two for
+counting."""
 
 
 class Results(Sequence[Any]):
@@ -216,7 +218,7 @@ class Keeper:
         if results.op is None or results.nbytes < SETTINGS.minimum:
             return False
         # What somebody else holds as well would not be freed.
-        return all(p is None or sys.getrefcount(p) <= _ALONE for p in results.payloads)
+        return all(p is None or references((p,)) <= _ALONE for p in results.payloads)
 
     def _loss(self, results: Results) -> float:
         stale = self._clock - results.used + 1

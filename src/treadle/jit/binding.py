@@ -14,6 +14,7 @@ from treadle.backends.watch import Watch
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.observer import OBSERVER
+from treadle.base.references import references
 from treadle.base.symbol import Expr
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode
@@ -338,7 +339,7 @@ def _is_ours(data: Any, array: Any) -> bool:
 
     References are the handle, two lists of the caller, both arguments, and two for counting.
     """
-    if data is not array or not array.flags.writeable or _references((array,)) > _FOUND:
+    if data is not array or not array.flags.writeable or references((array,)) > _FOUND:
         return False
     return _is_whole(array)
 
@@ -346,7 +347,7 @@ def _is_ours(data: Any, array: Any) -> bool:
 def _is_alone(handle: Tensor) -> bool:
     """Return whether only this handle holds its array, which may be written to."""
     array = handle._data
-    if type(array) is not np.ndarray or _references((array,)) > _BASE:
+    if type(array) is not np.ndarray or references((array,)) > _BASE:
         return False
     flags = array.flags
     return flags.writeable and flags.c_contiguous and _is_whole(array)
@@ -355,17 +356,7 @@ def _is_alone(handle: Tensor) -> bool:
 def _is_whole(array: Any) -> bool:
     """Return whether no other array has a part of the memory."""
     base = array.base
-    return base is None or (isinstance(base, OwnMemory) and _references((base,)) <= _BASE)
-
-
-def _references(one: tuple[Any]) -> int:
-    """Return the number of references that the one object has, the tuple's and the argument's
-    included.
-
-    Called from native code, since how many references a call in Python holds is up to its version.
-    """
-    (count,) = map(sys.getrefcount, one)
-    return count
+    return base is None or (isinstance(base, OwnMemory) and references((base,)) <= _BASE)
 
 
 def _unless_equal(source: Any, before: Any, now: Any) -> Any:

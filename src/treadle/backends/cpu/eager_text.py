@@ -7,15 +7,13 @@ by their size; one written in Python would add a tenth to every small operation.
 
 from __future__ import annotations
 
-from treadle.backends.cpu.layout import (
+from treadle.backends.cpu.layout import NO_POOL, NOT_DENSE
+from treadle.backends.objects import (
     ARRAY_DATA,
     ARRAY_FLAGS,
     ARRAY_NDIM,
     ARRAY_SHAPE,
-    NO_POOL,
-    NOT_DENSE,
     OBJECT_TYPE,
-    TUPLE_ITEMS,
 )
 
 
@@ -35,7 +33,7 @@ prepare:
   %most = load i64, ptr %program, align 8
   %scratch = alloca i64, i64 %most, align 16
   %bases = alloca i64, i64 %count, align 16
-  %objects = getelementptr i8, ptr %arrays, i64 {TUPLE_ITEMS}
+  %objects = call ptr @items(ptr %arrays)
   br label %array
 array:
   %i = phi i64 [ 0, %prepare ], [ %i.next, %dense ]

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from treadle.backends.cpu.evaluator_text import evaluator_text
 from treadle.backends.cpu.layout import (
-    ARRAY_DATA,
-    ARRAY_FLAGS,
     CHANGED,
     ENDED,
     FIRST,
@@ -22,7 +20,6 @@ from treadle.backends.cpu.layout import (
     LAST,
     NO_POOL,
     NOT_DENSE,
-    OBJECT_TYPE,
     OPEN_END,
     OPEN_ITEMS,
     PART,
@@ -37,8 +34,13 @@ from treadle.backends.cpu.layout import (
     SUMS,
     SUMS_WORDS,
     TOGETHER,
-    TUPLE_ITEMS,
-    TUPLE_SIZE,
+)
+from treadle.backends.objects import (
+    ARRAY_DATA,
+    ARRAY_FLAGS,
+    OBJECT_SIZE,
+    OBJECT_TYPE,
+    TYPE_SIZE,
 )
 
 
@@ -284,6 +286,17 @@ advance:
 # number of positions in the latter whose objects nobody else may hold, where these are, and the
 # references that such an object has at most.
 _OBJECTS = f"""
+; A tuple's items, which follow as many bytes as its type says: files run on interpreters other than
+; the one that compiled them.
+define internal ptr @items(ptr %tuple) alwaysinline {{
+  %type.at = getelementptr i8, ptr %tuple, i64 {OBJECT_TYPE}
+  %type = load ptr, ptr %type.at, align 8
+  %size.at = getelementptr i8, ptr %type, i64 {TYPE_SIZE}
+  %size = load i64, ptr %size.at, align 8
+  %items = getelementptr i8, ptr %tuple, i64 %size
+  ret ptr %items
+}}
+
 define internal i1 @unchanged(ptr %watch) {{
 entry:
   %words.at = getelementptr i8, ptr %watch, i64 {ARRAY_DATA}
@@ -301,8 +314,8 @@ entry:
   %places = load ptr, ptr %places.at, align 8
   %limit.at = getelementptr i64, ptr %words, i64 6
   %limit = load i64, ptr %limit.at, align 8
-  %holder.items = getelementptr i8, ptr %holders, i64 {TUPLE_ITEMS}
-  %seen.items = getelementptr i8, ptr %seen, i64 {TUPLE_ITEMS}
+  %holder.items = call ptr @items(ptr %holders)
+  %seen.items = call ptr @items(ptr %seen)
   br label %slot
 slot:
   %i = phi i64 [ 0, %entry ], [ %i.next, %look ]
@@ -343,9 +356,9 @@ define internal i1 @bind(ptr %an.array, ptr %bases, ptr %arrays, i64 %given, i64
 entry:
   %type.at = getelementptr i8, ptr %an.array, i64 {OBJECT_TYPE}
   %type = load ptr, ptr %type.at, align 8
-  %size.at = getelementptr i8, ptr %arrays, i64 {TUPLE_SIZE}
+  %size.at = getelementptr i8, ptr %arrays, i64 {OBJECT_SIZE}
   %size = load i64, ptr %size.at, align 8
-  %items = getelementptr i8, ptr %arrays, i64 {TUPLE_ITEMS}
+  %items = call ptr @items(ptr %arrays)
   %shift = sub i64 %at, %given
   br label %array
 array:

@@ -37,8 +37,3 @@ is that of the whole part."""
 ENDED, NO_POOL, NOT_DENSE, CHANGED = -1, -2, -3, -4
 """Codes returned: the program ended; the pool must be started first; something is no row-major
 array; what is watched is not as it was."""
-
-# -- layout of CPython and NumPy objects (what their inlined accessors use, so it cannot move) ---
-
-ARRAY_DATA, ARRAY_NDIM, ARRAY_SHAPE, ARRAY_FLAGS = 16, 24, 32, 64
-OBJECT_TYPE, TUPLE_SIZE, TUPLE_ITEMS = 8, 16, 24

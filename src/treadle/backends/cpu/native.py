@@ -11,25 +11,14 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from treadle.backends.cpu.eager_text import eager_text
 from treadle.backends.cpu.executor_text import executor_text
 from treadle.backends.cpu.host import host_target
-from treadle.backends.cpu.layout import (
-    ARRAY_DATA,
-    ARRAY_FLAGS,
-    ARRAY_NDIM,
-    ARRAY_SHAPE,
-    LIVE,
-    MOST_THREADS,
-    POOL_BYTES,
-    SPINS,
-    THREADS,
-)
+from treadle.backends.cpu.layout import LIVE, MOST_THREADS, POOL_BYTES, SPINS, THREADS
 from treadle.backends.cpu.pool_text import pool_text
 from treadle.backends.cpu.toolchain import Library, Toolchain
 from treadle.backends.object_cache import ObjectCache
+from treadle.backends.objects import ARRAY_DATA, are_as_expected
 from treadle.base.env import cache_directory
 from treadle.base.errors import CompileError
 from treadle.base.process import RUNTIME
@@ -81,7 +70,12 @@ class Core:
     """
 
     def __init__(self, library: Library, address: Mapping[str, int]) -> None:
-        _check_layouts()
+        if not are_as_expected():
+            raise CompileError(
+                "cpu",
+                "this interpreter lays out its objects, or NumPy its arrays, in an unknown way",
+                hint="use CPython on a 64-bit machine",
+            )
         self._library = library
         pointer, word, object_ = ctypes.c_void_p, ctypes.c_int64, ctypes.py_object
         self.worker = address["worker"]
@@ -146,27 +140,3 @@ def adopt(library: Library, address: Mapping[str, int]) -> None:
     """
     if not _ADOPTED and not runtime.cache_info().currsize:
         _ADOPTED.append(Core(library, address))
-
-
-def _check_layouts() -> None:
-    """Native code reads NumPy arrays; that they look as it expects is seen from one of them.
-
-    Raises:
-        CompileError: they do not, as on interpreters other than CPython.
-    """
-    array = np.zeros((3, 5), np.int64)
-    if ctypes.sizeof(ctypes.c_void_p) == 8 and array.__array_interface__["data"][0]:
-        start = id(array)
-        data = ctypes.c_void_p.from_address(start + ARRAY_DATA).value
-        ndim = ctypes.c_int.from_address(start + ARRAY_NDIM).value
-        shape = ctypes.c_void_p.from_address(start + ARRAY_SHAPE).value or 0
-        dense = ctypes.c_int.from_address(start + ARRAY_FLAGS).value & 1
-        if (data, ndim, dense) == (array.ctypes.data, 2, 1) and list(
-            (ctypes.c_int64 * 2).from_address(shape)
-        ) == [3, 5]:
-            return
-    raise CompileError(
-        "cpu",
-        "this interpreter lays out NumPy arrays in an unknown way",
-        hint="use CPython on a 64-bit machine",
-    )

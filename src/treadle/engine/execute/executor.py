@@ -6,7 +6,6 @@ that run one program at the same time get one each.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from treadle.backends.native_code import Executable
 from treadle.backends.watch import Watch
 from treadle.base.errors import CompileError
+from treadle.base.references import references
 from treadle.base.types import TensorType
 from treadle.engine.execute.arenas import Arenas
 from treadle.engine.execute.counters import Counters, NativeTally, Tally, total
@@ -30,8 +30,9 @@ from treadle.runtime.host import HostBuffer, address, memory
 
 Array = npt.NDArray[Any]
 _OWN_BASES = 3  # constants, what is packed, scratch memory: behind inputs and results
-_UNUSED = 2
-"""References to what is packed, as `getrefcount` sees them where only the executor has it."""
+_UNUSED = 3
+"""References to what is packed where only the executor has it: a local name, and two for
+counting."""
 
 
 class _Packed:
@@ -374,7 +375,7 @@ class Executor:
             self._packs.current = None  # From here on nobody begins a run with it.
             if old is None:
                 buffer = self.loaded.kept
-            elif sys.getrefcount(old) <= _UNUSED:
+            elif references((old,)) <= _UNUSED:
                 buffer = old.buffer
             else:
                 buffer = memory("packed weights", self.loaded.plan.kept)

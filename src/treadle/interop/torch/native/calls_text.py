@@ -10,19 +10,16 @@ under keeps others away from the key's memory.
 
 from __future__ import annotations
 
+from treadle.backends.objects import ARRAY_DATA, LIST_ITEMS, OBJECT_SIZE, OBJECT_TYPE, TUPLE_ITEMS
 from treadle.interop.torch.native.layout import (
-    ARRAY_DATA,
     BOOL,
     COMPLEX,
     FLOAT,
     INT,
     KEY_WORDS,
     LIST,
-    LIST_ITEMS,
     MOST_TENSORS,
     NOTHING,
-    OBJECT_SIZE,
-    OBJECT_TYPE,
     OPEN,
     OWN,
     SINGLE,
@@ -30,7 +27,6 @@ from treadle.interop.torch.native.layout import (
     TENSOR_BYTES,
     TEXT,
     TUPLE,
-    TUPLE_ITEMS,
 )
 from treadle.interop.torch.native.words import known, read
 

@@ -85,9 +85,6 @@ MOST_TENSORS = 2048
 KEY_WORDS = 1 << 15
 MOST_AXES = 64
 
-# -- objects of NumPy and CPython, as their inlined accessors read them, in bytes ---------------
-ARRAY_DATA, OBJECT_TYPE, OBJECT_SIZE, TUPLE_ITEMS, LIST_ITEMS = 16, 8, 16, 24, 24
-
 # -- DLPack, in bytes ---------------------------------------------------------------------------
 TENSOR_BYTES, MANAGED_BYTES, HEAD_BYTES = 48, 80, 128
 DATA, DEVICE, AXES, TYPE, SHAPE, STRIDES, OFFSET = 0, 8, 16, 20, 24, 32, 40

@@ -23,18 +23,16 @@ import torch
 
 from treadle.backends import registry
 from treadle.backends.native_code import Assembling
+from treadle.backends.objects import are_as_expected
 from treadle.base.errors import CompileError
 from treadle.base.log import get_logger
 from treadle.interop.torch.native.calls_text import calls_text
 from treadle.interop.torch.native.layout import (
     CONTEXT,
     KEY_WORDS,
-    LIST_ITEMS,
-    OBJECT_TYPE,
     OBJECTS,
     TENSOR,
     TUPLE,
-    TUPLE_ITEMS,
 )
 from treadle.interop.torch.native.programs_text import programs_text
 from treadle.interop.torch.native.tensors_text import tensors_text
@@ -129,7 +127,8 @@ class Library:
 
     def __init__(self) -> None:
         _check_process()
-        _check_layouts()
+        if not are_as_expected():
+            raise CompileError("treadle.torch", "objects are laid out in an unknown way")
         text = "\n".join((tensors_text(), programs_text(), calls_text(), views_text()))
         version = hashlib.sha256(text.encode()).hexdigest()[:16]
         symbols = [f"treadle_torch_{name}_{version}" for name in _ENTRIES]
@@ -249,29 +248,6 @@ def _check_process() -> None:
         raise CompileError("treadle.torch", f"{sys.platform} on {platform.machine()} was not tried")
     if tuple(torch.__version__.split(".")[:2]) not in [(str(a), str(b)) for a, b in TRIED]:
         raise CompileError("treadle.torch", f"PyTorch {torch.__version__} was not tried")
-
-
-def _check_layouts() -> None:
-    """Look at a tuple and a list as native code does.
-
-    Raises:
-        CompileError: they look otherwise.
-    """
-
-    first, second = object(), object()
-    pair, listed = (first, second), [first, second]
-    wanted = [id(first), id(second)]
-    heads = [_words(id(x) + OBJECT_TYPE, 2) for x in (pair, listed)]
-    if (
-        heads != [[id(tuple), 2], [id(list), 2]]
-        or _words(id(pair) + TUPLE_ITEMS, 2) != wanted
-        or _words(_words(id(listed) + LIST_ITEMS, 1)[0], 2) != wanted
-    ):
-        raise CompileError("treadle.torch", "tuples and lists are laid out in an unknown way")
-
-
-def _words(address: int, count: int) -> list[int]:
-    return list((ctypes.c_int64 * count).from_address(address))
 
 
 def _address(function: Any) -> int:

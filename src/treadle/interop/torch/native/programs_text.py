@@ -7,19 +7,17 @@ table, runs the program, writes what goes into arguments, and makes tensors of t
 
 from __future__ import annotations
 
+from treadle.backends.objects import ARRAY_DATA, LIST_ITEMS, OBJECT_SIZE, OBJECT_TYPE
 from treadle.interop.torch.native.layout import (
-    ARRAY_DATA,
     AS_LIST,
     AS_TUPLE,
     ENTRY,
     HEAD_BYTES,
     INPUT,
     INPUT_WORDS,
-    LIST_ITEMS,
     MANAGED_CONTEXT,
     MOST_TENSORS,
     NO_RESULT,
-    OBJECT_SIZE,
     OFFSET,
     OUTPUT,
     OUTPUT_WORDS,
@@ -372,7 +370,7 @@ entry:
   %addresses = alloca i64, i64 {MOST_TENSORS}, align 8
   %seen = alloca i8, i64 {TENSOR_BYTES}, align 8
   %argument = alloca ptr, align 8
-  %type.at = getelementptr i8, ptr %list, i64 8
+  %type.at = getelementptr i8, ptr %list, i64 {OBJECT_TYPE}
   %type = load ptr, ptr %type.at, align 8
   %is.list = icmp eq ptr %type, %list.type
   %is.on = icmp ne i64 %enabled, 0
@@ -393,7 +391,7 @@ tensor:
 describe:
   %object.at = getelementptr ptr, ptr %items, i64 %i
   %object = load ptr, ptr %object.at, align 8
-  %kind.at = getelementptr i8, ptr %object, i64 8
+  %kind.at = getelementptr i8, ptr %object, i64 {OBJECT_TYPE}
   %kind = load ptr, ptr %kind.at, align 8
   %is.plain = icmp eq ptr %kind, %tensor.type
   %is.parameter = icmp eq ptr %kind, %parameter.type

@@ -6,6 +6,7 @@ Tensors are made as DLPack makes them: the memory is theirs, and `release` gives
 
 from __future__ import annotations
 
+from treadle.backends.objects import OBJECT_SIZE, TUPLE_ITEMS
 from treadle.interop.torch.native.layout import (
     CONTEXT,
     DATA,
@@ -16,13 +17,11 @@ from treadle.interop.torch.native.layout import (
     MANAGED_FLAGS,
     MANAGED_TENSOR,
     MOST_AXES,
-    OBJECT_SIZE,
     OFFSET,
     OUTPUT,
     OUTPUT_WORDS,
     SHAPE,
     STRIDES,
-    TUPLE_ITEMS,
 )
 from treadle.interop.torch.native.words import known, put, read
 
