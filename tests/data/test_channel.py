@@ -17,7 +17,7 @@ LARGE = 1 << 20
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, Channel]]:
-    pair = [Channel(end, os.getpid()) for end in multiprocessing.Pipe()]
+    pair = [Channel(end) for end in multiprocessing.Pipe()]
     yield pair[0], pair[1]
     for end in pair:
         end.close()
@@ -53,7 +53,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 def test_what_is_sent_arrives(message: Any, through_memory_file: bool) -> None:
     limit = channel_module._INLINE_LIMIT
     channel_module._INLINE_LIMIT = 0 if through_memory_file else limit
-    left, right = (Channel(end, os.getpid()) for end in multiprocessing.Pipe())
+    left, right = (Channel(end) for end in multiprocessing.Pipe())
     try:
         left.send(message)
         assert_same(right.receive(), message)

@@ -12,13 +12,13 @@ import contextlib
 import mmap
 import os
 import pickle
+import socket
 import struct
 import sys
 import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -83,12 +83,10 @@ class Channel:
 
     Args:
         connection: this end of a `multiprocessing.Pipe`.
-        peer: process id of the other side.
     """
 
-    def __init__(self, connection: Connection[Any, Any], peer: int) -> None:
+    def __init__(self, connection: Connection[Any, Any]) -> None:
         self.connection = connection
-        self._peer = peer
         self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
@@ -106,7 +104,7 @@ class Channel:
         with self._sending:
             self.connection.send_bytes(parcel.header() + parcel.body)
             if parcel.descriptor is not None:
-                reduction.send_handle(self.connection, parcel.descriptor, self._peer)
+                _send_descriptor(self.connection, parcel.descriptor)
 
     def receive(self) -> Any:
         """Wait for a message and return it.
@@ -123,7 +121,7 @@ class Channel:
             # A copy of its own: writable, and aligned as the pieces in it expect.
             body = memoryview(bytearray(frame[_HEADER.size + table.size :]))
         else:
-            body = _read_memory_file(reduction.recv_handle(self.connection), _offsets(sizes)[-1])
+            body = _read_memory_file(_descriptor_from(self.connection), _offsets(sizes)[-1])
         starts = _offsets(sizes)
         pieces = [body[start : start + size] for start, size in zip(starts, sizes, strict=False)]
         return pickle.loads(pieces[0], buffers=pieces[1:])
@@ -131,6 +129,21 @@ class Channel:
     def close(self) -> None:
         """Close this end; the other side sees the end of the stream."""
         self.connection.close()
+
+
+# Since Python 3.14 `multiprocessing.reduction` waits for an answer over the same pipe; a thread that
+# receives would take it for a message.
+def _send_descriptor(connection: Connection[Any, Any], descriptor: int) -> None:
+    with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as pipe:
+        socket.send_fds(pipe, [b"\0"], [descriptor])
+
+
+def _descriptor_from(connection: Connection[Any, Any]) -> int:
+    with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as pipe:
+        _, descriptors, _, _ = socket.recv_fds(pipe, 1, 1)
+    if not descriptors:
+        raise EOFError("the other side has gone")
+    return descriptors[0]
 
 
 def _offsets(sizes: Sequence[int]) -> list[int]:

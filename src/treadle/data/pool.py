@@ -134,7 +134,7 @@ class WorkerPool:
             # Typeshed gives each kind of context its own Process, and their base none.
             process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker,
-                args=(theirs, index, os.getpid(), spec if parcel is None else None),
+                args=(theirs, index, spec if parcel is None else None),
                 name=f"treadle-data-{index}",
                 daemon=True,
             )
@@ -145,7 +145,7 @@ class WorkerPool:
                 raise
             finally:
                 theirs.close()
-            worker = _Worker(index, process, Channel(ours, process.pid or 0))
+            worker = _Worker(index, process, Channel(ours))
             self._workers.append(worker)
             if parcel is not None:
                 # A worker that is dead already is reported when it is first waited for.

@@ -62,21 +62,18 @@ class OrphanedError(Exception):
     """The parent process has gone: there is nobody to work for."""
 
 
-def run_worker(
-    pipe: Connection[Any, Any], index: int, parent: int, spec: WorkerSpec | None
-) -> None:
+def run_worker(pipe: Connection[Any, Any], index: int, spec: WorkerSpec | None) -> None:
     """Serve a loader until it says stop or dies.
 
     Args:
         pipe: the worker's end of the pipe to the loader.
         index: number of this worker.
-        parent: the loader's process id.
         spec: what to do; None if it comes as the first message.
     """
     # Ctrl-C reaches the whole process group; the parent decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    channel = Channel(pipe, parent)
+    channel = Channel(pipe)
     try:
         spec = _first_message(channel) if spec is None else spec
         channel.send(Ready())
