@@ -131,8 +131,8 @@ class Channel:
         self.connection.close()
 
 
-# Since Python 3.14 `multiprocessing.reduction` waits for an answer over the same pipe; a thread that
-# receives would take it for a message.
+# `multiprocessing.reduction` waits for an answer over the same pipe since Python 3.14, where the
+# thread that receives would take it for a message.
 def _send_descriptor(connection: Connection[Any, Any], descriptor: int) -> None:
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as pipe:
         socket.send_fds(pipe, [b"\0"], [descriptor])
