@@ -15,10 +15,10 @@ HEAD: int = object.__basicsize__
 """Bytes of what each object begins with: its references and its type."""
 OBJECT_TYPE, OBJECT_SIZE = HEAD - 8, HEAD
 TYPE_SIZE = HEAD + 16
-"""Where a type says of how many bytes its objects are without items: `__basicsize__`."""
+"""The place at which a type has the bytes of its objects without items: `__basicsize__`."""
 TUPLE_ITEMS: int = tuple.__basicsize__
 LIST_ITEMS = HEAD + 8
-"""Where a list says at which address its items are."""
+"""The place at which a list has the address of its items."""
 ARRAY_DATA, ARRAY_NDIM, ARRAY_SHAPE, ARRAY_FLAGS = HEAD, HEAD + 8, HEAD + 16, HEAD + 48
 
 

@@ -1,4 +1,4 @@
-"""How many references an object has, counted alike by every version of Python."""
+"""Counts of the references to an object, alike on every version of Python."""
 
 from __future__ import annotations
 
