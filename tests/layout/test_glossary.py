@@ -53,7 +53,7 @@ ORDINARY = """
     preprocessing preview printer printing private problem process processes product products
     profile profiler profiling progress properties protocol prune quant quantize quantizing
     random randomness ranges reach reader readers ready rearrange rebuild recompute record
-    recorded records recurrent recursion reduce reference registration registry remap rendered
+    recorded records recurrent recursion reduce reference references registration registry remap rendered
     rendering repeated report requantize requests resample result retype row rows run runner
     running runtime sample sampler samples sampling sandbox sanity saved saving scale scaler
     scales scan scheduler scope scoring searching section select sending sequence sequential
