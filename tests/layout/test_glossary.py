@@ -53,9 +53,9 @@ ORDINARY = """
     preprocessing preview printer printing private problem process processes product products
     profile profiler profiling progress properties protocol prune quant quantize quantizing
     random randomness ranges reach reader readers ready rearrange rebuild recompute record
-    recorded records recurrent recursion reduce reference references registration registry remap rendered
-    rendering repeated report requantize requests resample result retype row rows run runner
-    running runtime sample sampler samples sampling sandbox sanity saved saving scale scaler
+    recorded records recurrent recursion reduce reference references registration registry
+    remap rendered rendering repeated report requantize requests resample result retype row rows run
+    runner running runtime sample sampler samples sampling sandbox sanity saved saving scale scaler
     scales scan scheduler scope scoring searching section select sending sequence sequential
     serialization serve server service session settings several shake shape shapes shaping
     shrinking signal signals silent simplify simulator sizes slicing sliding small sockets sort
