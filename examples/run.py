@@ -13,7 +13,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 PEERS = (
     *("answer", "beside_torch", "digits_torch", "find_speech", "read_text", "resnet_torch"),
-    "search",
+    *("search", "transformer_torch"),
 )
 """Examples that need another framework or foreign models; they run when they are named."""
 

@@ -35,6 +35,8 @@ from treadle.tensor import Parameter, Tensor
 def from_exported(program: ExportedProgram) -> ExportedModel:
     """A program of `torch.export` as a module of Treadle, with copies of its weights.
 
+    They are on the default device of Treadle, wherever the program was exported.
+
     Args:
         program: what `torch.export.export` gave. Inputs may have dynamic extents, within the
             bounds that it declares.
@@ -142,7 +144,7 @@ class ExportedModel(Module):
                     constants[name] = spec.arg.value
             elif name in zeros and spec.kind is InputKind.BUFFER and target not in updated:
                 held_as = program.state_dict.get(target, program.constants.get(target))
-                constants[name] = to_array(held_as)
+                constants[name] = to_array(held_as.cpu())
             elif target in program.state_dict or target in updated:
                 given = program.state_dict.get(target, program.constants.get(target))
                 trained = spec.kind is InputKind.PARAMETER and given.requires_grad
@@ -153,7 +155,7 @@ class ExportedModel(Module):
             else:
                 given = program.constants.get(target)
                 tensor = isinstance(given, torch.Tensor)
-                constants[name] = to_array(given) if tensor else None
+                constants[name] = to_array(given.cpu()) if tensor else None
         return held, constants
 
     def _at(self, target: str) -> Tensor:

@@ -38,7 +38,7 @@ from treadle.interop.torch import (  # noqa: F401  (they register)
     special,
 )
 from treadle.interop.torch.arrays import DTYPES, PARTS
-from treadle.interop.torch.homes import CPU, is_apart, is_away
+from treadle.interop.torch.homes import is_apart, is_away
 from treadle.interop.torch.lists import one_by_one
 from treadle.interop.torch.pairs import COMPLEX, Pair, is_complex, joined, lower_complex, parted
 from treadle.interop.torch.symbols import (
@@ -156,16 +156,16 @@ def output_of(value: Any) -> GraphOperand:
     return made
 
 
-def refusal(node: fx.Node, device: torch.device = CPU) -> str:
+def refusal(node: fx.Node, device: torch.device | None) -> str:
     """Return why a node has no counterpart on a device, tried by writing it on its own; "" if it
-    has.
+    has. None: wherever its tensors are.
     """
     name = name_of(node.target)
     if is_number(node.meta.get("val")):
         return _unknown_number(node)
     if name not in LOWERINGS and name not in COMPLEX:
         return "it has no counterpart"
-    if is_away(node, device):
+    if device is not None and is_away(node, device):
         return f"a tensor is not on {device}"
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
     for value in values:
@@ -204,14 +204,14 @@ def _unknown_number(node: fx.Node) -> str:
     return ""
 
 
-def _unfit(tensor: Any, device: torch.device) -> str:
+def _unfit(tensor: Any, device: torch.device | None) -> str:
     if tensor is None or is_number(tensor):
         return ""
     if not isinstance(tensor, torch.Tensor):
         return "a value is no tensor of fixed shape"
     if tensor.layout is not torch.strided:
         return f"a tensor is {str(tensor.layout).rpartition('.')[2]}"
-    if is_apart(tensor, device):
+    if device is not None and is_apart(tensor, device):
         return f"a tensor is on {tensor.device}, not on {device}"
     if tensor.dtype not in DTYPES and tensor.dtype not in PARTS:
         return f"{tensor.dtype} is no element type of ours"

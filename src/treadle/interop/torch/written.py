@@ -224,7 +224,7 @@ def _check(nodes: Sequence[fx.Node]) -> None:
     for node in nodes:
         if node.target is operator.getitem:
             continue
-        reason = refusal(node)
+        reason = refusal(node, None)  # A module is on one device, whichever it came from.
         if reason:
             problems[name_of(node.target) or str(node.target), reason].append(node)
     if not problems:

@@ -8,7 +8,9 @@ import treadle
 
 torch = pytest.importorskip("torch")
 
-from treadle.interop.torch import left_to_torch  # noqa: E402
+from treadle.base.errors import ShapeError  # noqa: E402
+from treadle.engine.extents import plans  # noqa: E402
+from treadle.interop.torch import from_exported, left_to_torch, parts  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch_device,
@@ -24,6 +26,20 @@ def fresh() -> None:
 
 def compiled(function: Any, **options: Any) -> Any:
     return torch.compile(function, backend="treadle", **options)
+
+
+class Attending(nn.Module):  # type: ignore[misc, name-defined]
+    """A layer of attention and one of a network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs, self.outputs = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = self.inputs(x).chunk(3, -1)
+        seen = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.outputs(nn.functional.gelu(self.norm(x + seen))).mean(1)
 
 
 def _network() -> Any:
@@ -101,6 +117,55 @@ def test_sizes_change_and_draws_repeat(device: str) -> None:
         assert set(first.cpu().flatten().tolist()) == {0.0, 2.0}
     torch.treadle.manual_seed_all(9)
     assert not torch.equal(run(x), first)
+
+
+def test_a_model_has_one_graph_and_programs_for_ranges_of_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the host's memory, as on the CPU."""
+    made: list[parts.Program] = []
+    init = parts.Program.__init__
+
+    def noted(self: parts.Program, *given: Any) -> None:
+        init(self, *given)
+        made.append(self)
+
+    monkeypatch.setattr(parts.Program, "__init__", noted)
+    monkeypatch.setattr(plans, "recall_regime", lambda *given: None)
+    torch._dynamo.reset()
+    model = Attending().to("treadle:0")
+    run = compiled(model, dynamic=True)
+    counts = set()
+    for length in (16, 20, 33, 100):
+        x = torch.randn(2, length, 8, device="treadle:0")
+        found, expected = run(x), model(x)
+        gradients = [
+            torch.autograd.grad(y.square().sum(), model.parameters()) for y in (found, expected)
+        ]
+        torch.testing.assert_close(found.cpu(), expected.cpu(), rtol=1e-4, atol=1e-5)
+        for ours, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs.cpu(), rtol=1e-3, atol=1e-3)
+        counts.add(len(made))
+    assert counts == {2}  # forward and backward
+    for program in made:
+        (variant,) = program.variants
+        assert not variant.plans.alone and len(variant.plans.regimes) <= 2
+
+
+def test_programs_are_exported_with_open_sizes(device: str) -> None:
+    model = Attending().eval().to(device)
+    length = torch.export.Dim("length", min=2, max=64)
+    x = torch.randn(2, 7, 8)
+    program = torch.export.export(model, (x.to(device),), dynamic_shapes=({1: length},))
+    run, module = compiled(program.module(), dynamic=True), from_exported(program)
+    for n in (7, 20):
+        y = torch.randn(2, n, 8)
+        expected = model(y.to(device)).detach().cpu()
+        torch.testing.assert_close(run(y.to(device)).cpu(), expected, rtol=1e-4, atol=1e-5)
+        found = module(treadle.tensor(y.numpy())).numpy()
+        torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ShapeError):
+        module(treadle.tensor(torch.randn(2, 65, 8).numpy()))
 
 
 def test_gradients_without_memory_reach_programs(device: str) -> None:

@@ -169,11 +169,10 @@ def test_backends_work_side_by_side(odd: None, in_c: None, compiled: bool) -> No
                         x.to(one) + x.to(other)
 
 
-def _printed(*options: str) -> list[float]:
-    """Losses that the example prints."""
-    pytest.importorskip("sklearn", reason="the example's digits come with it")
-    example = Path(__file__).resolve().parents[4] / "examples" / "resnet_torch.py"
-    command = [sys.executable, str(example), "--epochs", "2", "--images", "320", *options]
+def _printed(example: str, *options: str) -> list[float]:
+    """Losses that an example prints in two epochs."""
+    path = Path(__file__).resolve().parents[4] / "examples" / example
+    command = [sys.executable, str(path), "--epochs", "2", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     if "treadle:0" in options:
@@ -181,8 +180,18 @@ def _printed(*options: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.stdout)]
 
 
-def test_a_residual_network_trains_as_on_the_cpu() -> None:
-    wanted = _printed()
+@pytest.mark.parametrize(
+    ("example", "smaller", "needed"),
+    [
+        ("resnet_torch.py", ("--images", "320"), "sklearn"),
+        ("transformer_torch.py", ("--lines", "32"), "transformers"),
+    ],
+)
+def test_examples_train_as_on_the_cpu(example: str, smaller: tuple[str, str], needed: str) -> None:
+    pytest.importorskip(needed)
+    wanted = _printed(example, *smaller)
     assert len(wanted) == 2 and wanted[1] < wanted[0]
-    assert _printed("--device", "treadle:0") == pytest.approx(wanted, rel=5e-3)
-    assert _printed("--device", "treadle:0", "--compile") == pytest.approx(wanted, rel=5e-3)
+    on_device = _printed(example, *smaller, "--device", "treadle:0")
+    assert on_device == pytest.approx(wanted, rel=5e-3)
+    compiled = _printed(example, *smaller, "--device", "treadle:0", "--compile")
+    assert compiled == pytest.approx(wanted, rel=5e-3)
