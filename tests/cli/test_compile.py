@@ -44,6 +44,23 @@ def shapes(part: NativePart) -> list[tuple[int, ...]]:
     return [gear.shapes[0] for gear in part.gears]
 
 
+def test_a_file_for_ranges_of_extents(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = compiled(source, "--shape", "data=1..3,3,4..9,4")
+    assert "ranges    data_0 1 to 3, data_2 4 to 9" in capsys.readouterr().out
+    (part,) = model.native
+    assert part.ranges is not None and part.ranges.inputs == (("data_0", 3, "data_2", 4),)
+    made = source.with_name("made.tm")
+    for shape in ("1,3,4,4", "3,3,9,4", "2,3,7,4"):
+        assert main(["run", str(made), "-n", "1", "--shape", f"data={shape}"]) == 0
+    assert "native code" in capsys.readouterr().out
+    assert main(["info", str(made)]) == 0
+    assert "data [data_0,3,data_2,4]: data_0 1 to 3, data_2 4 to 9" in capsys.readouterr().out
+    assert main(["run", str(made), "-n", "1", "--shape", "data=4,3,4,4"]) == 1
+    assert "the extent data_0 is 4, and its file is for 1 to 3" in capsys.readouterr().err
+    both = ["--shape", "data=1..3,3,4,4", "--batch", "1,2"]
+    assert main(["compile", str(source), "-o", str(made), *both]) == 2
+
+
 def test_a_file_has_code_for_this_machine_its_provenance_and_a_case(source: Path) -> None:
     model = compiled(source, "--info", "author=me", "--info", "task=scores")
     (part,) = model.native

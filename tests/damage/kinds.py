@@ -24,7 +24,7 @@ from tests.serialization.megengine_pickles import checkpoint as megengine
 import treadle as mge
 import treadle.functional as F
 import treadle.module as M
-from treadle import traced_module
+from treadle import jit, traced_module
 from treadle.backends.cpu import tuning_record
 from treadle.base.blocks import Blocks
 from treadle.base.env import cache_directory
@@ -173,7 +173,17 @@ def _run_model(path: Path) -> Any:
 
 def _offline(folder: Path) -> Sound:
     write_models(folder / "a", [compile_offline(traced(network(), X))], "test")
-    return {"net.tm": (folder / "a").read_bytes()}
+    net = network()
+
+    @jit.trace(symbolic=True, capture_as_const=True)
+    def label(image: Any) -> Any:
+        return net(image)
+
+    label(mge.tensor(X))
+    label.dump(folder / "b", arg_names=["image"], output_names=["label"])
+    ranges = {"image": [1, 3, (7, 9), 8]}
+    write_models(folder / "b", [compile_offline(read_models(folder / "b")[0], ranges=ranges)], "b")
+    return {"net.tm": (folder / "a").read_bytes(), "ranged.tm": (folder / "b").read_bytes()}
 
 
 def _run_offline(path: Path) -> Any:

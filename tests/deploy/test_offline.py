@@ -520,9 +520,9 @@ def test_newer_files_are_refused(
     compiled: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(native_part, "SCHEMA", 3)
+        patched.setattr(native_part, "_WITHOUT_MANY", 4)
         path = written(tmp_path, compiled)
-    with pytest.raises(CheckpointError, match="schema 3, this Treadle reads 2") as refused:
+    with pytest.raises(CheckpointError, match="schema 4, this Treadle reads 3") as refused:
         load_offline(path)
     assert "written by treadle" in refused.value.saw
 

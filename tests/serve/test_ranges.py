@@ -18,9 +18,10 @@ from treadle.base.errors import LoadError
 from treadle.cli import main
 from treadle.cli.models.ranges import are_ranged, parsed_ranges, ranged_onnx
 from treadle.cli.status import Misuse
+from treadle.deploy import load_offline
 from treadle.engine.extents import making
 from treadle.serve.protocol import Refusal
-from treadle.serve.ranges import Axis, Input, RangedModel, load_ranged
+from treadle.serve.ranges import Axis, Compiled, Input, RangedModel, load_filed, load_ranged
 
 ROWS, LENGTH = Axis("rows", 1, 4), Axis("length", 1, 40)
 FLOAT = np.dtype("float32")
@@ -43,7 +44,8 @@ def attention() -> Callable[[mge.Tensor], mge.Tensor]:
 def ranged(
     function: Callable[..., Any], *shape: int | Axis, most: int = 1, name: str = "m"
 ) -> RangedModel:
-    return RangedModel(name, "1", function, [Input("x", FLOAT, shape)], ["y"], most)
+    inputs = [Input("x", FLOAT, shape)]
+    return RangedModel(name, "1", Compiled(name, function, inputs), inputs, ["y"], most)
 
 
 def filled(*shape: int) -> Array:
@@ -58,14 +60,16 @@ def test_programs_for_all_extents_are_made_before_requests_come(
     assert not model.notes, "all 160 were tried"
     assert model.inputs[0].described["shape"] == [-1, -1, 8]
     assert model.outputs[0].described["shape"] == [-1, -1, 3]
-    count = model._function._captures.count
+    programs: Any = model._programs
+    captures = programs._function._captures
+    count = captures.count
     monkeypatch.setattr(making, "compile_regime", None)
     for rows, length in ((1, 1), (1, 5), (4, 1), (2, 2), (4, 15), (3, 16), (4, 33), (2, 40)):
         x = filled(rows, length, 8)
         assert model.rows([x]) == 0
         (found,) = model.run([x])
         np.testing.assert_allclose(found, function(mge.tensor(x)).numpy(), rtol=1e-4, atol=1e-5)
-    assert model._function._captures.count == count == 4, "one and more, of rows and of lengths"
+    assert captures.count == count == 4, "one and more, of rows and of lengths"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +83,7 @@ def test_extents_outside_of_the_ranges_are_refused(shape: tuple[int, ...]) -> No
 
 def test_axes_of_one_name_have_equal_extents() -> None:
     inputs = [Input("x", FLOAT, (LENGTH, 2)), Input("y", FLOAT, (2, LENGTH))]
-    model = RangedModel("m", "1", F.matmul, inputs, ["z"])
+    model = RangedModel("m", "1", Compiled("m", F.matmul, inputs), inputs, ["z"])
     (found,) = model.run([filled(5, 2), filled(2, 5)])
     assert found.shape == (5, 5)
     with pytest.raises(Refusal, match=r"\[5, 2\] \[2, 6\]"):
@@ -199,6 +203,30 @@ def test_an_onnx_model_has_ranges_for_the_extents_that_it_leaves_open(scores: Pa
         (found,) = model.run([tokens, np.array([1, -2], "float32"), mask])
         expected = (table[tokens] * mask[..., None]).sum(1) * [1, -2]
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.onnx
+def test_a_file_for_ranges_is_served_for_them(scores: Path, tmp_path: Path) -> None:
+    made = tmp_path / "scores.tm"
+    ranges = ["--shape", "tokens=1..4,1..40", "--shape", "mask=1..4,1..40"]
+    assert main(["compile", str(scores), "-o", str(made), *ranges]) == 0
+    offline = load_offline(made)
+    assert offline.ranges == {"batch": (1, 4), "length": (1, 40)}
+    model = load_filed("scores", "1", offline)
+    assert not model.notes or "not independent" in model.notes[0]
+    assert model.inputs[0].described["shape"] == [-1, -1]
+    table = np.random.default_rng(0).standard_normal((7, 2), "float32")
+    weights = np.array([1, -2], "float32")
+    for rows, length in ((1, 1), (3, 1), (1, 9), (4, 40), (2, 2)):
+        tokens = np.random.default_rng(length).integers(0, 7, (rows, length))
+        mask = np.ones((rows, length), "float32")
+        (found,) = model.run([tokens, weights, mask])
+        np.testing.assert_allclose(found, table[tokens].sum(1) * weights, rtol=1e-5, atol=1e-6)
+    assert not offline._compiled
+    with pytest.raises(Refusal, match="there is no program for"):
+        model.rows([np.zeros((5, 2), np.int64), weights, np.ones((5, 2), "float32")])
+    with pytest.raises(Refusal, match="does not take these extents"):
+        model.run([np.zeros((5, 2), np.int64), weights, np.ones((5, 2), "float32")])
 
 
 @pytest.mark.onnx

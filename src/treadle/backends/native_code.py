@@ -6,12 +6,14 @@ This is all that a process needs to know of programs that it only runs; how they
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+from treadle.base.arithmetic import Rows
 
 Array = npt.NDArray[Any]
 
@@ -146,6 +148,13 @@ class NativeLoader(Protocol):
 
         Raises:
             LoadError: the code cannot be opened, or lacks a kernel.
+        """
+        ...
+
+    def evaluator(self, rows: Rows, /) -> Callable[[npt.NDArray[np.int64]], int]:
+        """Code of integers as a function of registers; see `base.arithmetic.evaluate`.
+
+        Programs were opened before.
         """
         ...
 

@@ -179,3 +179,41 @@ def evaluate(rows: Rows, registers: Words) -> int:
             return OVERFLOW
         registers[target] = made
     return DONE
+
+
+def evaluate_all(code: Arithmetic, symbols: Words) -> tuple[npt.NDArray[np.bool_], Words]:
+    """Run code for many values of its symbols at once, as `evaluate` does for one.
+
+    Args:
+        code: with its registers.
+        symbols: a row per symbol, a column per set of values.
+
+    Returns:
+        Whether evaluation ends with `DONE`, by column, and all registers, a row each.
+    """
+    registers = np.repeat(code.start[:, None], symbols.shape[1], 1)
+    registers[: len(symbols)] = symbols
+    fine = np.ones(symbols.shape[1], bool)
+    for step, target, x, y in code.rows.tolist():
+        first, second = registers[x], registers[y]
+        if step >= ZERO:
+            fine &= (first == 0, first != 0, first >= 0)[step - ZERO]
+            continue
+        if step in (DIVIDE, REMAINDER):
+            fine &= second >= 1
+            second = np.maximum(second, 1)
+        elif step in (ADD, MULTIPLY):  # Wide results wrap around; floats tell.
+            wide = (np.add, np.multiply)[step](first.astype(np.float64), second)
+            fine &= np.abs(wide) < 2.0**63
+        registers[target] = _AT_ONCE[step](first, second)
+    return fine, registers
+
+
+_AT_ONCE: tuple[Callable[[Words, Words], Words], ...] = (
+    np.add,
+    np.multiply,
+    np.floor_divide,
+    np.remainder,
+    np.minimum,
+    np.maximum,
+)

@@ -103,6 +103,16 @@ Shape = Annotated[
         rich_help_panel=INPUTS,
     ),
 ]
+RangedShape = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="X=1..4,3,8,8",
+        help="Extents of an input, or ranges, both ends inclusive; may be repeated.",
+        autocompletion=input_names,
+        rich_help_panel=INPUTS,
+    ),
+]
 Preprocess = Annotated[
     Path | None,
     typer.Option(

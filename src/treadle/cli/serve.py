@@ -194,6 +194,10 @@ def _loaded(
     wanted = parsed_shapes(given)
     as_it_is = not (portable or wanted or path.suffix == ".onnx")
     native = _native(path, allowed) if as_it_is else None
+    if native is not None and native.ranges:
+        from treadle.serve.ranges import load_filed
+
+        return load_filed(name, version, native, most)
     if native is not None:
         return serving.load_compiled(name, version, native, most)
     opened = open_model(path, wanted, allow_native=False if portable else allowed)

@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from treadle.backends.program import Program, ShippingCompiler
+from treadle.backends.program import ShippingCompiler
 from treadle.base.errors import CompileError, ShapeError
 from treadle.base.version import VERSION
-from treadle.deploy.prepared import WASM, Weights, moved, packed, refuse, stops_of
+from treadle.deploy.prepared import WASM, Weights
+from treadle.deploy.ranges import Maker, Wanted, opened
 from treadle.engine.devices.placement import compiling, engines_of, find_compiler
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
-from treadle.engine.package.native_part import MOST_GEARS, Gear, NativePart
-from treadle.engine.pipeline import Stages
-from treadle.engine.plan import Plan
-from treadle.engine.report import Partition
+from treadle.engine.package.native_part import MOST_GEARS, NativePart
 from treadle.graph.ir import Graph
 
 Shape = tuple[int, ...]
@@ -35,6 +33,7 @@ def compile_offline(
     options: Options | None = None,
     target: str | None = None,
     *,
+    ranges: Mapping[str, Wanted] | None = None,
     command: str = "",
     source: Mapping[str, Any] = _NOTHING,
 ) -> Model:
@@ -51,14 +50,17 @@ def compile_offline(
         options: of the compilation.
         target: "generic", "avx2", "avx512", "neon" or "neon-dot"; by default this
             processor, with all that it has. Weights are packed here in any case.
+        ranges: for each axis of inputs its extent, or the least and the largest one, as in
+            `{"image": [(1, 8), 3, (32, 640), (32, 640)]}`, in place of gears: a few programs serve
+            all of them. The model has to have a graph for other sizes, as `dump` records it.
         command: the command line that asked for it, for the record.
         source: what the model came from, for the record: framework, version, file, digest.
 
     Raises:
         ShapeError: gears are too few, too many or equal, or have inputs that the model has not,
-            or extents that are no sizes.
-        CompileError: an op of the model needs Python, an extent is symbolic, or the engine or LLVM
-            does not have the target.
+            or extents that are no sizes; or the model does not take the ranges.
+        CompileError: an op of the model needs Python, an extent is symbolic, there are no programs
+            for many extents, or the engine or LLVM does not have the target.
     """
     if target == WASM:
         raise CompileError("offline", "files hold no WebAssembly", hint="use write_wasm")
@@ -68,23 +70,24 @@ def compile_offline(
         raise CompileError("offline", "the engine cannot ship code", hint="use the engine cpu")
     if target is not None:
         compiler = compiler.toward(target)
-    shapes = _checked(model, gears)
-    pool, plans, graphs, parts = Weights(), [], [], []
-    for wanted in shapes:
-        graph = model.at(wanted)
-        stages = Stages(graph, options=chosen, crossing=compiler)
-        plan = stages.planned.plan
-        refuse(plan, "offline")
-        steps = moved(plan, packed(plan, compiler.build), pool.add)
-        plans.append((plan, Program(steps, plan.bases)))
-        graphs.append(graph)
-        parts.append(stages.report.partitions)
+    pool = Weights()
+    make = Maker(chosen, compiler, pool, "offline")
+    declared = None
+    if ranges is None:
+        made = [make.fixed(model.at(wanted)) for wanted in _checked(model, gears)]
+    else:
+        if gears:
+            raise ShapeError("ranges", "there are gears or ranges, not both")
+        wide = opened(model, ranges)
+        made = make.programs(wide)
+        declared = wide.declared(model.graph, [gear for gear, _ in made])
     part = NativePart(
-        tuple(_gear(g, plan, cut) for g, (plan, _), cut in zip(graphs, plans, parts, strict=True)),
-        compiler.shipped([program for _, program in plans]),
+        tuple(gear for gear, _ in made),
+        compiler.shipped([program for _, program in made]),
         pool.joined(),
         compiling(engines_of(chosen)),
         _about(model.graph, chosen, compiler, command, source),
+        declared,
     )
     others = [p for p in model.native if p.code.machine != part.code.machine]
     return replace(model, native=(*others, part))
@@ -125,23 +128,6 @@ def _sizes(name: str, shape: Sequence[Any]) -> Shape:
             hint="give every gear a shape for it",
         )
     return tuple(int(d) for d in shape)
-
-
-def _gear(graph: Graph, plan: Plan, partitions: tuple[Partition, ...]) -> Gear:
-    for value in graph.outputs:
-        if not value.type.is_static:
-            raise CompileError(
-                "offline", "an output has symbolic extents", saw=f"{value.name} {value.type}"
-            )
-    # The host's executor runs all steps in order: one stream, no events, whatever was planned.
-    return Gear(
-        tuple(v.type for v in graph.inputs),
-        tuple(v.type for v in graph.outputs),
-        plan.memory.peak,
-        plan.launches,
-        stops=stops_of(plan),
-        partitions=partitions,
-    )
 
 
 # -- what is kept ------------------------------------------------------------------------------

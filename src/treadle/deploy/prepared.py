@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from treadle.backends.native_code import Executable
 from treadle.backends.program import Address, Program, Step
 from treadle.base.errors import CompileError
+from treadle.base.symbol import evaluate
 from treadle.engine.package.native_part import Stop
 from treadle.engine.plan import Plan, aligned, relocate
 from treadle.ops.check import CheckIndices
@@ -19,6 +21,7 @@ from treadle.runtime.host import address, memory
 
 WASM = "wasm"
 """The target that only modules for the web have."""
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 Array = np.ndarray[Any, Any]
 Placed = Callable[[Array], int]
 """Finds a place for some bytes: their offset."""
@@ -82,6 +85,7 @@ def packed(plan: Plan, build: Callable[[Program], Executable]) -> Array:
         OutOfMemory: there is no room for weights or packed weights.
     """
     kept = memory("packed weights", plan.kept)
+    kept.bytes[:] = 0  # Kernels leave room between rows, which goes into the file as well.
     if plan.prelude:
         prelude = build(Program(plan.prelude, plan.bases))
         constants = memory("constants", plan.constants.nbytes)
@@ -95,10 +99,19 @@ def packed(plan: Plan, build: Callable[[Program], Executable]) -> Array:
     return kept.bytes[: plan.kept]
 
 
-def moved(plan: Plan, kept: Array, place: Placed) -> tuple[Step, ...]:
+def moved(
+    plan: Plan, kept: Array, place: Placed, extents: Mapping[str, int] = _NOTHING
+) -> tuple[Step, ...]:
     """The steps, reading constants and what is kept from where `place` puts them.
 
     Only what steps read is placed: constants that the prelude alone has read are left out.
+
+    Args:
+        plan: has the steps.
+        kept: the bytes that it keeps.
+        place: finds places for bytes.
+        extents: some that the plan serves, if it has expressions: they say in which constant an
+            address lies, for all that it serves.
     """
     first = plan.inputs + plan.outputs
     constants = {offset: a.reshape(-1).view(np.uint8) for offset, a in plan.constants.entries}
@@ -110,7 +123,8 @@ def moved(plan: Plan, kept: Array, place: Placed) -> tuple[Step, ...]:
     def rebase(at: Address) -> Address:
         if at.base not in known:
             return at
-        start = int(starts[at.base][np.searchsorted(starts[at.base], int(at.offset), "right") - 1])
+        offset = evaluate(at.offset, extents)
+        start = int(starts[at.base][np.searchsorted(starts[at.base], offset, "right") - 1])
         if (at.base, start) not in found:
             found[at.base, start] = place(known[at.base][start])
         return Address(at.base, found[at.base, start] + at.offset - start)

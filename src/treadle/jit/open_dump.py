@@ -9,7 +9,7 @@ asks the number of are that number.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treadle.base import tree
-from treadle.base.errors import TreadleError
+from treadle.base.errors import CompileError, TreadleError
 from treadle.base.guards import recording_guards
 from treadle.base.log import get_logger
 from treadle.base.shape import Shape
@@ -251,4 +251,39 @@ def model_for_extents(
     return _opened_model(model, name, found, fast)
 
 
-__all__ = ["Asked", "asked", "model_for_extents"]
+def model_for_axes(
+    function: Callable[..., Any],
+    model: Model,
+    call: Asked,
+    captured: Captured,
+    axes: Mapping[int, Mapping[int, str]],
+) -> Model:
+    """As `model_for_extents`, with symbols for some axes of arguments, which are all tensors.
+
+    Args:
+        function: runs once more.
+        model: of the call alone.
+        call: what it was recorded from, with extents of 2 and more on these axes.
+        captured: the program of that call, which the one with symbols is at its extents.
+        axes: names of extents, by argument and axis; equal ones have one name.
+
+    Raises:
+        CompileError: with symbols the function is another program.
+        TreadleError: it does not run with symbols.
+    """
+    shapes: dict[int, Shape] = {}
+    extents: dict[str, int] = {}
+    for number, leaf in enumerate(call.leaves):
+        names = axes.get(number, {})
+        extents |= {names[axis]: leaf.extents[axis] for axis in names}
+        shapes[number] = tuple(
+            symbol(names[axis], 2) if axis in names else extent
+            for axis, extent in enumerate(leaf.extents)
+        )
+    found = _captured(function, call, model.graph.name, shapes, extents)
+    if not _same(found, captured, extents):
+        raise CompileError("model", "with open extents it takes another course than with numbers")
+    return _opened_model(model, model.graph.name, found, fast=False)
+
+
+__all__ = ["Asked", "asked", "model_for_axes", "model_for_extents"]

@@ -69,6 +69,16 @@ class LiteModel:
         return self.portable
 
     @property
+    def gears(self) -> Sequence[tuple[tuple[int, ...], ...]]:
+        """Shapes that there is native code for; of a file for ranges, one that it takes."""
+        return () if self.native is None else self.native.gears
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Least and largest extents by name, where there is native code for all of them."""
+        return {} if self.native is None else dict(self.native.ranges)
+
+    @property
     def inputs(self) -> Sequence[LiteIO]:
         """Names and layouts of the inputs."""
         return self.portable.inputs if self.native is None else self.native.inputs
@@ -86,7 +96,7 @@ class LiteModel:
         """
         shapes, becomes = tuple(a.shape for a in arrays), COMPILED
         if self.native is not None and settings == AS_COMPILED:
-            if shapes in self.native.gears:
+            if self.native.at(shapes) is not None:
                 return self.native.run(arrays, room)
             reason = f"it has no code for inputs of shapes {list(map(list, shapes))}"
         elif settings.device:

@@ -22,7 +22,9 @@ class Native:
 
     Attributes:
         inputs, outputs: names, and layouts in the first gear.
-        gears: for the shapes of the inputs, names and layouts of the outputs.
+        gears: shapes of the inputs, gear by gear; of a file for ranges of extents, some of those
+            that it takes.
+        ranges: least and largest extents by name, of such a file.
     """
 
     def __init__(self, offline: OfflineModel) -> None:
@@ -32,16 +34,21 @@ class Native:
             [LiteIO(p.name, layout=LiteLayout(p.shapes[0], p.dtype)) for p in ends]
             for ends in ports
         )
-        self.gears: dict[Shapes, list[tuple[str, LiteLayout]]] = {}
-        for number, gear in enumerate(zip(*(p.shapes for p in offline.inputs), strict=True)):
-            self.gears[gear] = [
-                (p.name, LiteLayout(p.shapes[number], p.dtype)) for p in offline.outputs
-            ]
+        self.gears: list[Shapes] = list(zip(*(p.shapes for p in offline.inputs), strict=True))
+        self.ranges = offline.ranges
+
+    def at(self, shapes: Shapes) -> list[tuple[str, LiteLayout]] | None:
+        """Names and layouts of the outputs for inputs of these shapes; None: there is no code."""
+        found = self._offline.results(shapes)
+        if found is None:
+            return None
+        ends = zip(self._offline.outputs, found, strict=True)
+        return [(port.name, LiteLayout(shape, port.dtype)) for port, shape in ends]
 
     def run(self, arrays: Sequence[Array], room: Room) -> list[Array]:
-        """Run on arrays whose shapes are a gear; results are written where `room` says."""
+        """Run on arrays of shapes that there is code for; results go where `room` says."""
         places = {}
-        for name, layout in self.gears[tuple([a.shape for a in arrays])]:
+        for name, layout in self.at(tuple([a.shape for a in arrays])) or ():
             place = room(name, layout)
             if place is not None:
                 places[name] = place

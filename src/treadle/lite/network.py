@@ -243,19 +243,23 @@ class LiteNetwork:
 
     def _look(self, model: LiteModel, arrays: list[Array]) -> None:
         """Write down what was asked for about a run; the graph's ops are needed for that."""
-        if self._profile_path:
-            portable = model.portable_because(_LOOKED_INTO)
-            portable.profile(self._profile_path, arrays, self._settings)
+        if path := self._profile_path:
+            model.portable_because(_LOOKED_INTO).profile(path, arrays, self._settings)
         if self._dump is not None:
             model.portable_because(_LOOKED_INTO).values(*self._dump, arrays, self._settings)
 
     @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Least and largest extents by name, where there is native code for all of them."""
+        return self._loaded().ranges
+
+    @property
     def gears(self) -> list[dict[str, tuple[int, ...]]]:
-        """Shapes of the inputs that there is native code for; none where all are compiled."""
-        native = self._loaded().native
-        if native is None:
-            return []
-        return [dict(zip(self._inputs, shapes, strict=True)) for shapes in native.gears]
+        """Shapes of the inputs that there is native code for; none where all are compiled.
+
+        Where there is code for `ranges`, one of those that it takes.
+        """
+        return [dict(zip(self._inputs, gear, strict=True)) for gear in self._loaded().gears]
 
     # -- callbacks -------------------------------------------------------------------------
 

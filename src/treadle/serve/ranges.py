@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from treadle import jit
 from treadle.base.errors import LoadError, ShapeError, TreadleError
 from treadle.base.log import get_logger
-from treadle.engine.extents.cells import cell_of
+from treadle.engine.extents.cells import among
 from treadle.engine.options import Options
+from treadle.engine.package.offline import OfflineModel
 from treadle.jit.family import Member
 from treadle.serve.datatypes import NAMES, Array
 from treadle.serve.models import Shapes, are_apart, ends_of, one_extent, row_shapes
@@ -54,6 +55,115 @@ class Input(NamedTuple):
         return f"{self.name} [{', '.join(map(str, self.shape))}]"
 
 
+class Programs(Protocol):
+    """Runs arrays of any extents.
+
+    Attributes:
+        are_made: whether there are all programs that there will be.
+    """
+
+    are_made: bool
+
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return the outputs.
+
+        Raises:
+            Refusal: the model does not take these extents.
+        """
+        ...
+
+    def prepare(self, shapes: Shapes) -> bool:
+        """Make the program for inputs of these shapes; return whether other extents share it.
+
+        Raises:
+            TreadleError: the model does not take these extents.
+        """
+        ...
+
+
+class Compiled:
+    """A function of tensors, compiled for all extents of some axes.
+
+    Args:
+        name: of the model.
+        function: of tensors, as many as there are inputs, to one or several.
+        inputs: what it takes; axes of one name have equal extents.
+        options: of the compilation.
+    """
+
+    are_made = False
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        inputs: Sequence[Input],
+        options: Options | None = None,
+    ) -> None:
+        self._name, self._inputs = name, inputs
+        names = {
+            n: {a: d.name for a, d in enumerate(i.shape) if isinstance(d, Axis)}
+            for n, i in enumerate(inputs)
+        }
+        dynamic = {n: axes for n, axes in names.items() if axes}
+        self._function = jit.compile(dynamic=dynamic, options=options or Options())(function)
+
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return the outputs.
+
+        Raises:
+            Refusal: an op of the model does not take these extents.
+        """
+        tensors = [Tensor(a, dtype=a.dtype) for a in arrays]
+        try:
+            found = self._function(*tensors)
+        except ShapeError as error:
+            raise _refused(error) from error
+        results = found if isinstance(found, tuple) else (found,)
+        if not all(isinstance(y, Tensor) for y in results):
+            kinds = ", ".join(type(y).__name__ for y in results)
+            raise LoadError(self._name, "a result is no tensor", saw=kinds)
+        return [y.numpy() for y in results]
+
+    def prepare(self, shapes: Shapes) -> bool:
+        """Make the program for inputs of these shapes; return whether other extents share it."""
+        ends = zip(shapes, self._inputs, strict=True)
+        zeros = tuple(Tensor(np.zeros(shape, i.dtype), dtype=i.dtype) for shape, i in ends)
+        return isinstance(self._function.variant(zeros, {}), Member)
+
+
+class Filed:
+    """A file that was compiled for ranges.
+
+    Args:
+        model: of the file, with native code that runs here.
+    """
+
+    are_made = True
+
+    def __init__(self, model: OfflineModel) -> None:
+        self._model = model
+
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return the outputs.
+
+        Raises:
+            Refusal: the file has no program for these extents.
+        """
+        try:
+            return list(self._model.run(arrays).values())
+        except ShapeError as error:
+            raise _refused(error) from error
+
+    def prepare(self, shapes: Shapes) -> bool:
+        """Return whether the file has a program for inputs of these shapes."""
+        return self._model.results(shapes) is not None
+
+
+def _refused(error: ShapeError) -> Refusal:
+    return Refusal(400, f"the model does not take these extents: {error.problem}")
+
+
 class RangedModel:
     """A model that serves all extents of some ranges, by a handful of programs.
 
@@ -62,11 +172,10 @@ class RangedModel:
 
     Args:
         name, version: in its address.
-        function: of tensors, as many as there are inputs, to one or several.
+        programs: run it.
         inputs: what it takes; axes of one name have equal extents.
         outputs: names of its results.
         most: rows of requests that are joined.
-        options: of the compilation.
 
     Attributes:
         inputs, outputs: as clients see them; extents that differ are open.
@@ -80,21 +189,15 @@ class RangedModel:
         self,
         name: str,
         version: str,
-        function: Callable[..., Any],
+        programs: Programs,
         inputs: Sequence[Input],
         outputs: Sequence[str],
         most: int = 1,
-        options: Options | None = None,
     ) -> None:
         self.name, self.version, self.notes = name, version, list[str]()
         self._given = tuple(inputs)
         self._axes = {d.name: d for i in inputs for d in i.shape if isinstance(d, Axis)}
-        names = {
-            n: {a: d.name for a, d in enumerate(i.shape) if isinstance(d, Axis)}
-            for n, i in enumerate(inputs)
-        }
-        dynamic = {n: axes for n, axes in names.items() if axes}
-        self._function = jit.compile(dynamic=dynamic, options=options or Options())(function)
+        self._programs = programs
         extents, made = self._ready()
         self.inputs = ends_of(
             [(i.name, i.dtype) for i in inputs], [self._shapes(e) for e in extents]
@@ -140,16 +243,7 @@ class RangedModel:
         Raises:
             Refusal: an op of the model does not take these extents.
         """
-        tensors = [Tensor(a, dtype=a.dtype) for a in arrays]
-        try:
-            found = self._function(*tensors)
-        except ShapeError as error:
-            raise Refusal(400, f"the model does not take these extents: {error.problem}") from error
-        results = found if isinstance(found, tuple) else (found,)
-        if not all(isinstance(y, Tensor) for y in results):
-            kinds = ", ".join(type(y).__name__ for y in results)
-            raise LoadError(self.name, "a result is no tensor", saw=kinds)
-        return [y.numpy() for y in results]
+        return self._programs.run(arrays)
 
     # -- before the port opens -----------------------------------------------------------------
 
@@ -168,7 +262,7 @@ class RangedModel:
                 problem = getattr(error, "problem", str(error))
                 saw = ", ".join(f"{n} = {x}" for n, x in extents.items())
                 raise LoadError(self.name, f"it cannot be run: {problem}", saw=saw) from error
-        if self._axes and not self._has_programs():
+        if self._axes and not self._programs.are_made and not self._has_programs():
             self.notes.append("some extents may need programs that are made at their first request")
         return both, made
 
@@ -177,29 +271,26 @@ class RangedModel:
         failures, each = 0, int(_MOST_SAMPLES ** (1 / len(self._axes)))
         if prod(axis.high - axis.low + 1 for axis in self._axes.values()) <= _MOST_SAMPLES:
             each = _MOST_SAMPLES
-        between = [_among(axis, each) for axis in self._axes.values()]
+        between = [among(axis.low, axis.high, each) for axis in self._axes.values()]
         for numbers in product(*between):
             extents = dict(zip(self._axes, numbers, strict=True))
             try:
-                variant = self._function.variant(self._zeros(extents), {})
+                shared = self._programs.prepare(self._shapes(extents))
             except TreadleError:  # Multiples of 32, for one, may be all that it takes.
                 get_logger("serve").debug("%s takes no %s", self.name, extents, exc_info=True)
                 failures += 1
                 if failures > _MOST_FAILURES:
                     return False
                 continue
-            if max(numbers) > 1 and not isinstance(variant, Member):
+            if max(numbers) > 1 and not shared:
                 return False  # Each extents have a program of their own.
         return all(
             len(b) > a.high - a.low for a, b in zip(self._axes.values(), between, strict=True)
         )
 
-    def _zeros(self, extents: Extents) -> tuple[Tensor, ...]:
-        shapes = zip(self._shapes(extents), self._given, strict=True)
-        return tuple(Tensor(np.zeros(shape, i.dtype), dtype=i.dtype) for shape, i in shapes)
-
     def _described(self, extents: Extents) -> Results:
-        return [(y.shape, y.dtype) for y in self.run([x.numpy() for x in self._zeros(extents)])]
+        shapes = zip(self._shapes(extents), self._given, strict=True)
+        return [(y.shape, y.dtype) for y in self.run([np.zeros(s, i.dtype) for s, i in shapes])]
 
     def _joined(self, most: int, seen: Mapping[Shapes, Shapes]) -> int:
         """The most rows that are joined: 1 where it may not be."""
@@ -242,21 +333,35 @@ def load_ranged(
         Input(n, dtype, tuple(d if isinstance(d, int) else Axis(*d) for d in shape))
         for n, dtype, shape in inputs
     ]
-    return RangedModel(name, version, function, taken, outputs, most, Options(level=level))
+    programs = Compiled(name, function, taken, Options(level=level))
+    return RangedModel(name, version, programs, taken, outputs, most)
 
 
-def _among(axis: Axis, count: int) -> list[int]:
-    """Extents of a range: all, or both ends of each cell and about as many between as counted."""
-    low, high = axis.low, axis.high
-    if high - low < count:
-        return list(range(low, high + 1))
-    found = {*np.geomspace(low, high, count).round().astype(int).tolist(), low, high}
-    at = max(low, 2)
-    while at <= high:
-        last = cell_of({axis.name: at}).ranges[axis.name][1]
-        found |= {at, min(last, high)}
-        at = last + 1
-    return sorted(found)
+def load_filed(
+    name: str, version: str, model: OfflineModel, most: int | None = None
+) -> RangedModel:
+    """Take a model that was compiled into its file for ranges, which are those of requests.
+
+    Args:
+        name, version: in its address.
+        model: of a file, with native code that runs here.
+        most: rows of one run; None for as many as the file takes, where its rows are apart.
+
+    Raises:
+        LoadError: an element type is none of the protocol's, or the ends of ranges have no program.
+    """
+    inputs = [
+        Input(
+            port.name,
+            port.dtype,
+            tuple(d if isinstance(d, int) else Axis(d, *model.ranges[d]) for d in port.pattern),
+        )
+        for port in model.inputs
+    ]
+    first = inputs[0].shape[0] if inputs and inputs[0].shape else 1
+    rows = first.high if most is None and isinstance(first, Axis) else most or 1
+    outputs = [port.name for port in model.outputs]
+    return RangedModel(name, version, Filed(model), inputs, outputs, rows)
 
 
-__all__ = ["Axis", "Input", "RangedModel", "load_ranged"]
+__all__ = ["Axis", "Input", "RangedModel", "load_filed", "load_ranged"]

@@ -17,14 +17,14 @@ from treadle.backends.codegen.target import GENERIC, TARGETS, Target
 from treadle.backends.cpu import tuning_record
 from treadle.backends.cpu.allocator import HOST
 from treadle.backends.cpu.encoding import encode
-from treadle.backends.cpu.executable import NativeExecutable, restored
+from treadle.backends.cpu.executable import NativeExecutable, evaluator, restored
 from treadle.backends.cpu.host import (
     available_cores,
     cores,
     processor,
     vector_features,
 )
-from treadle.backends.cpu.native import LAYOUT, core, executor, toolchain
+from treadle.backends.cpu.native import LAYOUT, executor, toolchain
 from treadle.backends.cpu.pool import get_threads
 from treadle.backends.cpu.shipped import machine_of, prefix_of, renumbered
 from treadle.backends.cpu.toolchain import Library, Toolchain, linking, llvmlite_version
@@ -68,13 +68,7 @@ class NativeCompiler:
         return True
 
     def evaluator(self, rows: Rows, /) -> Callable[[Words], int]:
-        evaluate, count, address = core().evaluate, len(rows), rows.__array_interface__["data"][0]
-
-        def run(registers: Words, _keep: Rows = rows) -> int:
-            found: int = evaluate(address, count, registers.__array_interface__["data"][0])
-            return found
-
-        return run
+        return evaluator(rows)
 
     @property
     def target(self) -> str:

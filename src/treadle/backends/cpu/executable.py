@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from treadle.backends.cpu.layout import NO_POOL
 from treadle.backends.cpu.native import core, toolchain
 from treadle.backends.cpu.pool import PROCESS, start
 from treadle.backends.cpu.toolchain import Library
+from treadle.base.arithmetic import Rows
 from treadle.base.errors import CompileError
 
 Words = npt.NDArray[np.int64]
@@ -146,6 +147,17 @@ class NativeExecutable:
             "a program is run on bases, or from a step, that do not fit it",
             saw=f"{np.shape(bases)} for {self._bases} bases; step {start_at} of {self._steps}",
         )
+
+
+def evaluator(rows: Rows) -> Callable[[Words], int]:
+    """Code as a function of registers; see `base.arithmetic.evaluate`."""
+    evaluate, count, address = core().evaluate, len(rows), rows.__array_interface__["data"][0]
+
+    def run(registers: Words, _keep: Rows = rows) -> int:
+        found: int = evaluate(address, count, registers.__array_interface__["data"][0])
+        return found
+
+    return run
 
 
 def _dense(array: Words) -> Words:

@@ -16,7 +16,7 @@ import numpy as np
 
 from treadle.backends.codegen.target import Target
 from treadle.backends.cpu.allocator import HOST
-from treadle.backends.cpu.executable import Encoded, NativeExecutable
+from treadle.backends.cpu.executable import Encoded, NativeExecutable, evaluator
 from treadle.backends.cpu.host import flags, host_target, processor, required
 from treadle.backends.cpu.native import CORE, adopt, version
 from treadle.backends.cpu.pool import PROCESS, get_threads, set_threads, start
@@ -105,6 +105,7 @@ def renumbered(encoded: Encoded, number_of: Callable[[str], int]) -> np.ndarray[
 
 __all__ = [
     "empty",
+    "evaluator",
     "get_threads",
     "machine_of",
     "misfit",

@@ -140,7 +140,7 @@ Sign = Annotated[
 def command(
     context: typer.Context,
     source: a.Source,
-    shape: a.Shape = None,
+    shape: a.RangedShape = None,
     gear: Gear = None,
     batch: Batch = "",
     preprocess: a.Preprocess = None,
@@ -174,13 +174,15 @@ def command(
     from treadle.cli.compile.making import Wish, keyed, make
     from treadle.cli.models.opening import parsed_shapes
     from treadle.cli.models.programs import Change
+    from treadle.cli.models.ranges import are_ranged, parsed_ranges
     from treadle.cli.models.settings import Tuning
 
     started = time.perf_counter()
-    shapes, chosen = parsed_shapes(shape or []), tuple(outputs or ())
+    ranges = parsed_ranges(shape or []) if are_ranged(shape or []) else {}
+    shapes, chosen = {} if ranges else parsed_shapes(shape or []), tuple(outputs or ())
     change = Change(shapes, chosen, preprocess, precision, keep, allow, calibration)
     tuning = Tuning(level, disable, fusion_switch, maps, winograd, engine_options)
     targets = [t.value for t in target or (Target.NATIVE,)]
     wanted = (targets, native, case, keyed(info or ()), output, name, report)
-    wish = Wish(source, change, tuning, gear or (), batch, *wanted, emit.value, sign)
+    wish = Wish(source, change, tuning, gear or (), batch, *wanted, emit.value, sign, ranges=ranges)
     make(wish, context.obj or (), started, as_json)

@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from treadle.cli.models.opening import (
     with_shapes,
 )
 from treadle.cli.models.programs import Change, changed
+from treadle.cli.models.ranges import Range, ranged_model
 from treadle.cli.models.settings import Tuning
 from treadle.cli.models.sources import Shapes, provenance
 from treadle.cli.status import Misuse
@@ -45,6 +46,7 @@ class Wish:
         source: file of the model.
         change: how the model is to differ from it.
         tuning: of the compiler.
+        ranges: of extents of inputs, by name, in place of shapes.
         gears: shapes of inputs, a set per text.
         batches: further gears: other extents of the first axis of all inputs.
         targets: instructions to make code for; "native" stands for this processor.
@@ -74,16 +76,20 @@ class Wish:
     form: str = "model"
     sign: Path | None = None
     command: str = ""
+    ranges: Mapping[str, tuple[Range, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A model that was read and changed, the gears it is wanted for, and what became of its ops."""
+    """A model that was read and changed, the gears or ranges of extents that it is wanted for, and
+    what became of its ops.
+    """
 
     model: Model
     gears: tuple[Shapes, ...]
     precision: PrecisionReport | None
     options: Options
+    ranges: Mapping[str, tuple[Range, ...]] | None = None
 
 
 def make(wish: Wish, command: Sequence[str], started: float, as_json: bool) -> None:
@@ -142,6 +148,8 @@ def read(wish: Wish) -> Read:
     Raises:
         TreadleError: it cannot be read, or something that was asked does not fit it.
     """
+    if wish.ranges:
+        return _read_ranged(wish)
     gears = [_gear(text) for text in wish.gears]
     batches = _numbers(wish.batches)
     change = wish.change
@@ -154,6 +162,18 @@ def read(wish: Wish) -> Read:
         model = with_shapes(model, gears[0])
     several = tuple(gears) if len(gears) > 1 else ()
     return Read(model, several, report, wish.tuning.options())
+
+
+def _read_ranged(wish: Wish) -> Read:
+    rest = replace(wish.change, outputs=())
+    if wish.gears or wish.batches or not rest.is_none:
+        raise Misuse(
+            "--shape",
+            "ranges of extents go with no other option that changes the model",
+            hint="leave out --gear, --batch, --preprocess and options of precision",
+        )
+    model, ranges = ranged_model(wish.source, wish.ranges, wish.change.outputs)
+    return Read(model, (), None, wish.tuning.options(), ranges)
 
 
 def _gear(text: str) -> Shapes:
@@ -232,7 +252,7 @@ def write_file(wish: Wish, found: Read, tell: Tell) -> Facts:
 
 def _place(wish: Wish) -> Path:
     path = wish.output or wish.source.with_suffix(EXTENSION)
-    another = not wish.change.is_none or wish.gears or wish.batches
+    another = not wish.change.is_none or wish.gears or wish.batches or wish.ranges
     if wish.output is None and path == wish.source and another:
         raise Misuse(str(path), "another model would take its place", hint="name a file: -o")
     if wish.native is False and set(wish.targets) - {"native"}:
@@ -247,6 +267,7 @@ def _with_code(model: Model, wish: Wish, found: Read) -> Model:
             found.gears,
             found.options,
             None if target == "native" else target,
+            ranges=found.ranges,
             command=wish.command,
             source=source_of(model),
         )
@@ -292,6 +313,10 @@ def _facts(model: Model, found: Read) -> Facts:
     }
     if found.gears:
         facts["gears"] = [{n: list(s) for n, s in gear.items()} for gear in found.gears]
+    if model.native and model.native[0].ranges is not None:
+        extents = model.native[0].ranges.extents
+        facts["ranges"] = {name: list(ends) for name, ends in extents.items()}
+        facts["programs"] = len(model.native[0].gears)
     if found.precision is not None:
         facts["precision"] = found.precision.mode
     return facts
@@ -312,6 +337,8 @@ def spelled(made: Facts) -> dict[str, str]:
             found[key] = ", ".join(f"{e['name']} {e['dtype']}{_listed(e['shape'])}" for e in value)
         elif key == "differences":
             found[key] = ", ".join(f"{n} {d:.2%} of the largest element" for n, d in value.items())
+        elif key == "ranges":
+            found[key] = ", ".join(f"{n} {low} to {high}" for n, (low, high) in value.items())
         elif key == "gears":
             gears = [", ".join(f"{n} {_listed(s)}" for n, s in gear.items()) for gear in value]
             found[key] = "; ".join(gears)

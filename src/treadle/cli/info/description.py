@@ -23,6 +23,7 @@ from treadle.cli.models.sources import provenance
 from treadle.cli.section import Section
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
+from treadle.engine.package.extents import Ranges
 from treadle.engine.package.models import Model, read_models
 from treadle.engine.package.native_part import Described, Gear
 from treadle.engine.package.native_run import loader_of
@@ -107,6 +108,7 @@ def described(path: Path, verify: bool = False, graph: Path | None = None) -> De
         found.data["trusted"] = bool(origin.who)
     _describe_ends(found, model)
     _describe_gears(found, model, parts[0].gears if parts else ())
+    _describe_ranges(found, model, parts[0].ranges if parts else None)
     _describe_parts(found, parts)
     _describe_graph(found, model)
     if graph is not None:
@@ -168,15 +170,45 @@ def _describe_gears(found: Description, model: Model, gears: Sequence[Gear]) -> 
     rows, data = [], []
     for gear in gears:
         named = dict(zip(model.inputs, gear.shapes, strict=True))
-        shapes = ", ".join(f"{n} [{','.join(map(str, s))}]" for n, s in named.items())
+        shapes = _shapes(named)
+        if gear.many is not None:
+            patterns = dict(zip(model.inputs, gear.many.inputs, strict=True))
+            shapes = f"{_shapes(patterns)}: {_ranged(gear.many.ranges)}"
         numbers = {"launches": gear.launches, "streams": gear.streams, "events": gear.events}
         cut = told(gear.partitions)
         rows.append((shapes, size(gear.arena), cut, *map(str, numbers.values())))
         partitions = [asdict(part) for part in gear.partitions]
         data.append({"shapes": named, "scratch": gear.arena, **numbers, "partitions": partitions})
+        if gear.many is not None:
+            data[-1] |= {"patterns": patterns, "ranges": dict(gear.many.ranges)}
     header = ("gear", "scratch memory", "partitions", "launches", "streams", "events")
     found.tables.append(Section("compiled for", header, rows))
     found.data["gears"] = data
+
+
+def _describe_ranges(found: Description, model: Model, ranges: Ranges | None) -> None:
+    """The extents that gears are for together."""
+    if ranges is None:
+        return
+    patterns = dict(zip(model.inputs, ranges.inputs, strict=True))
+    found.facts["extents"] = f"{_shapes(patterns)}: {_ranged(ranges.extents)}"
+    if ranges.needs:
+        found.facts["extents need"] = ", ".join(ranges.needs)
+    outputs = dict(zip(model.outputs, ranges.outputs, strict=True))
+    found.data["ranges"] = {
+        "extents": dict(ranges.extents),
+        "inputs": patterns,
+        "outputs": outputs,
+        "needs": list(ranges.needs),
+    }
+
+
+def _shapes(named: Mapping[str, Sequence[Any]]) -> str:
+    return ", ".join(f"{n} [{','.join(map(str, s))}]" for n, s in named.items())
+
+
+def _ranged(ranges: Mapping[str, tuple[int, int]]) -> str:
+    return ", ".join(f"{n} {low} to {high}" for n, (low, high) in ranges.items())
 
 
 def _describe_parts(found: Description, parts: Sequence[Described]) -> None:

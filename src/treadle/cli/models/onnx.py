@@ -1,7 +1,8 @@
-"""ONNX files as models of fixed shapes."""
+"""ONNX files as models of fixed shapes, or of shapes within ranges."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,11 @@ import numpy as np
 from treadle.base.errors import LoadError
 from treadle.cli.models.sources import Shapes, checked_axes, no_input, provenance
 from treadle.engine.package.models import Model
+from treadle.engine.package.open_graph import OpenGraph
 from treadle.graph.cleanup import DeadCode
 from treadle.jit.capture import capture
 from treadle.jit.dump import Ends, argument_names, model_of
+from treadle.jit.open_dump import asked, model_for_axes
 from treadle.tensor import Tensor
 
 
@@ -40,6 +43,48 @@ def from_onnx(path: Path, shapes: Shapes, outputs: Sequence[str], batch: int) ->
     # What only other outputs needed is of no use any more.
     info = {"source": {**provenance(path), **network.provenance}}
     return replace(model, graph=DeadCode()(model.graph), info=info)
+
+
+def opened_for_axes(
+    path: Path,
+    network: Any,
+    inputs: Sequence[tuple[str, np.dtype[Any], Sequence[Any]]],
+    outputs: Sequence[str],
+) -> Model:
+    """An ONNX model with a graph for other extents.
+
+    Args:
+        path: of the file.
+        network: of `opened_onnx`.
+        inputs: name, element type, and for each axis its extent, or (name, least, largest).
+        outputs: names of values that become the outputs in place of the model's own.
+
+    Raises:
+        TreadleError: the model does not run, or is another program at other extents.
+    """
+    if outputs:
+        network.choose_outputs(outputs)
+    samples, axes = [], {}
+    words: dict[str, str] = {}
+    for number, (_, dtype, shape) in enumerate(inputs):
+        open_ = {axis: d for axis, d in enumerate(shape) if not isinstance(d, int)}
+        for name, _, _ in open_.values():  # What the graph's text can spell, and no two alike.
+            word = re.sub(r"\W", "_", name)
+            word = word if word[:1].isalpha() else f"extent_{word}"
+            words.setdefault(name, f"{word}_{len(words)}" if word in words.values() else word)
+        axes[number] = {axis: words[d[0]] for axis, d in open_.items() if d[2] > 1}
+        extents = [d if isinstance(d, int) else max(d[1], min(d[2], 2)) for d in shape]
+        samples.append(Tensor(np.zeros(extents, dtype), dtype=dtype))
+    captured = capture(network, tuple(samples), {}, path.stem)
+    names = Ends(network.input_names, outputs or network.output_names)
+    model = model_of(path.stem, captured, argument_names(samples, {}), names)
+    model = model_for_axes(network, model, asked(tuple(samples), {}), captured, axes)
+    info = {"source": {**provenance(path), **network.provenance}}
+    closed, known = DeadCode()(model.graph), model.opened
+    if known is None or known.is_fixed:
+        return replace(model, graph=closed, opened=OpenGraph.fixed(closed), info=info)
+    wide = DeadCode()(known.graph)
+    return replace(model, graph=closed, opened=OpenGraph(closed, lambda: wide), info=info)
 
 
 def opened_onnx(path: Path) -> Any:

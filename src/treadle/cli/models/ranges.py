@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treadle.base.errors import LoadError
+from treadle.cli.models.opening import on_host, open_model
 from treadle.cli.models.sources import checked_axes, no_input
 from treadle.cli.status import Misuse
+from treadle.engine.package.models import Model
 
 _EXTENT = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
@@ -91,6 +93,38 @@ def ranged_onnx(path: Path, ranges: Mapping[str, tuple[Range, ...]]) -> Ranged:
         shape = (_extent(d, names.get(a), known) for a, d in enumerate(declared))
         inputs.append((name, dtype, tuple(shape)))
     return Ranged(network, inputs, list(network.output_names))
+
+
+def ranged_model(
+    path: Path, ranges: Mapping[str, tuple[Range, ...]], outputs: Sequence[str]
+) -> tuple[Model, dict[str, tuple[Range, ...]]]:
+    """The model of a file with a graph for other extents, and the ranges of its inputs.
+
+    Args:
+        path: of an ONNX model, or of a model file.
+        ranges: of inputs by name.
+        outputs: names of values or nodes that become the outputs.
+
+    Raises:
+        LoadError: as `open_model`, or a range is missing, or two of one name differ.
+        TreadleError: the model is another program at other extents.
+    """
+    on_host()
+    if path.suffix != ".onnx":
+        model = open_model(path, {}, outputs)
+        unknown = set(ranges) - set(model.inputs)
+        if unknown:
+            raise no_input(path, unknown, model.inputs)
+        return model, dict(ranges)
+    from treadle.cli.models.onnx import opened_for_axes  # with all that capture needs
+
+    found = ranged_onnx(path, ranges)
+    model = opened_for_axes(path, found.network, found.inputs, outputs)
+    spans = {
+        name: tuple((d, d) if isinstance(d, int) else (d[1], d[2]) for d in shape)
+        for name, _, shape in found.inputs
+    }
+    return model, spans
 
 
 def _named(network: Any, ranges: Mapping[str, tuple[Range, ...]]) -> dict[str, tuple[str, Range]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from treadle.base.symbol import Expr, Relation, Symbol, always, evaluate, symbol
 from treadle.graph.evaluate import specialize
 from treadle.graph.ir import Graph, symbols_in
@@ -76,6 +78,19 @@ def _range(extent: int) -> tuple[int, int]:
     while extent >= high:
         low, high = high, high * _STEP
     return low, high - 1
+
+
+def among(low: int, high: int, count: int) -> list[int]:
+    """Extents of a range: all, or both ends of each cell and about as many between as counted."""
+    if high - low < count:
+        return list(range(low, high + 1))
+    found = {*np.geomspace(max(low, 1), high, count).round().astype(int).tolist(), low, high}
+    at = max(low, 2)
+    while at <= high:
+        last = _range(at)[1]
+        found |= {at, min(last, high)}
+        at = last + 1
+    return sorted(found)
 
 
 def _middle(low: int, high: int) -> int:

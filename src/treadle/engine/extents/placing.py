@@ -33,14 +33,20 @@ class Placements:
         at: registers of the code.
         lives: first and last step of each buffer.
         evaluator: makes code a function.
+        most: orders that there may be; further ones are made where those at hand are wide.
     """
 
     def __init__(
-        self, at: Registers, lives: Sequence[tuple[int, int]], evaluator: Evaluator
+        self,
+        at: Registers,
+        lives: Sequence[tuple[int, int]],
+        evaluator: Evaluator,
+        most: int = MOST_PLACEMENTS,
     ) -> None:
         self._at = at
         self._lives = lives
         self._evaluator = evaluator
+        self._most_orders = most
         self._runs: tuple[Run, ...] = ()
         self._adding = threading.Lock()
         self.rows: tuple[Rows, ...] = ()
@@ -59,7 +65,7 @@ class Placements:
         """Put offsets into registers that hold sizes, and return the bytes of the arena."""
         peak = self._best(registers)
         most = registers[self._at.bound] * _LOOSE + _SLACK
-        if peak > most and len(self.rows) < MOST_PLACEMENTS:
+        if peak > most and len(self.rows) < self._most_orders:
             with self._adding:
                 self.suit(registers)
             peak = self._best(registers)

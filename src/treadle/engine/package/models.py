@@ -383,9 +383,10 @@ def _ready(native: Sequence[NativePart], shapes: Shapes) -> NativeRunner | None:
     """Return the runner of the best of these parts, if one has such a gear and fits this
     machine.
     """
-    having = [p for p in native if any(g.shapes == shapes for g in p.gears)]
+    having = [p for p in native if any(g.many or g.shapes == shapes for g in p.gears)]
     best = best_of([(p.engine, p.code.machine) for p in having])
-    return None if best is None else NativeRunner(having[best])
+    runner = None if best is None else NativeRunner(having[best])
+    return None if runner is None or runner.at(shapes) is None else runner
 
 
 def _fitting(value: Value, array: Any) -> Any:

@@ -1,16 +1,16 @@
 """The native part of a model file: its program for some machine, in one form per gear.
 
-A gear is a set of shapes of the inputs. All gears share code and weights; equal weights are kept
-once. In a file the part is an entry of the manifest and three members, which only numbers and text
-describe: that they are code, and that words of programs index into memory, is why they are opened
-only for those who trust the file.
+A gear is a set of shapes of the inputs, or of many (`extents.py`). All gears share code and
+weights; equal weights are kept once. In a file the part is an entry of the manifest and three
+members, which only numbers and text describe: that they are code, and that words of programs index
+into memory, is why they are opened only for those who trust the file.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,26 @@ from treadle.base.dtype import as_dtype
 from treadle.base.files.checksum import checksum
 from treadle.base.files.container import as_bytes
 from treadle.base.types import TensorType
+from treadle.engine.package.extents import (
+    Many,
+    Pattern,
+    Ranges,
+    code_of,
+    described_many,
+    entry_of_many,
+    listed,
+    opened_many,
+    patterns_in,
+    ranges_in,
+)
 from treadle.engine.report import Partition
 
 Array = npt.NDArray[Any]
 Bytes = bytes | memoryview
-SCHEMA = 2
+SCHEMA = 3
 """Of the entry in the manifest: raised when its meaning changes."""
+_WITHOUT_MANY = 2
+"""The schema written where no gear is for many extents: older readers take it."""
 MOST_GEARS = 100
 MEMBERS = ("words", "code", "weights")
 _LINE = 64
@@ -57,12 +71,13 @@ class Gear:
     """One set of shapes, and what a run with them takes.
 
     Attributes:
-        inputs, outputs: types in order.
+        inputs, outputs: types in order; of a gear for many extents, at the largest of them.
         arena: bytes of scratch memory.
         launches: kernels that a run starts.
         streams, events: that a run takes.
         stops: where it may stop early.
         partitions: what it was cut into; none in files that were written before they were noted.
+        many: how it serves other extents, too.
     """
 
     inputs: tuple[TensorType, ...]
@@ -73,6 +88,7 @@ class Gear:
     events: int = 0
     stops: tuple[Stop, ...] = ()
     partitions: tuple[Partition, ...] = ()
+    many: Many | None = None
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -90,6 +106,7 @@ class NativePart:
         weights: all that the programs read, packed and folded, from base to base.
         engine: name of the backend that runs it.
         about: what is recorded besides, as JSON knows it: who compiled it, from what, and how.
+        ranges: the extents that its gears are for together; None where each is for its own.
     """
 
     gears: tuple[Gear, ...]
@@ -97,6 +114,7 @@ class NativePart:
     weights: npt.NDArray[np.uint8]
     engine: str
     about: Mapping[str, Any] = field(default_factory=dict)
+    ranges: Ranges | None = None
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -105,7 +123,10 @@ class NativePart:
 def members_of(part: NativePart, prefix: str) -> dict[str, Array]:
     """The members of a part, by name: whole lines of 64-bit words, so that each starts at one."""
     code = part.code
-    words = [w for p in code.programs for w in (p.words, p.places)]
+    words = []
+    for gear, program in zip(part.gears, code.programs, strict=True):
+        words += [program.words, program.places]
+        words += [code_of(gear.many)] if gear.many is not None else []
     image = code.library or b"".join(bytes(o) for o in code.objects)
     return {
         f"{prefix}.words": _lines(np.concatenate(words).view(np.uint8)),
@@ -127,7 +148,8 @@ def entry_of(part: NativePart, prefix: str, members: Mapping[str, Array]) -> dic
     """Return the manifest's entry on a part with these members."""
     code, machine = part.code, part.code.machine
     sizes = {
-        "words": sum(p.words.nbytes + p.places.nbytes for p in code.programs),
+        "words": sum(p.words.nbytes + p.places.nbytes for p in code.programs)
+        + sum(g.many.width for g in part.gears if g.many is not None),
         "code": len(code.library) or sum(map(len, code.objects)),
         "weights": part.weights.nbytes,
     }
@@ -147,10 +169,11 @@ def entry_of(part: NativePart, prefix: str, members: Mapping[str, Array]) -> dic
                 "bases": program.bases,
                 "words": len(program.words),
                 "places": len(program.places),
+                **({"many": entry_of_many(gear.many)} if gear.many is not None else {}),
             }
         )
     return {
-        "schema": SCHEMA,
+        "schema": _WITHOUT_MANY if part.ranges is None else SCHEMA,
         "engine": part.engine,
         "target": {
             "name": machine.target,
@@ -166,6 +189,17 @@ def entry_of(part: NativePart, prefix: str, members: Mapping[str, Array]) -> dic
         "members": prefix,
         "checksum": checksum(as_bytes(members[f"{prefix}.weights"])),
         "about": dict(part.about),
+        **({"ranges": _ranged(part.ranges)} if part.ranges is not None else {}),
+    }
+
+
+def _ranged(ranges: Ranges) -> dict[str, Any]:
+    return {
+        "extents": listed(ranges.extents),
+        "inputs": [list(p) for p in ranges.inputs],
+        "outputs": [list(p) for p in ranges.outputs],
+        "at": [[list(shape) for shape in ends] for ends in ranges.at],
+        "needs": list(ranges.needs),
     }
 
 
@@ -192,6 +226,7 @@ class Described:
         sizes: bytes that each member has.
         about: the record.
         checksum: of the weights; "" in files that were written before there was one.
+        ranges: see `NativePart`.
     """
 
     entry: Mapping[str, Any]
@@ -202,6 +237,7 @@ class Described:
     sizes: Mapping[str, int]
     about: Mapping[str, Any]
     checksum: str = ""
+    ranges: Ranges | None = None
 
     def open(self, take: Take) -> NativePart:
         """The part, over members that `take` gives.
@@ -218,11 +254,12 @@ class Described:
         code = raw["code"][: sizes["code"]]
         objects = _cut(code, [_count(n) for n in _list(self.entry["objects"])])
         symbols = tuple(_text(s) for s in _list(self.entry["symbols"]))
-        programs = _programs(self.entry, np.frombuffer(raw["words"], np.int64), len(symbols))
+        words = np.frombuffer(raw["words"], np.int64)
+        programs, gears = _programs(self.entry, self.gears, words, len(symbols))
         library = b"" if objects else code
         whole = NativeCode(programs, symbols, library, objects, self.machine)
         weights = np.frombuffer(raw["weights"], np.uint8, sizes["weights"])
-        return NativePart(self.gears, whole, weights, self.engine, self.about)
+        return NativePart(gears, whole, weights, self.engine, self.about, self.ranges)
 
 
 def described(entry: Any) -> Described:
@@ -234,7 +271,7 @@ def described(entry: Any) -> Described:
     if not isinstance(entry, dict):
         raise ValueError("the entry of a native part is no object")
     schema = _count(entry["schema"])
-    if schema != SCHEMA:
+    if schema not in (_WITHOUT_MANY, SCHEMA):
         raise NewerSchema(schema, str(entry.get("about", {}).get("producer", "")))
     target = entry["target"]
     texts = [_text(target[k]) for k in ("name", "architecture", "system")]
@@ -251,7 +288,33 @@ def described(entry: Any) -> Described:
         raise ValueError("its record is no object")
     engine, prefix = _text(entry["engine"]), _text(entry["members"])
     summed = _text(entry.get("checksum", ""))
-    return Described(entry, gears, machine, engine, prefix, sizes, entry["about"], summed)
+    ranges = _ranges(entry.get("ranges"), gears)
+    return Described(entry, gears, machine, engine, prefix, sizes, entry["about"], summed, ranges)
+
+
+def _ranges(entry: Any, gears: Sequence[Gear]) -> Ranges | None:
+    if entry is None:
+        if any(gear.many is not None for gear in gears):
+            raise ValueError("gears are for many extents, but it declares none")
+        return None
+    extents = ranges_in(entry["extents"])
+    inputs, outputs = patterns_in(entry["inputs"], extents), patterns_in(entry["outputs"], None)
+    if {d for shape in inputs for d in shape if isinstance(d, str)} != extents.keys():
+        raise ValueError("an extent is of no input, or has no range")
+    if (len(inputs), len(outputs)) != (len(gears[0].inputs), len(gears[0].outputs)):
+        raise ValueError("gears have other inputs or outputs than its ranges")
+    taken, given = (patterns_in(ends, ()) for ends in _list(entry["at"]))
+    if (len(taken), len(given)) != (len(inputs), len(outputs)):
+        raise ValueError("its shapes are those of other inputs or outputs")
+    needs = _list(entry["needs"])
+    if not all(isinstance(need, str) for need in needs):
+        raise ValueError("what its extents need is no text")
+    at = _numbered(taken), _numbered(given)
+    return Ranges(extents, inputs, outputs, at, tuple(needs))
+
+
+def _numbered(shapes: Sequence[Pattern]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(int(d) for d in shape) for shape in shapes)
 
 
 class NewerSchema(ValueError):
@@ -267,18 +330,23 @@ def _gear(entry: Any) -> Gear:
     arena, launches, streams, events = (
         _count(entry[k]) for k in ("arena", "launches", "streams", "events")
     )
-    stops = tuple(_stop(s, entry) for s in _list(entry["stops"]))
+    many = described_many(entry["many"]) if "many" in entry else None
+    stops = tuple(_stop(s, entry, many is not None) for s in _list(entry["stops"]))
     cut = tuple(_partition(p) for p in _list(entry.get("partitions", [])))
-    gear = Gear(inputs, outputs, arena, launches, streams, events, stops, cut)
-    if _count(entry["bases"]) != len(inputs) + len(outputs) + 3:
+    gear = Gear(inputs, outputs, arena, launches, streams, events, stops, cut, many)
+    bases, ends = _count(entry["bases"], _MOST_ITEMS), len(inputs) + len(outputs) + 3
+    if bases < ends or (many is None and bases != ends):
         raise ValueError(f"a program over {entry['bases']} bases")
+    if many is not None and len(many.inputs) != len(inputs):
+        raise ValueError("a gear for many extents has other inputs")
     return gear
 
 
-def _stop(given: Any, entry: Any) -> Stop:
+def _stop(given: Any, entry: Any, is_open: bool) -> Stop:
     step, base, offset, op, low, high = _list(given)
     places = _count(step, _MOST_ITEMS), _count(base, _MOST_ITEMS), _count(offset)
-    if step >= entry["steps"] or base != entry["bases"] - 1 or offset + 16 > entry["arena"]:
+    inside = base < entry["bases"] if is_open else base == entry["bases"] - 1
+    if step >= entry["steps"] or not inside or offset + 16 > entry["arena"]:
         raise ValueError("a check lies outside of its program")
     if type(low) is not int or type(high) is not int:
         raise ValueError("the range of an index is no pair of numbers")
@@ -298,9 +366,14 @@ def _type(entry: Any) -> TensorType:
     return type_
 
 
-def _programs(entry: Any, words: Array, symbols: int) -> tuple[NativeProgram, ...]:
-    made, at = [], 0
-    for gear in entry["gears"]:
+def _programs(
+    entry: Any, gears: Sequence[Gear], words: Array, symbols: int
+) -> tuple[tuple[NativeProgram, ...], tuple[Gear, ...]]:
+    """Programs, and gears with their code."""
+    made: list[NativeProgram] = []
+    whole: list[Gear] = []
+    at = 0
+    for gear, known in zip(entry["gears"], gears, strict=True):
         steps, bases, length, places = (
             _count(gear[k], _MOST_ITEMS) for k in ("steps", "bases", "words", "places")
         )
@@ -313,7 +386,20 @@ def _programs(entry: Any, words: Array, symbols: int) -> tuple[NativeProgram, ..
         if places and not (own[kernels].min() >= 0 and own[kernels].max() < symbols):
             raise ValueError("a program uses a kernel that is not there")
         made.append(NativeProgram(own, kernels, steps, bases))
-    return tuple(made)
+        if known.many is not None:
+            raw = words[at : at + known.many.width // 8].tobytes()
+            at += known.many.width // 8
+            known = replace(known, many=_coded(known, known.many, raw, bases))
+        whole.append(known)
+    return tuple(made), tuple(whole)
+
+
+def _coded(gear: Gear, many: Many, raw: bytes, bases: int) -> Many:
+    if len(raw) < many.width:
+        raise ValueError("the code of a gear is cut off")
+    slots = bases - len(gear.inputs) - len(gear.outputs) - 3
+    results = [len(t.shape) for t in gear.outputs] + [2] * len(gear.stops)
+    return opened_many(many, raw, slots, results)
 
 
 def _cut(raw: memoryview, sizes: Sequence[int]) -> tuple[memoryview, ...]:

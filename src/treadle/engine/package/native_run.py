@@ -1,13 +1,16 @@
 """Native parts of models, run: the right gear, addresses into a table, one native call.
 
 All runs of a part share its weights; runs at the same time have a frame each: a table of addresses
-and an arena of the size that the largest gear needs.
+and an arena, of the size that the largest gear for one set of shapes needs, or as large as what was
+run in it.
 """
 
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
@@ -19,6 +22,7 @@ from treadle.backends.native_code import Executable, Machine, NativeLoader
 from treadle.base.errors import DTypeError, LoadError, ShapeError, TreadleError, out_of_range
 from treadle.base.shape import Shape
 from treadle.base.types import TensorType
+from treadle.engine.package.extents import ManyNumbers, Numbers
 from treadle.engine.package.native_part import Gear, NativePart
 from treadle.runtime.host import ALIGNMENT, HostBuffer, address, memory
 
@@ -27,6 +31,8 @@ Shapes = tuple[Shape, ...]
 """Of all inputs; those of gears are numbers."""
 _Kind = tuple[tuple[int, ...], np.dtype[Any]]
 _PAGE = 4096
+_MOST_INSTANCES = 1024
+"""Extents whose numbers are kept, a few hundred bytes each."""
 _MOST_TOUCHED = 1 << 28
 """Bytes of an arena that are put in place ahead of the first run; a damaged file may ask for all
 memory there is."""
@@ -58,16 +64,54 @@ def best_of(offers: Sequence[tuple[str, Machine]]) -> int | None:
     return max(fitting, key=lambda i: len(offers[i][1].requires), default=None)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Instance:
+    """A gear at one set of shapes.
+
+    Attributes:
+        program: what runs.
+        gear: the gear.
+        outputs: types of the results.
+        kinds: their shapes and element types.
+        numbers: of a gear for many extents.
+    """
+
+    program: Executable
+    gear: Gear
+    outputs: tuple[TensorType, ...]
+    kinds: list[_Kind]
+    numbers: Numbers | None = None
+
+
 class _Frame:
     """Addresses and scratch memory of one run at a time, touched before."""
 
-    __slots__ = ("arena", "bases")
+    __slots__ = ("arena", "at", "bases", "last")
 
-    def __init__(self, bases: int, weights: int, nbytes: int) -> None:
+    def __init__(self, bases: int, last: int, weights: int, nbytes: int) -> None:
+        self.bases = np.zeros(bases, np.int64)
+        self.last = last
+        """The place of the arena's address."""
+        self.bases[last - 2 : last] = weights
+        self.at: Instance | None = None
+        """The instance whose numbers are in the table."""
+        self._grow(nbytes)
+
+    def _grow(self, nbytes: int) -> None:
         self.arena: HostBuffer = memory("activations", nbytes)
         self.arena.bytes[:_MOST_TOUCHED:_PAGE] = 0
-        self.bases = np.zeros(bases, np.int64)
-        self.bases[-3:] = weights, weights, address(self.arena.bytes)
+        self.bases[self.last] = address(self.arena.bytes)
+
+    def turn_to(self, instance: Instance) -> None:
+        """Have the numbers of certain extents in the table, and scratch memory for them."""
+        numbers = instance.numbers
+        if numbers is None or self.at is instance:
+            return
+        if numbers.arena > self.arena.nbytes:
+            self._grow(min(numbers.arena + numbers.arena // 8, instance.gear.arena))
+        first = self.last + 1
+        self.bases[first : first + len(numbers.entries)] = numbers.entries
+        self.at = instance
 
 
 class NativeRunner:
@@ -85,20 +129,66 @@ class NativeRunner:
         self._check = check
         loader = loader_of(part.engine)
         programs = loader.open_native(part.code)
-        self.gears = part.gears
-        self._programs: dict[Shapes, tuple[Executable, Gear, list[_Kind]]] = {
-            gear.shapes: (program, gear, [(extents(t), t.dtype.numpy) for t in gear.outputs])
-            for gear, program in zip(part.gears, programs, strict=True)
-        }
+        self.gears, self.ranges = part.gears, part.ranges
+        self._instances: dict[Shapes, Instance] = {}
+        self._many: list[tuple[ManyNumbers, Executable, Gear]] = []
+        for gear, program in zip(part.gears, programs, strict=True):
+            if gear.many is None:
+                kinds = [(extents(t), t.dtype.numpy) for t in gear.outputs]
+                self._instances[gear.shapes] = Instance(program, gear, gear.outputs, kinds)
+            else:
+                code = ManyNumbers(gear.many, len(gear.outputs), gear.arena, loader.evaluator)
+                self._many.append((code, program, gear))
+        self._fixed = len(self._instances)
+        self._lock = threading.Lock()
         self._empty = loader.empty
         # An address alone would keep nothing alive.
         self._weights = _at_a_line(part.weights)
-        self.arena = max(gear.arena for gear in part.gears)
+        fixed = [gear.arena for gear in part.gears if gear.many is None]
+        self.arena = max(fixed, default=0)
+        self._bases = max(program.bases for program in part.code.programs)
         self._frames = [self._frame()]
 
-    def has(self, shapes: Shapes) -> bool:
-        """Return whether there is a gear of these shapes."""
-        return shapes in self._programs
+    def at(self, shapes: Shapes) -> Instance | None:
+        """The program for inputs of these shapes; None where there is none.
+
+        Raises:
+            OutOfMemory: it needs more scratch memory than the file declares.
+            ShapeError: sizes are beyond 64 bits.
+        """
+        found = self._instances.get(shapes)
+        if found is None and self._many:
+            found = self._made(shapes)
+        return found
+
+    def _made(self, shapes: Shapes) -> Instance | None:
+        numbered = [tuple(int(d) for d in shape) for shape in shapes]
+        for code, program, gear in self._many:
+            asked = code.many.extents(numbered)
+            numbers = None if asked is None else code.at(asked)
+            if numbers is None:
+                continue
+            outputs = tuple(
+                TensorType(type_.dtype, shape)
+                for type_, shape in zip(gear.outputs, numbers.results, strict=True)
+            )
+            kinds = [(extents(t), t.dtype.numpy) for t in outputs]
+            made = Instance(program, gear, outputs, kinds, numbers)
+            with self._lock:
+                if len(self._instances) >= self._fixed + _MOST_INSTANCES:
+                    keys = list(self._instances)  # The oldest go; those of numbers come first.
+                    del self._instances[keys[self._fixed]]
+                return self._instances.setdefault(shapes, made)
+        return None
+
+    def refused(self, shapes: Sequence[tuple[int, ...]]) -> ShapeError | None:
+        """Return the error for shapes that no program is for, as ranges tell it."""
+        if self.ranges is None:
+            return None
+        try:
+            return self.ranges.refused(self.ranges.of(shapes))
+        except ShapeError as error:
+            return error
 
     def run(
         self, inputs: Sequence[Array], out: Sequence[Array | None] | None = None
@@ -111,31 +201,34 @@ class NativeRunner:
 
         Raises:
             ShapeError: there is no gear of these shapes, or an array of `out` cannot be used.
+            OutOfMemory: it needs more scratch memory than the file declares.
             IndexRangeError: an index is out of range; arrays of `out` may hold anything.
             CheckpointError: the weights are damaged.
         """
-        found = self._programs.get(tuple([a.shape for a in inputs]))
+        found = self.at(tuple([a.shape for a in inputs]))
         if found is None:
             raise ShapeError("model", "there is no gear of these shapes", saw=_listed(inputs))
-        program, gear, kinds = found
         if self._check is not None:
             self._check()
             self._check = None
         results = [
             self._empty(*kind) if given is None else usable(given, type_, inputs)
-            for kind, given, type_ in zip(kinds, out or repeat(None), gear.outputs, strict=False)
+            for kind, given, type_ in zip(
+                found.kinds, out or repeat(None), found.outputs, strict=False
+            )
         ]
         try:
             frame = self._frames.pop()
         except IndexError:
             frame = self._frame()
         try:
+            frame.turn_to(found)
             bases = frame.bases
             for i, array in enumerate((*inputs, *results)):
                 bases[i] = array.__array_interface__["data"][0]
-            reached = program.run(bases)
+            reached = found.program.run(bases)
             if reached >= 0:
-                raise _stopped(gear, reached, frame)
+                raise _stopped(found, reached, frame)
         finally:
             self._frames.append(frame)
         return results
@@ -146,16 +239,22 @@ class NativeRunner:
 
     def _frame(self) -> _Frame:
         gear = self.gears[0]
-        count = len(gear.inputs) + len(gear.outputs) + 3
-        return _Frame(count, address(self._weights), self.arena)
+        last = len(gear.inputs) + len(gear.outputs) + 2
+        return _Frame(self._bases, last, address(self._weights), self.arena)
 
 
-def _stopped(gear: Gear, step: int, frame: _Frame) -> TreadleError:
+def _stopped(found: Instance, step: int, frame: _Frame) -> TreadleError:
     """Return the error of a program that has stopped at a step."""
-    for stop in gear.stops:
+    for number, stop in enumerate(found.gear.stops):
         if stop.step == step:
-            found = frame.arena.bytes[stop.offset + 8 : stop.offset + 16].view(np.int64)
-            return out_of_range(stop.op, int(found[0]), stop.low, stop.high)
+            # Of a gear for many extents the base is a place in the arena.
+            start = stop.offset + int(frame.bases[stop.base] - frame.bases[frame.last])
+            low, high = stop.low, stop.high
+            if found.numbers is not None:
+                low, high = found.numbers.pairs[number]
+            if 0 <= start <= frame.arena.nbytes - 16:
+                index = frame.arena.bytes[start + 8 : start + 16].view(np.int64)
+                return out_of_range(stop.op, int(index[0]), low, high)
     return LoadError("model", f"its program stopped at step {step}", hint="compile it anew")
 
 
@@ -233,4 +332,4 @@ def _listed(arrays: Sequence[Array]) -> str:
     return ", ".join(str(list(a.shape)) for a in arrays)
 
 
-__all__ = ["NativeRunner", "as_input", "best_of", "loader_of", "usable"]
+__all__ = ["Instance", "NativeRunner", "as_input", "best_of", "loader_of", "usable"]

@@ -35,6 +35,7 @@ from treadle.base.log import get_logger
 from treadle.base.types import TensorType
 from treadle.base.version import LITE, VERSION
 from treadle.engine.package import opened
+from treadle.engine.package.extents import Pattern, Range
 from treadle.engine.package.native_part import Described, NewerSchema, described
 from treadle.engine.package.native_run import (
     NativeRunner,
@@ -64,12 +65,16 @@ class Port:
     Attributes:
         name: of it.
         dtype: of its elements.
-        shapes: one per gear; none where the graph leaves extents open and nothing was compiled.
+        shapes: one per gear; none where the graph leaves extents open and nothing was compiled,
+            and one of those that it takes where there is a pattern.
+        pattern: the shape with names for extents that have ranges (`OfflineModel.ranges`), of an
+            output with expressions in them; () where there are none.
     """
 
     name: str
     dtype: np.dtype[Any]
     shapes: tuple[tuple[int, ...], ...]
+    pattern: Pattern = ()
 
 
 class OfflineModel:
@@ -78,6 +83,7 @@ class OfflineModel:
     Attributes:
         path: of the file.
         inputs, outputs: what they are called and what they take and give, gear by gear.
+        ranges: least and largest extent of what may change, by name; none of a file of gears.
         manifest: what the file says about this model, its graph and weights left out.
         target: name of the instructions that its native part uses; "" where that is not used.
     """
@@ -97,13 +103,19 @@ class OfflineModel:
         self._lock = threading.Lock()
         self._compiled: dict[tuple[Any, ...], Any] = {}
         names = entry["inputs"], entry["outputs"]
-        gears = self._shapes() if part is None else [(g.inputs, g.outputs) for g in part.gears]
+        gears = self._types() if part is None else _types_of(part)
+        ranges = None if part is None else part.ranges
+        self.ranges: dict[str, Range] = {} if ranges is None else dict(ranges.extents)
+        ends = (None, None) if ranges is None else (ranges.inputs, ranges.outputs)
         self.inputs, self.outputs = (
-            tuple(_port(*pair) for pair in zip(named, zip(*types, strict=True), strict=True))
-            for named, types in zip(names, zip(*gears, strict=True), strict=True)
+            tuple(
+                _port(*pair, () if patterns is None else patterns[i])
+                for i, pair in enumerate(zip(named, zip(*types, strict=True), strict=True))
+            )
+            for named, types, patterns in zip(names, zip(*gears, strict=True), ends, strict=True)
         )
 
-    def _shapes(self) -> list[tuple[list[TensorType], list[TensorType]]]:
+    def _types(self) -> list[tuple[list[TensorType], list[TensorType]]]:
         """Return the types that the graph takes and gives, as the one gear there is."""
         graph = self.graph
         return [([v.type for v in graph.inputs], [v.type for v in graph.outputs])]
@@ -139,7 +151,9 @@ class OfflineModel:
         Raises:
             EngineError: a name is unknown, or an input is missing.
             DTypeError: an input would lose more than digits in its element type.
-            ShapeError: there is no gear of these shapes, or an array of `out` cannot be used.
+            ShapeError: there is no gear of these shapes, an extent lies outside of its range, or an
+                array of `out` cannot be used.
+            OutOfMemory: at these extents it needs more scratch memory than the file declares.
         """
         arrays = [
             as_input(value, port.dtype, port.name)
@@ -147,11 +161,20 @@ class OfflineModel:
         ]
         places = None if out is None else self._places(out)
         runner, shapes = self._runner, tuple([a.shape for a in arrays])
-        if runner is not None and runner.has(shapes):
+        if runner is not None and runner.at(shapes) is not None:
             results = runner.run(arrays, places)
         else:
             results = self._run_compiled(shapes, arrays, places)
         return dict(zip([p.name for p in self.outputs], results, strict=True))
+
+    def results(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]] | None:
+        """Shapes of the results, for inputs of these; None where no code here is for them.
+
+        Raises:
+            OutOfMemory: at these extents it needs more scratch memory than the file declares.
+        """
+        found = None if self._runner is None else self._runner.at(tuple(shapes))
+        return None if found is None else [shape for shape, _ in found.kinds]
 
     def close(self) -> None:
         """Give scratch memory back; running again takes new."""
@@ -195,6 +218,8 @@ class OfflineModel:
     ) -> list[Array]:
         """Run for shapes, or on a machine, that nothing was compiled for."""
         if not self._recompile:
+            if self._runner is not None and (refused := self._runner.refused(shapes)) is not None:
+                raise refused
             known = "; ".join(_spelled(gear) for gear in self.gears)
             given = dict(zip([p.name for p in self.inputs], shapes, strict=True))
             raise ShapeError(
@@ -368,19 +393,32 @@ def _manifest(sealed: Sealed, entry: Mapping[str, Any], part: Described | None) 
     found = {k: whole[k] for k in ("format", "version", "producer")}
     found |= {k: entry[k] for k in ("inputs", "outputs", "info", "options")}
     if part is not None:
-        listed = ("schema", "engine", "target", "gears", "memory", "about")
-        found |= {k: part.entry[k] for k in listed}
+        listed = ("schema", "engine", "target", "gears", "memory", "about", "ranges")
+        found |= {k: part.entry[k] for k in listed if k in part.entry}
         digests = whole["sha256"].items()
         own = f"{part.prefix}."
         found["sha256"] = {n.removeprefix(own): d for n, d in digests if n.startswith(own)}
     return found
 
 
-def _port(name: Any, types: Sequence[Any]) -> Port:
+def _types_of(part: Described) -> list[Any]:
+    """Types of inputs and outputs, by gear; where gears are for ranges, at one set of shapes."""
+    if part.ranges is None:
+        return [(gear.inputs, gear.outputs) for gear in part.gears]
+    gear = part.gears[0]
+    return [
+        tuple(
+            [TensorType(type_.dtype, shape) for type_, shape in zip(types, shapes, strict=True)]
+            for types, shapes in zip((gear.inputs, gear.outputs), part.ranges.at, strict=True)
+        )
+    ]
+
+
+def _port(name: Any, types: Sequence[Any], pattern: Pattern) -> Port:
     if not isinstance(name, str) or len({t.dtype for t in types}) != 1:
         raise ValueError(f"{str(name)[:40]} has no name, or several element types")
     shapes = tuple(extents(t) for t in types if t.is_static)
-    return Port(name, types[0].dtype.numpy, shapes)
+    return Port(name, types[0].dtype.numpy, shapes, pattern)
 
 
 def _spelled(shapes: Mapping[str, Any]) -> str:
