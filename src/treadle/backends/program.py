@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.api import Engine, Support
-from treadle.backends.native_code import Executable, NativeCode
+from treadle.backends.native_code import Executable, NativeCode, NativeProgram
 from treadle.base.arithmetic import Rows, Words
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
@@ -502,11 +502,10 @@ class CompilingEngine(Engine, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """A program with its code as objects for a linker, to run in processes without Python.
+    """Programs with their code as objects for a linker, to run in processes without Python.
 
     Attributes:
-        words: what the executor reads; where the address of a kernel belongs, its number.
-        places: where that is.
+        programs: in words, over one table of kernels.
         symbols: the kernels, by number.
         objects: object files with the kernels and the executor.
         target: name of the instructions that the code uses.
@@ -515,8 +514,7 @@ class Linked:
         layout: sizes and offsets that the executor and whoever starts its threads agree on.
     """
 
-    words: npt.NDArray[np.int64]
-    places: npt.NDArray[np.int64]
+    programs: tuple[NativeProgram, ...]
     symbols: tuple[str, ...]
     objects: tuple[bytes, ...]
     target: str
@@ -533,8 +531,8 @@ class LibraryCompiler(Compiler, Protocol):
         """As every compiler; on the host."""
         ...
 
-    def linked(self, program: Program, prefix: str, /) -> Linked:
-        """The program's code; names of the executor's functions begin with `prefix`."""
+    def linked(self, programs: Sequence[Program], prefix: str, /) -> Linked:
+        """The programs' code; names of the executor's functions begin with `prefix`."""
         ...
 
 

@@ -13,11 +13,11 @@ from treadle.engine.package.native_part import Stop
 Array = np.ndarray[Any, Any]
 
 
-def integers(name: str, values: Array, kind: str = "static const") -> str:
+def integers(name: str, values: Array, kind: str = "static const", item: str = "int64_t") -> str:
     """An array of integers; an empty one has a 0."""
     rows = [values[i : i + 16] for i in range(0, len(values), 16)]
     text = ",\n".join(", ".join(str(int(v)) for v in row) for row in rows)
-    return f"{kind} int64_t {name}[] = {{\n{text or '0'}\n}};"
+    return f"{kind} {item} {name}[] = {{\n{text or '0'}\n}};"
 
 
 def kernel_table(symbols: Sequence[str]) -> list[str]:

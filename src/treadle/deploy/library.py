@@ -16,25 +16,26 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from treadle.backends.program import LibraryCompiler, Linked, Program, ShippingCompiler
+from treadle.backends.program import LibraryCompiler, Linked, ShippingCompiler
 from treadle.base.env import C_COMPILER
 from treadle.base.errors import CompileError
 from treadle.base.version import VERSION
-from treadle.deploy.c_text import integers, kernel_table, stop_table
-from treadle.deploy.prepared import WASM, Weights, moved, packed, refuse, stops_of
+from treadle.deploy.c_text import kernel_table
+from treadle.deploy.extents_text import gear_tables
+from treadle.deploy.prepared import WASM, Weights
+from treadle.deploy.ranges import Maker, Wanted, opened
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
+from treadle.engine.package.extents import Ranges
 from treadle.engine.package.models import Model
-from treadle.engine.package.native_part import Stop
-from treadle.engine.pipeline import Stages
-from treadle.engine.plan import Plan
+from treadle.engine.package.native_part import Gear
 from treadle.graph.ir import Value
 
 Array = np.ndarray[Any, Any]
@@ -68,13 +69,15 @@ class Library:
     Attributes:
         library, header: the files.
         weights: bytes of weights in it.
-        scratch: bytes of memory that each instance needs.
+        scratch: bytes of memory that each instance needs; with ranges, at most.
+        ranges: least and largest of the extents that callers choose, by name, in their order.
     """
 
     library: Path
     header: Path
     weights: int
     scratch: int
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def write_library(
@@ -83,6 +86,7 @@ def write_library(
     name: str = "model",
     options: Options | None = None,
     target: str | None = None,
+    ranges: Mapping[str, Wanted] | None = None,
 ) -> Library:
     """Compile a model to `lib<name>.so` and `<name>.h`.
 
@@ -94,10 +98,13 @@ def write_library(
         target: "generic", "avx2", "avx512", "neon" or "neon-dot"; by default this
             processor, with all that it has. For another architecture there must be a C compiler:
             `CC`, one that is named after it, or that of the extra `aot`.
+        ranges: for each axis of inputs its extent, or the least and the largest one; see
+            `compile_offline`. Callers choose extents by `<name>_set_extents`.
 
     Raises:
-        CompileError: an op of the model needs Python, an extent is symbolic, there is no C
-            compiler, or it fails.
+        CompileError: an op of the model needs Python, an extent is symbolic, there are no programs
+            for the ranges, there is no C compiler, or it fails.
+        ShapeError: the model does not take the ranges.
     """
     if _NAME.fullmatch(name) is None:
         raise CompileError("library", f"{name!r} is no C identifier", hint="use letters and _")
@@ -105,23 +112,28 @@ def write_library(
         raise CompileError("library", "WebAssembly has no shared libraries", hint="use write_wasm")
     chosen = options or Options()
     compiler = compiler_for(chosen, target)
-    plan = Stages(model.graph, options=chosen, crossing=compiler).planned.plan
-    refuse(plan, "library")
     weights = Weights()
-    steps = moved(plan, packed(plan, compiler.build), weights.add)
-    linked = compiler.linked(Program(steps, plan.bases), f"{name}_rt_")
-    ends = (
-        named_ends(model.graph.inputs, model.inputs),
-        named_ends(model.graph.outputs, model.outputs),
-    )
-    made = _Parts(name, linked, plan, weights.joined(), ends, stops_of(plan))
+    make = Maker(chosen, compiler, weights, "library")
+    declared = None
+    if ranges is None:
+        named_ends(model.graph.inputs, model.inputs)
+        made = [make.fixed(model.graph)]
+    else:
+        wide = opened(model, ranges)
+        made = make.programs(wide)
+        declared = wide.declared(model.graph, [gear for gear, _ in made])
+    gears = [gear for gear, _ in made]
+    linked = compiler.linked([program for _, program in made], f"{name}_rt_")
+    names = model.inputs, model.outputs
+    parts = _Parts(name, linked, gears, weights.joined(), names, declared)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     library, header = place / f"lib{name}.so", place / f"{name}.h"
     with tempfile.TemporaryDirectory(prefix="treadle-") as scratch:
-        made.build(Path(scratch), library)
+        parts.build(Path(scratch), library)
     header.write_text(_text("model.h", name), encoding="utf-8")
-    return Library(library, header, weights.nbytes, plan.memory.peak)
+    extents = {} if declared is None else dict(declared.extents)
+    return Library(library, header, weights.nbytes, max(g.arena for g in gears), extents)
 
 
 def compiler_for(options: Options, target: str | None) -> Any:
@@ -175,10 +187,10 @@ class _Parts:
 
     name: str
     linked: Linked
-    plan: Plan
+    gears: Sequence[Gear]
     weights: Array
-    ends: tuple[list[tuple[str, Value]], list[tuple[str, Value]]]
-    stops: tuple[Stop, ...]
+    names: tuple[Sequence[str], Sequence[str]]
+    ranges: Ranges | None
 
     def build(self, folder: Path, target: Path) -> None:
         """Write sources and objects into a folder, and have the system's compiler join them."""
@@ -214,23 +226,14 @@ class _Parts:
 
     def _parts(self) -> str:
         """The header that model.c reads."""
-        name, linked, plan = self.name, self.linked, self.plan
+        name, linked = self.name, self.linked
         about = {
             "producer": f"treadle {VERSION}",
             "model": name,
             "target": linked.target,
             "kernels": len(linked.symbols),
         }
-        numbers = {
-            "INPUTS": plan.inputs,
-            "OUTPUTS": plan.outputs,
-            "WORDS": len(linked.words),
-            "PLACES": len(linked.places),
-            "ARENA_BYTES": max(plan.memory.peak, 1),
-            "WEIGHT_BYTES": self.weights.nbytes,
-            "STOPS": len(self.stops),
-            **linked.layout,
-        }
+        numbers = {"WEIGHT_BYTES": self.weights.nbytes, **linked.layout}
         lines = [f"#define {key} {value}" for key, value in numbers.items()]
         lines += [
             f"#define ABOUT {json.dumps(json.dumps(about))}",
@@ -242,12 +245,9 @@ class _Parts:
             f"extern int64_t {name}_rt_run(void *, const int64_t *, void *, int64_t);",
             f"extern void *{name}_rt_worker(void *);",
             f"extern void {name}_rt_stop(void *);",
+            f"extern int64_t {name}_rt_evaluate(const int32_t *, int64_t, int64_t *);",
             *kernel_table(linked.symbols),
-            integers("program_words", linked.words),
-            integers("kernel_places", linked.places),
-            stop_table(self.stops),
-            *_tensors(name, "inputs", self.ends[0]),
-            *_tensors(name, "outputs", self.ends[1]),
+            *gear_tables(name, self.gears, linked.programs, self.names, self.ranges),
         ]
         return "\n".join((*lines, ""))
 
@@ -260,21 +260,6 @@ def _question(features: Sequence[str]) -> str:
         asked.append(_MATRICES)
     asked += [f"(getauxval(26) >> {_ARM[f]} & 1)" for f in features if f in _ARM]
     return f"({' && '.join(asked) or 1})"
-
-
-def _tensors(name: str, what: str, ends: list[tuple[str, Value]]) -> list[str]:
-    shapes, rows = [], []
-    for i, (label, value) in enumerate(ends):
-        extents = [int(d) for d in value.type.shape]
-        listed = ", ".join(map(str, extents)) or "0"
-        shapes.append(f"static const int64_t {what}_shape{i}[] = {{{listed}}};")
-        kind = value.type.dtype.name
-        rows.append(
-            f'  {{{json.dumps(label)}, "{kind}", {len(extents)}, {what}_shape{i}, '
-            f"{value.type.nbytes}}},"
-        )
-    body = "\n".join(rows) or '  {"", "", 0, 0, 0},'
-    return [*shapes, f"static const {name}_tensor {what}[] = {{\n{body}\n}};"]
 
 
 def run_compiler(command: Sequence[str], arguments: Sequence[str], folder: Path) -> None:

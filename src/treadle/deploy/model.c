@@ -12,6 +12,38 @@
 #include <unistd.h>
 
 #include "NAME.h"
+
+/* A place where a program stops as an index is out of range: what the extent is, or the register
+ * that holds it. */
+typedef struct {
+  int64_t step, base, offset;
+  const char *op;
+  int64_t extent, place;
+} Stop;
+
+/* Code of integers: rows of four numbers. */
+typedef struct {
+  const int32_t *rows;
+  int64_t count;
+} Code;
+
+/* A program, and what computes its numbers from extents. */
+typedef struct {
+  int64_t words;          /* where its words begin */
+  int64_t arena;          /* bytes of scratch memory, at most */
+  const int64_t *ranges;  /* least and largest of each extent of the library */
+  const int64_t *given;   /* extents that its code takes, by number */
+  int64_t given_count;
+  const int64_t *start;   /* registers before evaluation */
+  int64_t registers, first; /* how many, and the first that is an entry of the table */
+  Code code;
+  const Code *orders;     /* ways to lay out scratch memory */
+  int64_t order_count, peak, least; /* and registers: bytes of it, bytes in any case */
+  const int64_t *results; /* registers of all extents of all outputs */
+  const Stop *stops;
+  int64_t stop_count;
+} Gear;
+
 #include "NAME_parts.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -130,11 +162,20 @@ static Core *core_new(int threads, const NAME_allocator *from) {
 
 /* -- instances ---------------------------------------------------------------------------------- */
 
+enum { ENDS = INPUTS + OUTPUTS, DONE = -1 };
+
 struct NAME_model {
   Core *core;
+  const Gear *gear; /* NULL until there are extents */
   char *arena;
-  void *own[OUTPUTS ? OUTPUTS : 1];
-  int64_t bases[INPUTS + OUTPUTS + 3];
+  size_t arena_bytes;
+  void *own[OUTPUTS + 1];
+  size_t own_bytes[OUTPUTS + 1];
+  NAME_tensor ends[ENDS + 1];
+  int64_t shapes[AXES + 1];
+  int64_t bases[BASES];
+  int64_t registers[REGISTERS + 1];
+  int64_t tried[REGISTERS + 1];
 };
 
 static int instance(Core *core, NAME_model **made) {
@@ -144,17 +185,128 @@ static int instance(Core *core, NAME_model **made) {
   memset(model, 0, sizeof *model);
   model->core = core;
   atomic_fetch_add(&core->users, 1);
-  model->arena = allocate(&core->allocator, ARENA_BYTES);
-  if (!model->arena) {
-    NAME_destroy(model);
-    return failed(NAME_NO_MEMORY, "there is no scratch memory");
+  model->bases[ENDS] = model->bases[ENDS + 1] = (int64_t)(intptr_t)NAME_weights;
+  if (!EXTENTS) {
+    int status = NAME_set_extents(model, NULL, 0);
+    if (status) {
+      NAME_destroy(model);
+      return status;
+    }
   }
-  model->bases[INPUTS + OUTPUTS] = (int64_t)(intptr_t)NAME_weights;
-  model->bases[INPUTS + OUTPUTS + 1] = (int64_t)(intptr_t)NAME_weights;
-  model->bases[INPUTS + OUTPUTS + 2] = (int64_t)(intptr_t)model->arena;
   *made = model;
   return NAME_OK;
 }
+
+/* -- extents ------------------------------------------------------------------------------------ */
+
+EXPORT int NAME_extents(void) { return EXTENTS; }
+
+EXPORT const NAME_extent *NAME_extent_of(int number) {
+  return number >= 0 && number < EXTENTS ? extents_known + number : NULL;
+}
+
+static int told(int status, const int64_t *extents, const char *text) {
+  int at = snprintf(message, sizeof message, "NAME: %s", text);
+  for (int i = 0; i < EXTENTS && at >= 0 && at < (int)sizeof message; i++)
+    at += snprintf(message + at, sizeof message - (size_t)at, "%s%s = %lld", i ? ", " : " ",
+                   extents_known[i].name, (long long)extents[i]);
+  return status;
+}
+
+/* Whether a program serves extents; if so, `tried` holds its numbers. */
+static int serves(const Gear *gear, const int64_t *extents, int64_t *tried, int *wide) {
+  for (int i = 0; i < EXTENTS; i++)
+    if (extents[i] < gear->ranges[2 * i] || extents[i] > gear->ranges[2 * i + 1]) return 0;
+  memcpy(tried, gear->start, sizeof(int64_t) * (size_t)gear->registers);
+  for (int i = 0; i < gear->given_count; i++) tried[i] = extents[gear->given[i]];
+  int64_t reached = NAME_rt_evaluate(gear->code.rows, gear->code.count, tried);
+  if (reached != DONE) {
+    *wide |= reached < DONE;
+    return 0;
+  }
+  int64_t best = -1, last = -1, peak = gear->order_count ? INT64_MAX : tried[gear->least];
+  for (int64_t i = 0; i < gear->order_count; i++, last = i - 1) {
+    if (NAME_rt_evaluate(gear->orders[i].rows, gear->orders[i].count, tried) != DONE) {
+      *wide = 1;
+      return 0;
+    }
+    if (tried[gear->peak] < peak) {
+      peak = tried[gear->peak];
+      best = i;
+    }
+  }
+  if (best != last) NAME_rt_evaluate(gear->orders[best].rows, gear->orders[best].count, tried);
+  tried[gear->order_count ? gear->peak : gear->least] = peak;
+  return 1;
+}
+
+/* Inputs and outputs at the extents of the registers; those of another size are to be set again. */
+static void settle(NAME_model *model, const Gear *gear, const int64_t *extents) {
+  const int64_t *result = gear->results;
+  int64_t *shape = model->shapes;
+  for (int i = 0; i < ENDS; i++) {
+    const NAME_tensor *known = i < INPUTS ? inputs + i : outputs + (i - INPUTS);
+    NAME_tensor *end = model->ends + i;
+    size_t nbytes = (size_t)item_bytes[i];
+    for (int axis = 0; axis < known->ndim; axis++) {
+      int64_t open = axes[shape - model->shapes + axis];
+      int64_t extent = i >= INPUTS ? model->registers[*result++] : open >= 0 ? open : extents[-1 - open];
+      shape[axis] = extent;
+      nbytes *= (size_t)extent;
+    }
+    if (!end->name || nbytes != end->nbytes) model->bases[i] = 0;
+    *end = *known;
+    end->shape = shape;
+    end->nbytes = nbytes;
+    shape += known->ndim;
+  }
+}
+
+EXPORT int NAME_set_extents(NAME_model *model, const int64_t *extents, size_t count) {
+  if (!model || count != EXTENTS || (count && !extents))
+    return failed(NAME_BAD_ARGUMENT, "set_extents takes a model, and a number for each extent");
+  for (int i = 0; i < EXTENTS; i++) {
+    const NAME_extent *known = extents_known + i;
+    if (extents[i] >= known->low && extents[i] <= known->high) continue;
+    snprintf(message, sizeof message, "NAME: the extent %s is %lld, and the library is for %lld to %lld",
+             known->name, (long long)extents[i], (long long)known->low, (long long)known->high);
+    return NAME_BAD_EXTENT;
+  }
+  const Gear *gear = NULL;
+  int wide = 0;
+  for (int i = 0; i < GEARS && !gear; i++)
+    if (serves(gears + i, extents, model->tried, &wide)) gear = gears + i;
+  if (!gear)
+    return told(NAME_BAD_EXTENT, extents, wide ? "sizes are beyond 64 bits at" : "the model does not take");
+  int64_t peak = model->tried[gear->order_count ? gear->peak : gear->least];
+  if (peak < 0 || peak > gear->arena)
+    return told(NAME_NO_MEMORY, extents, "more scratch memory than declared is needed at");
+  if (!model->arena || (size_t)peak > model->arena_bytes) {
+    char *arena = allocate(&model->core->allocator, (size_t)peak);
+    if (!arena) return told(NAME_NO_MEMORY, extents, "there is no scratch memory for");
+    release(&model->core->allocator, model->arena, model->arena_bytes);
+    model->arena = arena;
+    model->arena_bytes = (size_t)peak;
+  }
+  memcpy(model->registers, model->tried, sizeof(int64_t) * (size_t)gear->registers);
+  model->bases[ENDS + 2] = (int64_t)(intptr_t)model->arena;
+  memcpy(model->bases + ENDS + 3, model->registers + gear->first,
+         sizeof(int64_t) * (size_t)(gear->registers - gear->first));
+  model->gear = gear;
+  settle(model, gear, extents);
+  return NAME_OK;
+}
+
+EXPORT const NAME_tensor *NAME_input_at(const NAME_model *model, int number) {
+  return model && model->gear && number >= 0 && number < INPUTS ? model->ends + number : NULL;
+}
+
+EXPORT const NAME_tensor *NAME_output_at(const NAME_model *model, int number) {
+  int known = model && model->gear && number >= 0 && number < OUTPUTS;
+  return known ? model->ends + INPUTS + number : NULL;
+}
+
+/* -- instances, from outside --------------------------------------------------------------------- */
 
 EXPORT int NAME_create(NAME_model **made, int threads, const NAME_allocator *allocator) {
   static const NAME_allocator system = {system_allocate, system_release, NULL};
@@ -182,8 +334,8 @@ EXPORT void NAME_destroy(NAME_model *model) {
   if (!model) return;
   Core *core = model->core;
   const NAME_allocator *from = &core->allocator;
-  for (int i = 0; i < OUTPUTS; i++) release(from, model->own[i], outputs[i].nbytes);
-  release(from, model->arena, ARENA_BYTES);
+  for (int i = 0; i < OUTPUTS; i++) release(from, model->own[i], model->own_bytes[i]);
+  release(from, model->arena, model->arena_bytes);
   release(from, model, sizeof *model);
   core_release(core);
 }
@@ -214,10 +366,15 @@ EXPORT int NAME_set_output(NAME_model *model, int number, void *data) {
 }
 
 EXPORT void *NAME_get_output(NAME_model *model, int number) {
-  if (!model || number < 0 || number >= OUTPUTS) return NULL;
+  if (!model || !model->gear || number < 0 || number >= OUTPUTS) return NULL;
   int64_t *base = model->bases + INPUTS + number;
+  size_t nbytes = model->ends[INPUTS + number].nbytes;
   if (!*base) {
-    model->own[number] = allocate(&model->core->allocator, outputs[number].nbytes);
+    if (!model->own[number] || model->own_bytes[number] < nbytes) {
+      release(&model->core->allocator, model->own[number], model->own_bytes[number]);
+      model->own[number] = allocate(&model->core->allocator, nbytes);
+      model->own_bytes[number] = model->own[number] ? nbytes : 0;
+    }
     *base = (int64_t)(intptr_t)model->own[number];
   }
   return (void *)(intptr_t)*base;
@@ -225,19 +382,23 @@ EXPORT void *NAME_get_output(NAME_model *model, int number) {
 
 EXPORT int NAME_run(NAME_model *model) {
   if (!model) return failed(NAME_BAD_ARGUMENT, "run takes a model");
+  if (!model->gear) return failed(NAME_BAD_ARGUMENT, "no extents have been set: set_extents");
+  const Gear *gear = model->gear;
   for (int i = 0; i < INPUTS; i++)
     if (!model->bases[i]) return failed(NAME_BAD_ARGUMENT, "an input has not been set");
   for (int i = 0; i < OUTPUTS; i++)
     if (!NAME_get_output(model, i)) return failed(NAME_NO_MEMORY, "there is no memory for outputs");
   /* The executor finds the table of addresses through an array object; this is its one field. */
   struct { int64_t before[ARRAY_DATA_WORD]; int64_t *data; } table = {{0}, model->bases};
-  int64_t reached = NAME_rt_run(model->core->pool, model->core->words, &table, 0);
+  int64_t reached = NAME_rt_run(model->core->pool, model->core->words + gear->words, &table, 0);
   if (reached == -1) return NAME_OK;
-  for (int i = 0; i < STOPS; i++) {
-    if (stops[i].step != reached) continue;
-    const char *found = (const char *)(intptr_t)model->bases[stops[i].base] + stops[i].offset;
+  for (int64_t i = 0; i < gear->stop_count; i++) {
+    const Stop *stop = gear->stops + i;
+    if (stop->step != reached) continue;
+    const char *found = (const char *)(intptr_t)model->bases[stop->base] + stop->offset;
+    int64_t extent = stop->place < 0 ? stop->extent : model->registers[stop->place];
     snprintf(message, sizeof message, "NAME: %s: index %lld is out of range for an extent of %lld",
-             stops[i].op, (long long)((const int64_t *)found)[1], (long long)stops[i].extent);
+             stop->op, (long long)((const int64_t *)found)[1], (long long)extent);
     return NAME_BAD_INDEX;
   }
   return failed(NAME_BAD_ARGUMENT, "the program stopped early");

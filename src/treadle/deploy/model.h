@@ -23,7 +23,8 @@ enum {
   NAME_NO_MEMORY = 2,
   NAME_BAD_PROCESSOR = 3, /* the processor lacks instructions that the model was compiled for */
   NAME_NO_THREAD = 4,
-  NAME_BAD_INDEX = 5 /* an index is out of range; NAME_error() names op, index and extent */
+  NAME_BAD_INDEX = 5, /* an index is out of range; NAME_error() names op, index and extent */
+  NAME_BAD_EXTENT = 6 /* an extent is outside of its range, or the model does not take it */
 };
 
 /* Element types, by their names. */
@@ -31,9 +32,15 @@ typedef struct NAME_tensor {
   const char *name;
   const char *dtype; /* "float32", "int64", ... */
   int ndim;
-  const int64_t *shape;
-  size_t nbytes; /* of the dense row-major array */
+  const int64_t *shape; /* -1 where an instance chooses the extent */
+  size_t nbytes; /* of the dense row-major array; 0 where an extent is not chosen */
 } NAME_tensor;
+
+/* An extent that instances choose, such as the number of rows; both ends are inclusive. */
+typedef struct NAME_extent {
+  const char *name;
+  int64_t low, high;
+} NAME_extent;
 
 /* Where memory comes from: `alignment` is a power of two. */
 typedef struct NAME_allocator {
@@ -59,6 +66,21 @@ int NAME_outputs(void);
 const NAME_tensor *NAME_input(int number);
 const NAME_tensor *NAME_output(int number);
 
+/* Number of extents that instances choose (0 where all shapes are numbers), and what they are; NULL
+ * where there is none of that number. */
+int NAME_extents(void);
+const NAME_extent *NAME_extent_of(int number);
+
+/* Choose the extents of the next runs, one number for each, in order. This takes microseconds and
+ * may grow scratch memory. What was set as an input or output whose size changes has to be set
+ * again. Where it fails, the instance has the extents that it had (NAME_BAD_EXTENT, NAME_NO_MEMORY). */
+int NAME_set_extents(NAME_model *model, const int64_t *extents, size_t count);
+
+/* Inputs and outputs at the extents of an instance, until it has others; NULL where there is none of
+ * that number, or no extents are set. */
+const NAME_tensor *NAME_input_at(const NAME_model *model, int number);
+const NAME_tensor *NAME_output_at(const NAME_model *model, int number);
+
 /* Have the model read an input from, or write an output to, this memory from now on; nothing is
  * copied. It is the caller's, dense and row-major, and must live until the next run has ended. */
 int NAME_set_input(NAME_model *model, int number, const void *data);
@@ -71,7 +93,8 @@ void *NAME_get_output(NAME_model *model, int number);
  * nothing outside of the model's memory was read or written. */
 int NAME_run(NAME_model *model);
 
-/* Bytes of scratch memory of an instance, and of weights that instances share. */
+/* Bytes of scratch memory of an instance (at most, over all extents), and of weights that instances
+ * share. */
 size_t NAME_scratch_bytes(void);
 size_t NAME_weight_bytes(void);
 

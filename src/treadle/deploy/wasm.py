@@ -94,7 +94,7 @@ def write_wasm(
     refuse(plan, "wasm")
     weights = Weights()
     steps = moved(plan, packed(plan, compiler.build), weights.add)
-    linked = compiler.linked(Program(steps, plan.bases), "treadle_wasm_")
+    linked = compiler.linked([Program(steps, plan.bases)], "treadle_wasm_")
     ends = [
         *named_ends(model.graph.inputs, model.inputs),
         *named_ends(model.graph.outputs, model.outputs),
@@ -143,7 +143,7 @@ def _parts(linked: Linked, plan: Plan, ends: Sequence[tuple[str, Value]]) -> str
     numbers = {
         "INPUTS": plan.inputs,
         "OUTPUTS": plan.outputs,
-        "PLACES": len(linked.places),
+        "PLACES": len(linked.programs[0].places),
         "ARENA_BYTES": max(plan.memory.peak, 1),
         "ENDS_BYTES": sum(sizes),
         "STOPS": len(stops),
@@ -155,8 +155,8 @@ def _parts(linked: Linked, plan: Plan, ends: Sequence[tuple[str, Value]]) -> str
         "extern const unsigned char treadle_weights[];",
         "extern int64_t treadle_wasm_run(void *, const int64_t *, void *, int64_t);",
         *kernel_table(linked.symbols),
-        integers("program_words", linked.words, "static"),
-        integers("kernel_places", linked.places),
+        integers("program_words", linked.programs[0].words, "static"),
+        integers("kernel_places", linked.programs[0].places),
         integers("end_offsets", np.cumsum([0, *sizes])[:-1]),
         stop_table(stops),
     ]

@@ -219,17 +219,31 @@ class NativeCompiler:
         target, symbol_of = self._here.target, generators.symbol_of
         return self._here.load({symbol_of(k): _Text(k, target) for k in kernels})
 
-    def linked(self, program: Program, prefix: str, /) -> Linked:
+    def _encoded(
+        self, programs: Sequence[Program]
+    ) -> tuple[tuple[NativeProgram, ...], dict[str, Any]]:
+        """The words of programs, and the kernels that they share, by symbol and in its order."""
         from treadle.backends.cpu import generators
 
+        every = dict.fromkeys(run.kernel for p in programs for run in runs_of(p.steps))
+        named = {generators.symbol_of(kernel): kernel for kernel in every}
+        kernels = {symbol: named[symbol] for symbol in sorted(named)}
+        number = {symbol: i for i, symbol in enumerate(kernels)}
+        made = []
+        for program in programs:
+            code = encode(program, generators.symbol_of)
+            words = renumbered(code, number.__getitem__)
+            made.append(NativeProgram(words, code.places, code.steps, code.bases))
+        return tuple(made), kernels
+
+    def linked(self, programs: Sequence[Program], prefix: str, /) -> Linked:
         target = self._toolchain.target
-        encoded = encode(program, generators.symbol_of)
-        kernels = {run.kernel for run in runs_of(program.steps)}
-        texts = {generators.symbol_of(k): _Text(k, target) for k in kernels}
+        made, kernels = self._encoded(programs)
+        texts = {symbol: _Text(kernel, target) for symbol, kernel in kernels.items()}
         machine = machine_of(target)
         runtime = self._toolchain.object(executor(prefix, machine.architecture))
         objects = (*self._toolchain.objects(texts), runtime)
-        found = encoded.words, encoded.places, encoded.symbols, objects
+        found = made, tuple(kernels), objects
         return Linked(*found, target.name, machine.requires, machine.architecture, LAYOUT)
 
     def toward(self, target: str, /) -> NativeCompiler:
@@ -244,18 +258,8 @@ class NativeCompiler:
         return NativeCompiler(Toolchain(found, self._here.cache))
 
     def shipped(self, programs: Sequence[Program], /) -> NativeCode:
-        from treadle.backends.cpu import generators
-
         target = self._toolchain.target
-        every = dict.fromkeys(run.kernel for p in programs for run in runs_of(p.steps))
-        named = {generators.symbol_of(kernel): kernel for kernel in every}
-        kernels = {symbol: named[symbol] for symbol in sorted(named)}
-        number = {symbol: i for i, symbol in enumerate(kernels)}
-        made = []
-        for program in programs:
-            code = encode(program, generators.symbol_of)
-            words = renumbered(code, number.__getitem__)
-            made.append(NativeProgram(words, code.places, code.steps, code.bases))
+        made, kernels = self._encoded(programs)
         machine = machine_of(target)
         texts: dict[str, Callable[[], str]] = {s: _Text(k, target) for s, k in kernels.items()}
         # Named by its digest, as kernels are, so that it is compiled once.
@@ -264,7 +268,7 @@ class NativeCompiler:
         foreign = machine.architecture != machine_of(self._here.target).architecture
         library = linking().shared_library(objects, machine.architecture if foreign else "")
         kept = () if library else tuple(objects)
-        return NativeCode(tuple(made), tuple(kernels), library or b"", kept, machine)
+        return NativeCode(made, tuple(kernels), library or b"", kept, machine)
 
     def compiled_by(self) -> str:
         measured = tuned.digest()

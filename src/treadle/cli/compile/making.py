@@ -363,7 +363,7 @@ def write_native_library(wish: Wish, found: Read, tell: Tell) -> Facts:
     prefix = wish.name or "".join(c if c.isalnum() else "_" for c in wish.source.stem)
     folder = wish.output or wish.source.parent
     target = next((t for t in wish.targets if t != "native"), None)
-    made = write_library(found.model, folder, prefix, found.options, target)
+    made = write_library(found.model, folder, prefix, found.options, target, found.ranges)
     return {
         "library": str(made.library),
         "header": str(made.header),
@@ -371,6 +371,7 @@ def write_native_library(wish: Wish, found: Read, tell: Tell) -> Facts:
         "weights": made.weights,
         "scratch": made.scratch,
         **_facts(found.model, found),
+        **({"ranges": made.ranges} if made.ranges else {}),
     }
 
 
@@ -382,6 +383,8 @@ def write_web_module(wish: Wish, found: Read, tell: Tell) -> Facts:
         CompileError: there is no compiler for it, or the model has something that needs Python.
     """
     _of_one(wish, found, "a module")
+    if found.ranges is not None:
+        raise Misuse("--shape", "a module is for one shape", hint="give extents that are numbers")
     if wish.targets[0] != "native":
         raise Misuse("--target", "WebAssembly has no other instructions", hint="leave it out")
     tell("compiling")
