@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.backends.toy_backend import Toy
 
 import treadle as mge
 import treadle.functional as F
+from treadle.backends.api import Availability, no
 from treadle.base.errors import GraphError
 from treadle.engine.options import Options
 from treadle.graph.ir import Graph, Value, remake
@@ -95,6 +97,47 @@ def test_one_with_a_defect_is_named(plugins: Plugins, broken: Any, words: str) -
         run("toy0")
     assert broken.name in str(told.value)
     np.testing.assert_allclose(run("toy0", disabled=(broken.name,)), np.tanh(X) + 1, rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class Versioned(SwapTanh):
+    """The same; `seen` counts the graphs that it was given."""
+
+    version: str = ""
+    seen: ClassVar[list[Graph]] = []
+
+    def __call__(self, graph: Graph, /) -> Graph:
+        self.seen.append(graph)
+        return super().__call__(graph)
+
+
+class Helper:
+    """An engine of the host that runs nothing, and has a pass."""
+
+    name, protocol, device_kinds = "helper", (1, 1), ()
+    serves, priority = ("cpu",), 1
+
+    def __init__(self, version: str) -> None:
+        self.passes = (Versioned(version),)
+
+    def probe(self) -> Availability:
+        return Availability(True)
+
+    def prepare(self, op: Any, types: Any, /) -> Any:
+        return no("policy", "it has a pass only")
+
+
+def test_programs_are_kept_under_the_version_that_a_pass_states(
+    plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))
+    helper, seen = plugins.offer("helper", Helper("")), []
+    for version in ("", "", "1", "1", "2"):
+        helper.passes = (Versioned(version),)
+        Versioned.seen.clear()
+        np.testing.assert_allclose(run("cpux"), np.exp(X) + 1, rtol=1e-6)
+        seen.append(bool(Versioned.seen))
+    assert seen == [True, True, True, False, True]
 
 
 def test_what_is_no_pass_is_refused_with_its_backend(plugins: Plugins) -> None:

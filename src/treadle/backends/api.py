@@ -273,7 +273,9 @@ class Rewriting(Protocol):
 
     They run at the end of the first part of the prepare stage, on every program that lives on its
     devices or that it takes part in as an engine; what they leave is verified. Their names are
-    told by `treadle.backends()`, and `Options(disabled=(name,))` leaves one out.
+    told by `treadle.backends()`, and `Options(disabled=(name,))` leaves one out. Programs that a
+    pass has seen are kept on disk where it has a `version` besides its name: a text that is another
+    one whenever its results may be.
     """
 
     passes: Sequence[Pass]

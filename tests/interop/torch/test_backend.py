@@ -16,8 +16,9 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from tests.interop.torch.networks import NETWORKS  # noqa: E402
 from torch import nn  # noqa: E402
 
-from treadle.base.errors import UnsupportedOp  # noqa: E402
+from treadle.base.errors import LoadError, UnsupportedOp  # noqa: E402
 from treadle.interop.torch import backend, from_exported, left_to_torch  # noqa: E402
+from treadle.jit import engines  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -273,3 +274,31 @@ def test_the_name_is_known_to_torch() -> None:
 
     run = torch.compile(double, backend="treadle")
     torch.testing.assert_close(run(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def test_segment_engines_that_are_asked_for_take_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino", reason="needs the extra openvino")
+    from treadle.backends.openvino import backend as openvino
+
+    taken: list[Any] = []
+    compile_segment = type(openvino).compile_segment
+
+    def noted(self: Any, graph: Any) -> Any:
+        taken.append(graph)
+        return compile_segment(self, graph)
+
+    monkeypatch.setattr(type(openvino), "compile_segment", noted)
+    monkeypatch.setattr(type(openvino), "load_segment", _not_kept)
+    layers = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3)
+    net = nn.Sequential(*layers).eval()
+    run = torch.compile(net, backend="treadle")
+    with engines("openvino", "cpu"), torch.no_grad():
+        for rows in (4, 7, 9):  # from the second on PyTorch has a symbol in place of a number
+            x = torch.randn(rows, 3, 32, 32)
+            taken.clear()
+            torch.testing.assert_close(run(x), net(x), rtol=1e-4, atol=1e-5)
+            assert len(taken) == 1
+
+
+def _not_kept(self: Any, blob: bytes) -> Any:
+    raise LoadError("test", "what an earlier process kept is of no use here")

@@ -123,6 +123,17 @@ def passes_of(options: Options, kind: str = HOST) -> tuple[Pass, ...]:
     return tuple(p for taker in rewriting.values() for p in taker.passes)
 
 
+def stated(passes: Sequence[Pass]) -> str | None:
+    """Passes of backends with the versions that they state; None where one states none: nobody
+    would see that its code has changed.
+    """
+    versions = [getattr(p, "version", "") for p in passes]
+    if not all(versions):
+        return None
+    pairs = zip(passes, versions, strict=True)
+    return "".join(f"\n{type(p).__module__} {p!r} {version!r}" for p, version in pairs)
+
+
 def forced_to_host(graph: Graph, names: Sequence[str]) -> Graph:
     """The graph with a group around every op of these names, which returns to the host for it."""
     if not any(n.op.name in names for n in graph.nodes):

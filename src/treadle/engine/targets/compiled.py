@@ -21,6 +21,7 @@ from treadle.engine.devices.placement import (
     find_compiler,
     passes_of,
     segment_engines,
+    stated,
 )
 from treadle.engine.execute import DeviceExecutor, Executor
 from treadle.engine.execute.segments import SegmentLaunch, is_apart, kept_whole, launches_of
@@ -169,15 +170,11 @@ class Compiled(Target):
     def _key(self, captured: Captured, compiler: Compiler, box: str = "") -> str:
         """The name of the program in the cache; "" for one that is not kept."""
         setting = cache.settings(captured.graph, self._options)
-        # What a segment engine takes depends on its version, and it keeps its own blobs; nobody
-        # would see that the code of passes from outside has changed.
-        if (
-            setting is None
-            or segment_engines(engines_of(self._options, self.kind))
-            or passes_of(self._options, self.kind)
-        ):
+        own = stated(passes_of(self._options, self.kind))
+        # What a segment engine takes depends on its version, and it keeps its own blobs.
+        if setting is None or own is None or segment_engines(engines_of(self._options, self.kind)):
             return ""
-        rest = captured.interface, self._options, compiler, setting + box
+        rest = captured.interface, self._options, compiler, setting + box + own
         return cache.key_of(captured.graph, *rest)
 
     @abstractmethod

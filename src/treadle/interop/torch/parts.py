@@ -20,6 +20,7 @@ from treadle.base.errors import GraphError, OutOfMemory
 from treadle.base.guards import deciding
 from treadle.base.symbol import evaluate
 from treadle.base.types import TensorType
+from treadle.engine.devices.placement import HOST, engines_of, segment_engines
 from treadle.engine.execute import Runner
 from treadle.engine.extents.plans import Plans
 from treadle.engine.options import Options
@@ -109,7 +110,12 @@ class Variant:
         self.graph = graph
         self.results = results
         self.draws = draws
-        self.plans = Plans(graph, Options(), Interface(), home.node)
+        self._options = Options()
+        kind = HOST if home.node is None else home.node.kind
+        # They take numbers, and were asked for: plans for many extents would pass them over.
+        asked = segment_engines(engines_of(self._options, kind))
+        alone = f"{asked[0].name} takes numbers for extents" if asked else ""
+        self.plans = Plans(graph, self._options, Interface(), home.node, alone)
         self._home = home
         self._fixed = fixed
         self._is_plain = is_plain
@@ -134,7 +140,7 @@ class Variant:
     def _alone(self, extents: Mapping[str, int]) -> Runner:
         """A program for these extents alone."""
         graph = specialize(self.graph, extents)
-        return Stages(graph, options=Options(), home=self._home.node).compile()
+        return Stages(graph, options=self._options, home=self._home.node).compile()
 
 
 def _nbytes(type_: TensorType, extents: Mapping[str, int]) -> int:

@@ -95,7 +95,8 @@ class Compiled:
 
     def __init__(self, graph: Graph, reads: Sequence[Seen]) -> None:
         self.reads = reads
-        runner = Stages(_reading(graph, reads), options=Options()).compile()
+        options = Options(engines=())  # Those that were asked for are for programs.
+        runner = Stages(_reading(graph, reads), options=options).compile()
         self._run = runner.run
         self.bound = runner.bound() if isinstance(runner, Executor) else None
         self.peak = runner.peak if isinstance(runner, Executor) else 0
