@@ -545,6 +545,24 @@ def test_code_that_is_not_captured_is_told() -> None:
         check(lambda given: model(given), x)
 
 
+def test_lines_written_at_indices() -> None:
+    index, back = torch.tensor([2, 0, 2]), torch.tensor([-1, 0])
+
+    def lines(x: Any, y: Any) -> Any:
+        copied = torch.index_copy(x, 1, index[:2], y[:, :2])
+        filled = torch.index_fill(x, 0, back, 2.0) + torch.index_fill(x, 1, back, 0.5)
+        pairs = torch.view_as_complex(torch.stack([x, x], -1))
+        return (
+            torch.index_add(x, 1, index, y, alpha=-2),
+            copied,
+            filled,
+            torch.index_add(pairs, 1, index, pairs),
+            F.max_unpool2d(x[None, None], torch.tensor([[[[0, 5, 9], [11, 2, 7]]]]), 2),
+        )
+
+    check(lines, leaf(2, 3), leaf(2, 3))
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -554,6 +572,10 @@ def test_code_that_is_not_captured_is_told() -> None:
         lambda x, i: torch.scatter(x, 0, i[:, None], 1.0),
         lambda x, i: torch.scatter_add(x, 0, i[:, None], torch.ones(2, 1)),
         lambda x, i: torch.scatter_reduce(x, 0, i[:, None], torch.ones(2, 1), "amax"),
+        lambda x, i: torch.index_add(x, 0, i, torch.ones(2, 4)),
+        lambda x, i: torch.index_copy(x, 0, i, torch.ones(2, 4)),
+        lambda x, i: torch.index_fill(x, 0, i - 3, 1.0),
+        lambda x, i: F.max_unpool1d(x[:1, :2], i[None], 2, 2),
         lambda x, i: F.embedding_bag(i, x, torch.tensor([0])),
         lambda x, i: F.cross_entropy(x[:2], i),
         lambda x, i: x[i - 3],

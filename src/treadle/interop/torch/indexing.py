@@ -29,7 +29,7 @@ V = GraphOperand
 
 @lowers("embedding.default")
 def _embedding(call: Call, weight: V, index: V, *args: Any) -> V:
-    return Take(0)(weight, _counted("embedding", index, weight, 0))
+    return Take(0)(weight, counted("embedding", index, weight, 0))
 
 
 @lowers("index_select.default")
@@ -37,7 +37,7 @@ def _embedding(call: Call, weight: V, index: V, *args: Any) -> V:
 def _index_select(call: Call, x: V, dim: int, index: V) -> V:
     index = index.reshape((1,)) if not index.type.ndim else index
     axis = axis_of(dim, x)
-    return Take(axis)(x, _counted("index_select", index, x, axis))
+    return Take(axis)(x, counted("index_select", index, x, axis))
 
 
 @lowers("gather.default")
@@ -46,11 +46,11 @@ def _gather(call: Call, x: V, dim: int, index: V, **kwargs: Any) -> V:
     axis = axis_of(dim, x)
     if 0 in call.shape:  # of any rank
         return x.constant(0, call.dtype).broadcast_to(call.shape)
-    places = _counted("gather", index, x, axis)
+    places = counted("gather", index, x, axis)
     return TakeAlongAxis(axis)(_cut(x, index, axis), places).reshape(call.shape)
 
 
-def _counted(op: str, index: V, x: V, axis: int) -> V:
+def counted(op: str, index: V, x: V, axis: int) -> V:
     """An index of an op that does not count from the end of the axis, as ours takes it."""
     return InRange(op, 0, extents(x)[axis])(as_index(index))
 
@@ -82,7 +82,7 @@ def _scatter(call: Call, x: V, dim: int, index: V, src: Any) -> V:
     if 0 in extents(index):  # of any rank
         return x
     axis = axis_of(dim, x)
-    places = _counted("scatter", index, x, axis)
+    places = counted("scatter", index, x, axis)
     return ScatterAlongAxis(axis)(x, places, _source(x, index, src))
 
 
@@ -92,7 +92,7 @@ def _scatter_add(call: Call, x: V, dim: int, index: V, src: V) -> V:
     if 0 in extents(index):
         return x
     axis = axis_of(dim, x)
-    return _added(x, axis, _counted("scatter_add", index, x, axis), _source(x, index, src))
+    return _added(x, axis, counted("scatter_add", index, x, axis), _source(x, index, src))
 
 
 def _added(x: V, axis: int, index: V, src: V) -> V:
@@ -134,7 +134,7 @@ def _combined(x: V, axis: int, index: V, src: V, how: str, with_x: bool) -> V:
     if not math.prod(extents(index)):
         return x
     kind, zero = x.type.dtype, x.constant(0)
-    index = _counted("scatter", index, x, axis)
+    index = counted("scatter", index, x, axis)
     if kind is dt.bool_ and how == "prod":  # "and"
         how = "amin"
     ones = src.constant(1, dt.float32).broadcast_to(extents(src))
@@ -193,6 +193,40 @@ def _put(call: Call, x: V, index: V, source: V, accumulate: bool = False) -> V:
         return x
     places = [as_index(flat(index))]
     return _written(flat(x), flat(source), (0,), places, accumulate).reshape(call.shape)
+
+
+@lowers("index_add.default")
+@along_axes
+def _index_add(call: Call, x: V, dim: int, index: V, source: V, *, alpha: Any = 1) -> V:
+    source = source if alpha == 1 else source * source.constant(alpha)
+    return _lines_written("index_add", x, dim, index, source, True)
+
+
+@lowers("index_copy.default")
+@along_axes
+def _index_copy(call: Call, x: V, dim: int, index: V, source: V) -> V:
+    return _lines_written("index_copy", x, dim, index, source, False)
+
+
+@lowers("index_fill.int_Scalar", "index_fill.int_Tensor")
+@along_axes
+def _index_fill(call: Call, x: V, dim: int, index: V, value: Any) -> V:
+    """Of these operators the one whose index counts from the end."""
+    axis, places = axis_of(dim, x), as_index(flat(index))
+    value = call.operand(value, x.type.dtype, x).reshape(())
+    return _written(x, value.broadcast_to(_across(x, axis, places)), (axis,), [places], False)
+
+
+def _lines_written(op: str, x: V, dim: int, index: V, source: V, added: bool) -> V:
+    """x with lines across an axis, from which the index does not count back."""
+    axis, places = axis_of(dim, x), flat(index)
+    lines = source.broadcast_to(_across(x, axis, places))
+    return _written(x, lines, (axis,), [counted(op, places, x, axis)], added)
+
+
+def _across(x: V, axis: int, places: V) -> tuple[Any, ...]:
+    """The shape of the lines of x at places along an axis."""
+    return tuple(extents(places)[0] if i == axis else n for i, n in enumerate(extents(x)))
 
 
 def _written(x: V, values: V, axes: tuple[int, ...], given: list[V], added: bool) -> V:
@@ -264,7 +298,8 @@ def _searchsorted(
 ) -> V:
     sorter = kwargs.get("sorter")
     if sorter is not None:
-        line = TakeAlongAxis(line.type.ndim - 1)(line, sorter)
+        places = counted("searchsorted", sorter, line, line.type.ndim - 1)
+        line = TakeAlongAxis(line.type.ndim - 1)(line, places)
     value = x if isinstance(x, GraphOperand) else line.constant(x)
     return searched(line, value, right or side == "right").astype(call.dtype)
 
@@ -300,6 +335,7 @@ def searched(line: V, x: V, right: bool) -> V:
 
 def _bags(offsets: V, count: int, closed: bool) -> tuple[V, V]:
     """The bag of each of so many indices, and the sizes of the bags."""
+    offsets = InRange("embedding_bag", 0, count + 1)(offsets)
     places = offsets.builder.apply(Iota(0, 1, count, offsets.type.dtype), ())[0]
     before = searched(offsets, places, True) - 1
     bags = extents(offsets)[0] - closed
@@ -327,7 +363,7 @@ def _embedding_bag(
     """Results: the bags, and what the gradient wants: each index's bag, sizes, places of maxima."""
     count, (bags, width) = extents(indices)[0], call.shape
     bag, size = _bags(offsets, count, include_last_offset)
-    rows = Take(0)(weight, _counted("embedding_bag", indices, weight, 0))
+    rows = Take(0)(weight, counted("embedding_bag", indices, weight, 0))
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.reshape((count, 1))
     if padding_idx >= 0:

@@ -26,6 +26,7 @@ from treadle.interop.torch import (  # noqa: F401  (they register)
     indexing,
     layers,
     linear,
+    losses,
     polynomials,
     pooling,
     quantizing,
@@ -55,15 +56,21 @@ _KEPT = (
     "_log_softmax",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_softmax",
-    "gelu",
     "adaptive_max_pool2d",
+    "gelu",
+    "index_add",
+    "index_copy",
+    "index_fill",
     "max_pool2d_with_indices",
+    "max_unpool2d",
+    "max_unpool3d",
+    "multilabel_margin_loss_forward",
     "native_group_norm",
     "geometric",
     "native_layer_norm",
     "silu",
 )
-"""Operators that are not to be taken apart, since ours are the same."""
+"""Operators that are not to be taken apart: ours are the same, or check what the parts do not."""
 _TAKEN_APART = (
     "_batch_norm_with_update_functional",
     "batch_norm_backward",

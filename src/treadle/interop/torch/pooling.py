@@ -11,6 +11,7 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
+from treadle.interop.torch.indexing import counted
 from treadle.interop.torch.layers import pairs, spread
 from treadle.interop.torch.shaping import extents
 from treadle.interop.torch.table import Call, lowers
@@ -22,7 +23,7 @@ from treadle.ops.adaptive_pool import (
     AdaptiveMaxPoolGrad,
 )
 from treadle.ops.gather import Take
-from treadle.ops.gather_along import TakeAlongAxis
+from treadle.ops.gather_along import ScatterAlongAxis, TakeAlongAxis
 from treadle.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 
 V = GraphOperand
@@ -170,6 +171,16 @@ def _adaptive_max_backward(call: Call, dy: V, x: V, places: V) -> V:
 def _share(x: V, sides: Ints, divisor: int | None) -> V:
     """Averages over whole windows, in the share of another divisor."""
     return x if divisor is None else x * (math.prod(sides) / divisor)
+
+
+@lowers("max_unpool2d.default", "max_unpool3d.default")
+def _max_unpool(call: Call, x: V, places: V, output: Ints, *rest: Any) -> V:
+    """Maxima at their places in a plane of zeros, where the last of a place stays."""
+    count = math.prod(extents(x)[: x.type.ndim - call.rank])
+    lines, plane = (count, math.prod(extents(x)) // count), x.constant(0)
+    plane = plane.broadcast_to((count, math.prod(output)))
+    taken = counted("max_unpool", places.reshape(lines), plane, 1)
+    return ScatterAlongAxis(1)(plane, taken, x.reshape(lines)).reshape(call.shape)
 
 
 def _widened(window: Window, given: Ints, found: Ints) -> Window:

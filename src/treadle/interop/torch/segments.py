@@ -13,6 +13,7 @@ from treadle.interop.torch.shaping import extents, part
 from treadle.interop.torch.table import Call, lowers
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce
+from treadle.ops.check import InRange
 from treadle.ops.cumulative import CumSum
 from treadle.ops.select import Where
 
@@ -35,12 +36,23 @@ class _Segments:
         lengths: of the segments, with extents of 1 behind them.
     """
 
-    def __init__(self, x: V, lengths: V | None, offsets: V | None, axis: int) -> None:
+    def __init__(
+        self, x: V, lengths: V | None, offsets: V | None, axis: int, unsafe: bool = True
+    ) -> None:
         self._axis = axis
         if lengths is not None:
-            last = CumSum(axis)(lengths.astype(dt.int64))
-            first = last - lengths.astype(dt.int64)
+            lengths = lengths.astype(dt.int64)
+            most = extents(x)[axis]
+            if not unsafe:
+                lengths = InRange("segment_reduce (lengths)", 0, most + 1)(lengths)
+            last = CumSum(axis)(lengths)
+            first = last - lengths
+            if not unsafe and extents(lengths)[axis]:
+                total = reduce.Sum((axis,), True)(lengths)
+                whole = InRange("segment_reduce (sum of lengths)", most, most + 1)(total)
+                last = last + (whole - most)
         elif offsets is not None:
+            offsets = InRange("segment_reduce (offsets)", 0, extents(x)[axis] + 1)(offsets)
             count = extents(offsets)[axis]
             first = part(offsets, axis, 0, count - 1).astype(dt.int64)
             last = part(offsets, axis, 1, count).astype(dt.int64)
@@ -89,7 +101,7 @@ def _segment_reduce(
     unsafe: bool = False,
     initial: Any = None,
 ) -> V:
-    segments = _Segments(x, lengths, offsets, axis)
+    segments = _Segments(x, lengths, offsets, axis, unsafe)
     op, neutral = _OPS[how]
     found = segments.reduced(op, segments.elements(x), neutral)
     if initial is not None:
