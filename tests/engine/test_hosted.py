@@ -84,8 +84,8 @@ def test_the_environment_forces_ops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_that_are_not_there() -> None:
-    with pytest.raises(CompileError, match="no engine on the host is called 'gpu'") as error:
-        Stages(branches(), options=Options(engines=("gpu",))).running
+    with pytest.raises(CompileError, match="no engine on the host is called 'cuda'") as error:
+        Stages(branches(), options=Options(engines=("cuda",))).running
     assert "cpu, reference" in error.value.hint
     with pytest.raises(GraphError, match="there is no op 'sofmax'") as problem:
         Stages(branches(), options=Options(force_fallback=("sofmax",))).running

@@ -27,6 +27,8 @@ from treadle.engine.options import PASSES, Options
         ({"disabled": ("check_ranges",)}, "no pass 'check_ranges'"),
         ({"disabled": ("zzz",)}, "no pass 'zzz'.*canonicalize.*name one of these"),
         ({"engines": ["cpu"]}, "no tuple of names"),
+        ({"engines": ("cpu", "refrence")}, "no engine is called 'refrence'.*mean 'reference'"),
+        ({"engines": ("nope",)}, "no engine is called 'nope'.*engines: cpu, reference"),
     ],
 )
 def test_wrong_values_are_refused_at_once(given: dict[str, Any], told: str) -> None:
@@ -44,8 +46,7 @@ def test_the_table_of_passes_is_that_of_the_stages() -> None:
         assert Options(disabled=(name,)).disabled == (name,)
 
 
-def test_unknown_engines_are_refused_with_those_that_are_there() -> None:
-    double = treadle.jit.compile(lambda x: x * 2, options=Options(engines=("cup",)))
-    with pytest.raises(treadle.base.errors.CompileError, match="'cup'") as error:
-        double(treadle.tensor([1.0]))
-    assert "choose from" in str(error.value) and "cpu" in str(error.value)
+def test_engines_of_the_environment_are_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_ENGINES", "cup")
+    with pytest.raises(GraphError, match="no engine is called 'cup'"):
+        Options()

@@ -41,7 +41,7 @@ ORDINARY = """
     instructions integer integers internals interop interpret interval items joined joining
     kinds known language launcher launching layered layers levels lexer libraries library
     lifetime limit limits linalg linear lines link linking lists literals load loaders location
-    locations log logger logic logs lookup loss lower lr machine main making manager
+    locations log logger logic logs lookup loss losses lower lr machine main making manager
     manipulation matcher math matmul matrices max maximum means measure measured measuring
     members memory merge messages meta methods metric metrics movement multi name named names
     namespace naming native network noise norm normalize numbering numbers object objects

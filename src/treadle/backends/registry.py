@@ -365,6 +365,13 @@ def engines(kind: str) -> tuple[Engine, ...]:
     return found
 
 
+def engine_names(kind: str) -> list[str]:
+    """Names that engines may be chosen by: those that serve a device kind, and all backends."""
+    serving = [e.name for e in engines(kind)]
+    others = [n for n, e in entries().items() if e.state != "disabled" and n not in serving]
+    return serving + others
+
+
 def for_kind(kind: str) -> Entry | None:
     """The backend whose devices are called `kind`: the best usable one; None if there is none."""
     named = entries().get(kind)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 
+from treadle.backends import registry
 from treadle.base.env import CHECK, ENGINES, FORCE_FALLBACK, FUSION_SWITCH, Variable
 from treadle.base.errors import GraphError
 from treadle.engine.fusion_switch import switched_off
@@ -129,7 +130,8 @@ class Options:
         """Refuse what is no value of an option.
 
         Raises:
-            GraphError: a value is of another type or out of range, or names an unknown pass.
+            GraphError: a value is of another type or out of range, or names an unknown pass or
+                engine.
         """
         _check_types(self)
         if self.level not in (0, 1, 2, 3):
@@ -184,13 +186,21 @@ def _check_types(options: Options) -> None:
             wanted = f'{entry.name}=("{value}",)' if isinstance(value, str) else "a tuple of names"
             raise GraphError("options", f"{entry.name}={value!r} is no tuple of names", hint=wanted)
     registered: Any = sys.modules.get("treadle.graph.passes")
-    known = {*PASSES, *(() if registered is None else registered.PASSES)} - _NEEDED
-    for name in options.disabled:
-        if name not in known and "." not in name:
-            near = get_close_matches(name, known, 1)
-            raise GraphError(
-                "options",
-                f"there is no pass {name!r} to leave out",
-                saw=f"passes: {', '.join(sorted(known))}",
-                hint=f"did you mean {near[0]!r}?" if near else "name one of these",
-            )
+    passes = {*PASSES, *(() if registered is None else registered.PASSES)} - _NEEDED
+    wrong = [name for name in options.disabled if name not in passes and "." not in name]
+    if wrong:
+        _refuse(f"there is no pass {wrong[0]!r} to leave out", wrong[0], "passes", sorted(passes))
+    known = registry.engine_names("cpu") if options.engines else []
+    for name in options.engines:
+        if name not in known:
+            _refuse(f"no engine is called {name!r}", name, "engines", known)
+
+
+def _refuse(problem: str, name: str, kind: str, known: Sequence[str]) -> NoReturn:
+    near = get_close_matches(name, known, 1)
+    raise GraphError(
+        "options",
+        problem,
+        saw=f"{kind}: {', '.join(known)}",
+        hint=f"did you mean {near[0]!r}?" if near else "name one of these",
+    )

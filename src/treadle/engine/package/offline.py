@@ -243,13 +243,20 @@ class OfflineModel:
         return results
 
     def _options(self) -> Options:
-        """The options that the native part was compiled with, as far as the file records them."""
+        """The options that the native part was compiled with, as far as the file records them.
+
+        Engines that are not here are left out.
+        """
+        from treadle.backends import registry
         from treadle.engine.options import Options
 
         known = {f.name for f in fields(Options) if f.init}
         try:
             noted = self.manifest.get("about", {}).get("options", {}).items()
             given: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in noted if k in known}
+            if given.get("engines"):
+                here = registry.engine_names("cpu")
+                given["engines"] = tuple(n for n in given["engines"] if n in here)
             return Options(**given)
         except _DAMAGE as error:
             raise _damaged(self._file, error) from error
