@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,14 @@ def test_a_file_that_is_no_model_is_refused(
     path.write_text("nothing", encoding="utf-8")
     assert main(["run", str(path)]) == 1
     assert "holds no model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "info", "compile"])
+def test_a_file_of_pytorch_is_told_from_others(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/data.pkl", b"")
+    assert main([command, str(path)]) == 1
+    assert "`treadle convert`" in " ".join(capsys.readouterr().err.split())

@@ -43,3 +43,20 @@ def test_long_sums(name: str) -> None:
         with compiling_for(target):
             got = mge.jit.compile(function)(mge.tensor(x)).numpy()
             assert error(got, exact) < limit, target
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_long_products(rows: int) -> None:
+    """No sum that rounds takes more than some thousand terms one after the other."""
+    x = np.ascontiguousarray(TENTHS.reshape(rows, -1))
+    y = np.ones((3, x.shape[1]), np.float32)
+    exact = x.astype(np.float64).sum(1, keepdims=True)
+
+    def product(x: Any, y: Any) -> Any:
+        return F.matmul(x, y, transpose_b=True)
+
+    assert error(product(mge.tensor(x), mge.tensor(y)).numpy(), exact) < 5e-5
+    for target in HERE:
+        with compiling_for(target):
+            got = mge.jit.compile(product)(mge.tensor(x), mge.tensor(y)).numpy()
+            assert error(got, exact) < 5e-5, target

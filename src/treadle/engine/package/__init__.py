@@ -55,6 +55,9 @@ def opened(source: Source) -> Sealed:
         hint = "trace.dump and treadle compile write them"
         if is_megengines(head):
             hint = "it was dumped by MegEngine; import treadle.interop.megengine, which reads it"
+        elif head[:4] == b"PK\3\4":
+            hint = "it is an archive, as PyTorch writes them: `treadle convert` makes a model of an"
+            hint += " exported program (.pt2) and reads weights (.pt)"
         raise source.error("the file holds no model", hint=hint)
     header = read_header(source)
     if not is_sealed(header):

@@ -7,6 +7,7 @@ Operands of 8 or 16 bits are widened as they are loaded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,6 +25,8 @@ ROWS = 6
 """Most rows for which this is worth its slower arithmetic."""
 _AHEAD = 1024
 """Bytes ahead of the loads that lines are fetched."""
+_TURNS = 1024
+"""Most additions in a row to a sum that rounds; so many sums are then added to one that waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +47,11 @@ def dots_kernel(spec: Dots) -> Contraction:
 
     def write(e: Builder, lo: Value, hi: Value) -> None:
         sums = e.stack(spec.tile.dtype, ROWS * spec.tile.width)
+        waiting = e.stack(spec.tile.dtype, spec.tile.lanes**2)
 
         def item(i: Value) -> None:
             found = items.locate(e, i, i)
-            e.loop(0, found.panels, 1, lambda p: _panel(e, spec, items, found, sums, p))
+            e.loop(0, found.panels, 1, lambda p: _panel(e, spec, items, found, (sums, waiting), p))
 
         e.loop(lo, hi, 1, item)
 
@@ -56,9 +60,11 @@ def dots_kernel(spec: Dots) -> Contraction:
     return Contraction(kernel, tuple(items.parameters))
 
 
-def _panel(e: Builder, spec: Dots, items: Items, item: Item, sums: Value, p: Value) -> None:
+def _panel(
+    e: Builder, spec: Dots, items: Items, item: Item, room: tuple[Value, Value], p: Value
+) -> None:
     """All rows times the columns of one panel."""
-    tile = spec.tile
+    tile, (sums, waiting) = spec.tile, room
     column = e.mul(e.add(item.panel, p), tile.width)
     last = e.sub(items["n"], 1)
 
@@ -68,7 +74,7 @@ def _panel(e: Builder, spec: Dots, items: Items, item: Item, sums: Value, p: Val
 
         def row(r: Value) -> None:
             a = e.offset(item.a, e.mul(r, items["a_row"]))
-            totals = _dots(e, spec, a, columns, items["k"])
+            totals = _dots(e, spec, a, columns, items["k"], waiting)
             e.store(sums, e.add(e.mul(r, tile.width), first), totals)
 
         e.loop(0, item.rows, 1, row)
@@ -83,7 +89,9 @@ def _panel(e: Builder, spec: Dots, items: Items, item: Item, sums: Value, p: Val
     finish(e, tile, spec.epilogue, block, extras, results)
 
 
-def _dots(e: Builder, spec: Dots, a: Value, columns: list[Value], terms: Value) -> Value:
+def _dots(
+    e: Builder, spec: Dots, a: Value, columns: list[Value], terms: Value, waiting: Value
+) -> Value:
     """One sum per column, as a vector."""
     dtype, lanes = spec.tile.dtype, spec.tile.lanes
     # Sums of integers take their terms by twos.
@@ -103,11 +111,34 @@ def _dots(e: Builder, spec: Dots, a: Value, columns: list[Value], terms: Value) 
             e.prefetch(column, e.add(k, ahead))
         return added(k, None, sums)
 
-    sums = e.loop(0, whole, step, body, [e.constant(0, dtype, lanes)] * lanes)
+    zeros = [e.constant(0, dtype, lanes)] * lanes
+    places = [e.offset(waiting, j * lanes) for j in range(lanes)]
+    first, some = e.index(0), None
+
+    def waits(sums: Sequence[Value]) -> None:
+        for place, total in zip(places, sums, strict=True):
+            e.store(place, 0, total)
+
+    def with_those_that_wait(sums: Sequence[Value]) -> tuple[Value, ...]:
+        return tuple(e.add(e.load(p, 0, lanes), x) for p, x in zip(places, sums, strict=True))
+
+    def turns(k: Value) -> None:
+        sums = e.loop(k, e.add(k, _TURNS * step), step, body, zeros)
+        waits(with_those_that_wait(sums))
+
+    if not dtype.is_integer:
+        first = e.sub(whole, e.rem(whole, _TURNS * step))
+        some = e.compare("lt", 0, first)
+        e.branch(some, lambda: waits(zeros))
+        e.loop(0, first, _TURNS * step, turns)
+    sums = e.loop(first, whole, step, body, zeros)
     mask = e.first_lanes(e.sub(terms, whole), step)
     sums = e.branch(
         e.compare("lt", whole, terms), lambda: added(whole, mask, sums), lambda: sums, sums
     )
+    if not dtype.is_integer:
+        kept = sums
+        sums = e.branch(some, lambda: with_those_that_wait(kept), lambda: kept, kept)
     parts = transpose(e, list(sums))
     while len(parts) > 1:
         half = len(parts) // 2
