@@ -203,3 +203,14 @@ def test_what_c_code_writes_is_looked_at(tmp_path: Path) -> None:
     with pytest.raises(NumericError, match="gradient"):
         check_op(custom.checks_lost(how=5), X)
     custom.unload(path)
+
+
+def test_calls_without_operands_are_refused_in_words() -> None:
+    class Alone(CustomOp):
+        name = "alone.square"
+
+        def forward(self, x: Any) -> Any:
+            return x * x
+
+    with pytest.raises(ShapeError, match="alone.square: takes one operand at least"):
+        Alone()()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from treadle.backends.c_loaders import INIT, open_loaders
 from treadle.backends.foreign import LISTING, ForeignOp, open_library
-from treadle.base.errors import LoadError, NoGradient, UnsupportedOp
+from treadle.base.errors import LoadError, NoGradient, ShapeError, UnsupportedOp
 from treadle.base.types import TensorType
 from treadle.ops.custom import (
     CudaKernel,
@@ -142,6 +142,8 @@ def _expansion_of(cls: type[CustomOp]) -> Callable[..., Any]:
 
 def run(op: Custom, inputs: Sequence[Any]) -> Any:
     """An op applied to tensors: one result, or a tuple of several."""
+    if not inputs:
+        raise ShapeError(op.kernel, "takes one operand at least", hint="call it on tensors")
     first = next((x for x in inputs if isinstance(x, Tensor)), None)
     like = Tensor(inputs[0]) if first is None else first
     tensors = [x if isinstance(x, Tensor) else like.constant(x) for x in inputs]

@@ -7,7 +7,7 @@ Operands of 8 or 16 bits are widened as they are loaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -29,6 +29,9 @@ _TURNS = 1024
 """Most additions in a row to a sum that rounds; so many sums are then added to one that waits."""
 
 
+Sums = tuple[Value, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Dots:
     """A kernel's constants; the tile gives the type of the sums and the width of a panel."""
@@ -47,7 +50,8 @@ def dots_kernel(spec: Dots) -> Contraction:
 
     def write(e: Builder, lo: Value, hi: Value) -> None:
         sums = e.stack(spec.tile.dtype, ROWS * spec.tile.width)
-        waiting = e.stack(spec.tile.dtype, spec.tile.lanes**2)
+        exact = spec.tile.dtype.is_integer
+        waiting = sums if exact else e.stack(spec.tile.dtype, spec.tile.lanes**2)
 
         def item(i: Value) -> None:
             found = items.locate(e, i, i)
@@ -99,48 +103,65 @@ def _dots(
     whole = e.sub(terms, e.rem(terms, step))
     ahead = _AHEAD // spec.b.itemsize
 
-    def added(k: Value, mask: Value | None, sums: tuple[Value, ...]) -> tuple[Value, ...]:
+    def added(k: Value, mask: Value | None, sums: Sums) -> Sums:
         x = e.cast(e.load(a, k, step, mask), kind)
         loaded = [e.cast(e.load(column, k, step, mask), kind) for column in columns]
         if dtype.is_integer:
             return tuple(e.dot(s, y, x) for y, s in zip(loaded, sums, strict=True))
         return tuple(e.fma(y, x, s) for y, s in zip(loaded, sums, strict=True))
 
-    def body(k: Value, *sums: Value) -> tuple[Value, ...]:
+    def body(k: Value, *sums: Value) -> Sums:
         for column in columns:
             e.prefetch(column, e.add(k, ahead))
         return added(k, None, sums)
 
     zeros = [e.constant(0, dtype, lanes)] * lanes
-    places = [e.offset(waiting, j * lanes) for j in range(lanes)]
-    first, some = e.index(0), None
 
-    def waits(sums: Sequence[Value]) -> None:
-        for place, total in zip(places, sums, strict=True):
-            e.store(place, 0, total)
+    def turns(start: Value, stop: Value) -> Sums:
+        made: Sums = e.loop(start, stop, step, body, zeros)
+        return made
 
-    def with_those_that_wait(sums: Sequence[Value]) -> tuple[Value, ...]:
-        return tuple(e.add(e.load(p, 0, lanes), x) for p, x in zip(places, sums, strict=True))
-
-    def turns(k: Value) -> None:
-        sums = e.loop(k, e.add(k, _TURNS * step), step, body, zeros)
-        waits(with_those_that_wait(sums))
-
-    if not dtype.is_integer:
-        first = e.sub(whole, e.rem(whole, _TURNS * step))
-        some = e.compare("lt", 0, first)
-        e.branch(some, lambda: waits(zeros))
-        e.loop(0, first, _TURNS * step, turns)
-    sums = e.loop(first, whole, step, body, zeros)
+    first: Value = e.index(0)
+    finished: Callable[[Sums], list[Value]] = list
+    if not dtype.is_integer:  # Those are exact.
+        first, finished = _long(e, spec.tile, waiting, whole, turns)
+    sums = turns(first, whole)
     mask = e.first_lanes(e.sub(terms, whole), step)
     sums = e.branch(
         e.compare("lt", whole, terms), lambda: added(whole, mask, sums), lambda: sums, sums
     )
-    if not dtype.is_integer:
-        kept = sums
-        sums = e.branch(some, lambda: with_those_that_wait(kept), lambda: kept, kept)
-    parts = transpose(e, list(sums))
+    parts = transpose(e, finished(sums))
     while len(parts) > 1:
         half = len(parts) // 2
         parts = [e.add(x, y) for x, y in zip(parts[:half], parts[half:], strict=True)]
     return parts[0]
+
+
+def _long(
+    e: Builder, tile: Tile, waiting: Value, whole: Value, turns: Callable[[Value, Value], Sums]
+) -> tuple[Value, Callable[[Sums], list[Value]]]:
+    """Add sums of so many turns at a time to sums that wait in memory.
+
+    Returns:
+        The first term behind, and a function that adds what waits to the sums of the rest.
+    """
+    places = [e.offset(waiting, j * tile.lanes) for j in range(tile.lanes)]
+    block = _TURNS * tile.lanes
+    first = e.sub(whole, e.rem(whole, block))
+    some = e.compare("lt", 0, first)
+
+    def wait(sums: Sums) -> None:
+        for place, total in zip(places, sums, strict=True):
+            e.store(place, 0, total)
+
+    def with_both(sums: Sums) -> Sums:
+        old = [e.load(place, 0, tile.lanes) for place in places]
+        return tuple(e.add(x, y) for x, y in zip(old, sums, strict=True))
+
+    e.branch(some, lambda: wait((e.constant(0, tile.dtype, tile.lanes),) * tile.lanes))
+    e.loop(0, first, block, lambda k: wait(with_both(turns(k, e.add(k, block)))))
+
+    def finished(sums: Sums) -> list[Value]:
+        return list(e.branch(some, lambda: with_both(sums), lambda: sums, sums))
+
+    return first, finished
