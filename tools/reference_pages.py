@@ -12,6 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from enum import EnumType
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -166,13 +167,18 @@ def _methods(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _signed(where: str, value: Any) -> str:
-    """The call, with one parameter per line where it is long."""
+    """The call, with one parameter per line where it is long, alike by every version of Python."""
     try:
-        text = ADDRESS.sub("", str(inspect.signature(value)))
+        text = (
+            "(value)"
+            if isinstance(value, EnumType)
+            else ADDRESS.sub("", str(inspect.signature(value)))
+        )
     except (TypeError, ValueError):
         text = "(...)"
     text = re.sub(r"\(self(: \w+)?(, )?", "(", text.replace("'", ""))
     text = re.sub(r"<(?:function |class )?([\w.]+)[^>]*? at 0x[0-9a-f]+>", r"\1", text)
+    text = re.sub(r"ForwardRef\(([^()]*)\)", r"\1", text)  # named tuples before Python 3.14
     line = f"{where}{text}"
     if len(line) <= _WIDTH:
         return line

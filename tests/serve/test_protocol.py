@@ -20,6 +20,7 @@ X = End("x", np.dtype("float32"), (None, 3))
 K = End("k", np.dtype("int64"), ())
 Y = End("y", np.dtype("float32"), (None, 2))
 Z = End("z", np.dtype(ml_dtypes.bfloat16), (1,))
+DEEP = b"[" * 4000 + b"1" + b"]" * 4000
 SIX = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 GOOD_X = {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": SIX}
 GOOD_K = {"name": "k", "shape": [], "datatype": "INT64", "data": [7]}
@@ -81,7 +82,12 @@ def changed(**fields: Any) -> dict[str, Any]:
         (b"{", "malformed"),
         (b"\xff\xfe{}", "malformed"),
         (b"[]", "no object"),
-        (b"[" * 5000, "nested too deeply"),
+        (b"[" * 5000, "the JSON is malformed"),
+        # Python 3.12 and later read this many levels.
+        (
+            json.dumps(changed(data=0)).encode().replace(b'"data": 0', b'"data": ' + DEEP),
+            "nested too deeply|dimension",
+        ),
         (b'{"id": NaN}', "no number"),
         (b'{"id": "a", "id": "b"}', "key twice"),
         (b'{"id": ' + b"9" * 5000 + b"}", "malformed"),

@@ -28,9 +28,15 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """An input that is the value of a handle the function reached."""
+    """An input that is the value of a handle the function reached; equal by its handle."""
 
     tensor: Tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and self.tensor is other.tensor
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
 
 
 Holder = Tensor | Argument
