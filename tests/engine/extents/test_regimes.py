@@ -256,11 +256,12 @@ def test_a_training_step_shares_plans() -> None:
             p.grad = None
 
 
-def test_threads_call_at_extents_of_their_own() -> None:
+@pytest.mark.parametrize("dynamic", [{0: {0: "n"}}, None])
+def test_threads_call_at_extents_of_their_own(dynamic: dict[int, dict[int, str]] | None) -> None:
     def function(x: mge.Tensor) -> mge.Tensor:
         return F.softmax(x, axis=0) + F.cumsum(x, axis=0)
 
-    compiled, wrong = compiled_of(function), []
+    compiled, wrong = jit.compile(dynamic=dynamic)(function), []
     wanted = {n: function(rows(n)).numpy() for n in range(2, 26)}
 
     def work(lengths: Sequence[int]) -> None:
@@ -277,6 +278,24 @@ def test_threads_call_at_extents_of_their_own() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+    assert len(regimes_of(compiled)) == 2
+
+
+def test_a_fork_goes_on_with_extents_that_are_seen_to_change() -> None:
+    def function(x: mge.Tensor) -> mge.Tensor:
+        return F.softmax(x, axis=0) * 2
+
+    compiled = jit.compile(function)
+    wanted = {n: function(rows(n)).numpy() for n in (3, 5, 9, 40)}
+    for n in (3, 5):  # The second one opens the axis.
+        compiled(rows(n))
+    child = os.fork()
+    if child == 0:
+        fine = all(np.allclose(compiled(rows(n)).numpy(), wanted[n], atol=1e-5) for n in wanted)
+        os._exit(0 if fine else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for n, result in wanted.items():
+        np.testing.assert_allclose(compiled(rows(n)).numpy(), result, atol=1e-5)
 
 
 def test_cells_have_fixed_edges() -> None:
