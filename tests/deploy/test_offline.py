@@ -204,7 +204,8 @@ def test_what_is_compiled_later_has_the_options_of_the_file(model: Model, tmp_pa
     path = written(tmp_path, compile_offline(model, options=options))
     found = load_offline(path, recompile=True)
     found.run([image(3, 3, 8, 8)])
-    [runner] = found._compiled.values()
+    assert found._compiled is not None
+    [runner] = found._compiled._own.values()
     used = runner.stages.source.options
     assert (used.level, used.winograd, used.disabled) == (1, 2, ("simplify",))
 

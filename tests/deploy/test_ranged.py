@@ -156,8 +156,11 @@ def test_other_extents_are_named(file: Path, inputs: dict[str, Any], problem: st
 
 def test_what_the_graph_makes_of_other_extents(net: M.Module, file: Path) -> None:
     for options in ({"recompile": True}, {"allow_native": False}):
-        found = load_offline(file, **options).run(given(12, 41))
-        holds(net, list(found.values()), 12, 41)
+        offline = load_offline(file, **options)
+        for n, length in ((12, 41), (13, 99), (15, 64), (1, 41), (9, 20)):
+            holds(net, list(offline.run(given(n, length)).values()), n, length)
+        plans: Any = offline._compiled and offline._compiled._plans
+        assert len(plans.regimes) <= 3
 
 
 def test_indices_are_checked_at_the_extents_of_a_call(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ user, or of those whose keys are trusted (`base.files.trust`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
@@ -26,7 +26,9 @@ from treadle.base.log import get_logger
 from treadle.base.shape import Shape
 from treadle.engine.devices.names import CompNode, resolve
 from treadle.engine.devices.placement import engines_of, has_compiler
+from treadle.engine.execute import Instance
 from treadle.engine.execute.segments import SegmentLaunch, blob_key, body_of, engine_of, shelve
+from treadle.engine.extents.plans import Plans
 from treadle.engine.options import Options
 from treadle.engine.package import KIND, foreign, opened
 from treadle.engine.package.native_part import MEMBERS, NativePart, described, entry_of, members_of
@@ -34,6 +36,7 @@ from treadle.engine.package.native_run import NativeRunner, Shapes, as_input, be
 from treadle.engine.package.open_graph import OpenGraph, at_shapes
 from treadle.engine.package.phases import Rest, front_of, is_open
 from treadle.engine.pipeline import Stages
+from treadle.engine.plan import Interface
 from treadle.graph.ir import Graph, Value, regions_of
 from treadle.graph.parser import parse
 from treadle.graph.printer import to_text
@@ -379,6 +382,50 @@ class Runner:
         return self.stages.compile().run(given)
 
 
+class OpenRunner:
+    """A model run at any extents that it takes, by programs that many of them share.
+
+    Where it has no form for other extents, or no compiler is there, each set of shapes has a
+    program of its own.
+
+    Args:
+        model: what to run.
+        options: of the compilation.
+    """
+
+    def __init__(self, model: Model, options: Options) -> None:
+        self._model, self._options = model, options
+        self._own: dict[Shapes, Runner] = {}
+        opened, graph = model.opened, model.graph
+        own = opened is not None and opened.closed is graph and not is_open(graph)
+        self._opened = opened if own else None
+        self._plans: Plans | None = None
+
+    def at(self, shapes: Sequence[tuple[int, ...]]) -> Callable[[Sequence[Array]], list[Any]]:
+        """Return what runs arrays of these shapes, of the element types of the inputs.
+
+        Raises:
+            TreadleError: the model does not take them.
+        """
+        given = tuple(shapes)
+        if given not in self._own:
+            shared = self._shared(given)
+            if shared is not None:
+                return shared.run
+            self._own[given] = Runner(self._model.at(given), self._options)
+        return self._own[given]
+
+    def _shared(self, shapes: Sequence[tuple[int, ...]]) -> Instance | None:
+        """The program that other extents share, if there is one for these."""
+        extents = None if self._opened is None else self._opened.extents(shapes)
+        if self._opened is None or not extents or not has_compiler():
+            return None
+        if self._plans is None:
+            self._plans = Plans(self._opened.graph, self._options, Interface())
+        found = self._plans.at(extents)
+        return None if found is None else found[1]
+
+
 def _ready(native: Sequence[NativePart], shapes: Shapes) -> NativeRunner | None:
     """Return the runner of the best of these parts, if one has such a gear and fits this
     machine.
@@ -408,4 +455,13 @@ def _fitting(value: Value, array: Any) -> Any:
     return fit
 
 
-__all__ = ["Case", "Model", "Runner", "Written", "read_models", "with_segments", "write_models"]
+__all__ = [
+    "Case",
+    "Model",
+    "OpenRunner",
+    "Runner",
+    "Written",
+    "read_models",
+    "with_segments",
+    "write_models",
+]

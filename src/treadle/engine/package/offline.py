@@ -48,7 +48,7 @@ from treadle.engine.package.native_run import (
 
 if TYPE_CHECKING:
     from treadle.engine.options import Options
-    from treadle.engine.package.models import Model
+    from treadle.engine.package.models import Model, OpenRunner
     from treadle.graph.ir import Graph
 
 Array = npt.NDArray[Any]
@@ -101,7 +101,7 @@ class OfflineModel:
         self.manifest: Mapping[str, Any] = MappingProxyType(_manifest(file.sealed, entry, part))
         self.target = part.machine.target if part is not None and runner is not None else ""
         self._lock = threading.Lock()
-        self._compiled: dict[tuple[Any, ...], Any] = {}
+        self._compiled: OpenRunner | None = None
         names = entry["inputs"], entry["outputs"]
         gears = self._types() if part is None else _types_of(part)
         ranges = None if part is None else part.ranges
@@ -229,12 +229,12 @@ class OfflineModel:
                 hint=f"it has gears for {known}; recompile=True (run --recompile) for others",
             )
         with self._lock:
-            if shapes not in self._compiled:
-                from treadle.engine.package.models import Runner
+            if self._compiled is None:
+                from treadle.engine.package.models import OpenRunner
 
-                self._compiled[shapes] = Runner(self.model.at(shapes), self._options())
-            runner = self._compiled[shapes]
-        results: list[Array] = runner(arrays)
+                self._compiled = OpenRunner(self.model, self._options())
+            run = self._compiled.at(shapes)
+        results: list[Array] = run(arrays)
         for i, place in enumerate(places or ()):
             if place is not None:
                 kind = TensorType(as_dtype(results[i].dtype), results[i].shape)

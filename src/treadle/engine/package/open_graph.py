@@ -70,6 +70,18 @@ class OpenGraph:
                         raise self._refused(shapes, f"{node.op.name} broadcasts an extent of 1")
         return found
 
+    def extents(self, shapes: Sequence[Shape]) -> dict[str, int] | None:
+        """Extents by symbol, for inputs of these shapes; None where the graph with symbols is not
+        for them, which `at` may be: an extent of 1 may broadcast.
+        """
+        if self.is_fixed:
+            return None
+        found = bound_extents(zip([v.type.shape for v in self.graph.inputs], shapes, strict=True))
+        if found is None or self._below(found):
+            return None
+        numbers = {name: int(extent) for name, extent in found.items()}
+        return numbers if all(g.holds(numbers) for g in self.graph.guards) else None
+
     def _below(self, extents: Mapping[str, Any]) -> bool:
         symbols = [lone_symbol(d) for v in self.graph.inputs for d in v.type.shape]
         return any(s is not None and extents[s.name] < s.low for s in symbols)
