@@ -18,9 +18,11 @@ from treadle.cli.status import Misuse
 from treadle.device import set_default_device
 from treadle.engine.package.models import Model, read_models
 from treadle.graph.cleanup import DeadCode
-from treadle.graph.ir import Value
+from treadle.graph.ir import Graph, Value
 from treadle.graph.printer import value_names
 from treadle.interop.files import read_foreign_models
+from treadle.ops.elementwise import Cast
+from treadle.ops.families import Movement
 
 EXTENSION = ".tm"
 """Of the model files that commands write."""
@@ -144,14 +146,33 @@ def source_of(model: Model) -> dict[str, Any]:
 
 
 def random_inputs(model: Model, seed: int = 0) -> dict[str, Any]:
-    """Arrays for all inputs: normal floats, integers from 0 to 9, bytes from 0 to 255."""
+    """Arrays for all inputs: normal floats, integers from 0 to 9, bytes from 0 to 255.
+
+    Integers that the model takes as indices are in range.
+    """
     generator = np.random.default_rng(seed)
-    found = {}
+    found, beyond = {}, _first_beyond(model.graph)
     for name, value in zip(model.inputs, model.graph.inputs, strict=True):
         kind, shape = value.type.dtype, tuple(int(d) for d in value.type.shape)
         if kind.is_float:
             found[name] = generator.standard_normal(shape).astype(kind.numpy)
         else:
             most = {"bool": 2, "uint8": 256}.get(kind.name, 10)
+            most = min(most, beyond.get(value, most))
             found[name] = generator.integers(0, most, shape).astype(kind.numpy)
+    return found
+
+
+def _first_beyond(graph: Graph) -> dict[Value, int]:
+    """The first number that is no index, of inputs that are indices, moved or cast or as they are;
+    1 for axes without elements."""
+    origin, found = {v: v for v in graph.inputs}, dict[Value, int]()
+    for node in graph.nodes:
+        for operand, _, beyond in node.op.index_ranges(tuple(v.type for v in node.inputs)):
+            source = origin.get(node.inputs[operand])
+            if source is not None and isinstance(beyond, int):
+                found[source] = max(1, min(beyond, found.get(source, beyond)))
+        moved = isinstance(node.op, Movement | Cast) and origin.get(node.inputs[0])
+        if moved:
+            origin[node.output] = moved
     return found
