@@ -101,7 +101,7 @@ def test_hoarded_batches_do_not_use_up_file_descriptors(ends: tuple[Channel, Cha
 
 def test_nothing_is_sent_when_pickling_fails(ends: tuple[Channel, Channel]) -> None:
     before = open_files()
-    with pytest.raises(Exception, match="pickle|local object"):
+    with pytest.raises(Exception, match=r"pickle|local object"):
         ends[0].send([np.zeros(LARGE), lambda: 0])
     assert open_files() == before
     ends[0].send("next")
