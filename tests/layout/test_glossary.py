@@ -57,7 +57,7 @@ ORDINARY = """
     remap rendered rendering repeated report requantize requests resample result retype row rows run
     runner running runtime sample sampler samples sampling sandbox sanity saved saving scale scaler
     scales scan scheduler scope scoring searching section select sending sequence sequential
-    serialization serve server service session settings several shake shape shapes shaping
+    serialization serve server service session settings several shake shape shapes shaping shared
     shrinking signal signals silent simplify simulator sizes slicing sliding small sockets sort
     source sources spec special spelled spelling splitting squares stacked state statistics
     stats status step stepping steps stored strict strings subject summary super synchronous

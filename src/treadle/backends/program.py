@@ -83,6 +83,8 @@ class Lowered:
         views: (output, input, byte offset): the output is a part of the input; nothing is written.
         kept: bytes of each area that lives as long as the program.
         prelude: launches that fill `kept` areas, once, from inputs said to be frozen.
+        strategy: name of the way in which it is computed, where there are several.
+        refused: (name, reason) of the ways that were asked before, for reports.
     """
 
     launches: tuple[Launch, ...] = ()
@@ -92,6 +94,8 @@ class Lowered:
     views: tuple[tuple[int, int, int], ...] = ()
     kept: tuple[int, ...] = ()
     prelude: tuple[Launch, ...] = ()
+    strategy: str = ""
+    refused: tuple[tuple[str, str], ...] = ()
 
 
 # -- programs ----------------------------------------------------------------------------------

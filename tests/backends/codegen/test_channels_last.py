@@ -10,10 +10,10 @@ from tests.backends.codegen.execution import assembly, object_code
 from tests.backends.codegen.irregular import HOST
 
 from treadle.backends.api import Support
-from treadle.backends.codegen.contraction import pixels
-from treadle.backends.codegen.contraction.tile import Tile, choose_tile, tile_function
-from treadle.backends.codegen.contraction.weight_kernel import rows_function
-from treadle.backends.codegen.contraction.weight_panels import panels_kernel
+from treadle.backends.codegen.contraction.direct import lower as pixels
+from treadle.backends.codegen.contraction.direct.panels import panels_kernel
+from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile, tile_function
+from treadle.backends.codegen.contraction.weights.kernel import rows_function
 from treadle.backends.codegen.kernel import builder
 from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.lower import lower

@@ -7,10 +7,10 @@ import pytest
 from tests.backends.codegen.contractions import check, fused, lowered, types_of, values
 from tests.backends.codegen.execution import assembly
 
-from treadle.backends.codegen.contraction.body import anchor_of, read_product
-from treadle.backends.codegen.contraction.pack import order_of, pack_function, transpose
-from treadle.backends.codegen.contraction.schedule import schedule
-from treadle.backends.codegen.contraction.tile import Tile, choose_tile, tile_function
+from treadle.backends.codegen.contraction.product.schedule import schedule
+from treadle.backends.codegen.contraction.shared.body import anchor_of, read_product
+from treadle.backends.codegen.contraction.shared.pack import order_of, pack_function, transpose
+from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile, tile_function
 from treadle.backends.codegen.kernel import builder, ir
 from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, TARGETS

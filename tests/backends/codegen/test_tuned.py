@@ -9,10 +9,10 @@ import pytest
 from tests.backends.codegen.contractions import check, lowered, types_of
 
 from treadle.backends.codegen import tuned
-from treadle.backends.codegen.contraction.blocks import Blocks, Room
-from treadle.backends.codegen.contraction.problem import Problem
-from treadle.backends.codegen.contraction.schedule import schedule
-from treadle.backends.codegen.contraction.tile import choose_tile
+from treadle.backends.codegen.contraction.product.blocks import Blocks, Room
+from treadle.backends.codegen.contraction.product.schedule import schedule
+from treadle.backends.codegen.contraction.shared.problem import Problem
+from treadle.backends.codegen.contraction.shared.tile import choose_tile
 from treadle.backends.codegen.target import AVX2, AVX512
 from treadle.backends.program import Lowered
 from treadle.base import dtype as dt
@@ -163,7 +163,7 @@ def test_scratch_memory_bounds_blocks() -> None:
 
 
 def _problem(m: int, n: int, k: int) -> Problem:
-    from treadle.backends.codegen.contraction.body import anchor_of, read_product
+    from treadle.backends.codegen.contraction.shared.body import anchor_of, read_product
     from treadle.graph.builder import trace_body
 
     types = types_of((np.empty((m, k), "float32"), np.empty((k, n), "float32")))

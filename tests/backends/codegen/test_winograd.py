@@ -17,7 +17,7 @@ from tests.backends.codegen.irregular import FAMILIES, HOST, interpreted, one_by
 
 from treadle.backends.api import Support
 from treadle.backends.codegen import lower
-from treadle.backends.codegen.contraction import winograd_transforms
+from treadle.backends.codegen.contraction.winograd import transforms as winograd_transforms
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, Target
 from treadle.backends.program import Lowered
 from treadle.base import dtype as dt
@@ -26,7 +26,7 @@ from treadle.ops.op import Array, Op, as_tuple
 from treadle.ops.unary import Relu
 from treadle.ops.winograd import WinogradConv
 
-winograd: Any = importlib.import_module("treadle.backends.codegen.contraction.winograd")
+winograd: Any = importlib.import_module("treadle.backends.codegen.contraction.winograd.forward")
 
 Padding = tuple[tuple[int, int], tuple[int, int]]
 EVEN: Padding = ((1, 1), (1, 1))

@@ -24,7 +24,7 @@ from treadle.ops.movement import Transpose
 from treadle.ops.op import Array, Op
 from treadle.ops.winograd import WinogradConvGradWeight
 
-gradient: Any = importlib.import_module("treadle.backends.codegen.contraction.winograd_gradient")
+gradient: Any = importlib.import_module("treadle.backends.codegen.contraction.winograd.gradient")
 
 LIMITS = {2: 1e-6, 4: 4e-6}
 """Largest error by tile, in largest gradients, where operands are usual."""

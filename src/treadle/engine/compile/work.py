@@ -130,9 +130,17 @@ def lower_nodes(
         if isinstance(found, Lowered):
             work[-1].lowered, work[-1].once = found, once
             known.update(node.outputs if once else ())
+            _tell_strategy(label, found, report)
         else:
             report.decide("compile", label, "host", found.message)
     return work
+
+
+def _tell_strategy(label: str, lowered: Lowered, report: CompileReport) -> None:
+    """Note who computes a group, and why those that were asked before do not."""
+    if lowered.strategy:
+        why = "; ".join(f"{name}: {reason}" for name, reason in lowered.refused)
+        report.decide("compile", label, lowered.strategy, f"not {why}" if why else "")
 
 
 def _reduced(node: Node, op: Op, compiler: Compiler, label: str) -> Sequence[Work]:

@@ -2,7 +2,7 @@
 
 The values of two panels, 32 columns, are written into scratch memory as words of two neighboring
 terms, some 16 steps of 32 terms at a time. All rows of an item are multiplied with them there by
-the micro-kernels of products of words (`contraction/pair_tiles.py`). So weights are widened once
+the micro-kernels of products of words (`contraction/pairs/tiles.py`). So weights are widened once
 for hundreds of rows, and nothing is scaled behind a product: matrix registers add without a pause.
 """
 
@@ -18,8 +18,8 @@ from treadle.backends.codegen.block_products.widening import (
     RowsAsTerms,
     Widening,
 )
-from treadle.backends.codegen.contraction.pair_tiles import Unit, unit_function
-from treadle.backends.codegen.contraction.pair_words import GROUP, LINES, PANEL, WIDTH, WORDS
+from treadle.backends.codegen.contraction.pairs.tiles import Unit, unit_function
+from treadle.backends.codegen.contraction.pairs.words import GROUP, LINES, PANEL, WIDTH, WORDS
 from treadle.backends.codegen.irregular.rows import resolve
 from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.ir import Kernel

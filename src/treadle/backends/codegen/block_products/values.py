@@ -6,7 +6,7 @@ from functools import cache
 
 from treadle.backends.codegen.block_products.levels import Levels
 from treadle.backends.codegen.block_products.widening import values
-from treadle.backends.codegen.contraction.pack import transpose
+from treadle.backends.codegen.contraction.shared.pack import transpose
 from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import Value, minimum

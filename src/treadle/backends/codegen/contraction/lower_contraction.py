@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from treadle.backends.api import Support, no
-from treadle.backends.codegen.contraction.body import anchor_of, read_product
-from treadle.backends.codegen.contraction.convolution import lower_convolution
-from treadle.backends.codegen.contraction.winograd import lower_winograd
-from treadle.backends.codegen.contraction.winograd_gradient import lower_winograd_gradient
-from treadle.backends.codegen.contraction.word_launches import lower_problem
+from treadle.backends.codegen.contraction import table
+from treadle.backends.codegen.contraction.api import Request
+from treadle.backends.codegen.contraction.shared.body import anchor_of
 from treadle.backends.codegen.loops import lower_loops
 from treadle.backends.codegen.lowering import LOWERINGS, lowers
 from treadle.backends.codegen.target import Target
@@ -58,16 +56,7 @@ def lower_body(
     anchor = anchor_of(body)
     if isinstance(anchor, Support):
         return anchor
-    if isinstance(anchor.op, WinogradConv):
-        return lower_winograd(body, anchor, frozen, target)
-    if isinstance(anchor.op, WinogradConvGradWeight):
-        return lower_winograd_gradient(body, anchor, frozen, target)
-    if isinstance(anchor.op, Convolution):
-        return lower_convolution(body, anchor, frozen, target)
-    reading = read_product(body, anchor)
-    if isinstance(reading, Support):
-        return reading
-    return lower_problem(reading, frozen, target)
+    return table.lower(Request(body, anchor, frozen, target))
 
 
 def _lower_fused(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.backends.api import Support, no
-from treadle.backends.codegen.contraction.body import anchor_of
+from treadle.backends.codegen.contraction.shared.body import anchor_of
 from treadle.backends.codegen.loops import lower_loops
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import extents, strided_input

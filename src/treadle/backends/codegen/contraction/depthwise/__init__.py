@@ -1,0 +1,1 @@
+"""Convolutions whose channels are groups of their own, and their gradients."""

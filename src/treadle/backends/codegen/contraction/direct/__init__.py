@@ -1,0 +1,1 @@
+"""Channels-last convolutions and gradients in x, as products that gather nothing."""

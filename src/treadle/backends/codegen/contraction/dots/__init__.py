@@ -1,0 +1,1 @@
+"""Products of few rows with a matrix whose columns are contiguous, as dot products."""

@@ -1,0 +1,53 @@
+"""The launch of dot products."""
+
+from __future__ import annotations
+
+from treadle.backends.api import Support, no, yes
+from treadle.backends.codegen.contraction.dots.kernel import ROWS, Dots, dots_kernel
+from treadle.backends.codegen.contraction.shared.launch import Launches
+from treadle.backends.codegen.contraction.shared.problem import Problem
+from treadle.backends.codegen.contraction.shared.tile import Tile
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import Lowered
+from treadle.base.estimates import estimate
+from treadle.base.symbol import Dim, is_identical
+
+_LEAST = 8
+"""Terms of a sum from which vectors run along them."""
+
+
+def claims(problem: Problem, target: Target) -> Support:
+    """Why few rows do not meet a matrix with contiguous columns here, if they do not."""
+    if not is_identical(problem.b.row, 1) or not is_identical(problem.a.column, 1):
+        return no("layout", "terms of a sum are not neighbors in both operands")
+    if estimate(problem.k) < _LEAST:
+        return no("shape", f"sums of {problem.k} terms, of which {_LEAST} are the fewest")
+    # Last: of a symbolic extent this is a guard.
+    if not problem.m <= ROWS:
+        return no("shape", f"{problem.m} rows, of which {ROWS} are the most")
+    return yes()
+
+
+def lower(launches: Launches) -> Lowered:
+    """Row by column."""
+    problem, target = launches.problem, launches.target
+    tile = Tile(launches.dtype, ROWS, ROWS, 2, target.lanes(launches.dtype))
+    spec = Dots(tile, problem.a.dtype, problem.b.dtype, len(problem.batch), problem.epilogue)
+    launches.add(dots_kernel(spec), *_sizes(problem, tile))
+    return launches.lowered()
+
+
+def _sizes(problem: Problem, tile: Tile) -> tuple[dict[str, Dim], Dim]:
+    """Sizes of the kernel of dot products, and its items."""
+    panels = -(-problem.n // tile.width)
+    bytes_of_panel = estimate(problem.k) * tile.width * problem.b.dtype.itemsize
+    width = max(1, min(estimate(panels), (1 << 16) // bytes_of_panel))
+    panel_items = -(-panels // width)
+    sizes: dict[str, Dim] = {
+        "height": problem.m,
+        "width": width,
+        "block": problem.m,
+        "depth": problem.k,
+    }
+    sizes |= {"row_items": 1, "panel_items": panel_items}
+    return sizes, problem.count * panel_items

@@ -1,0 +1,1 @@
+"""Row-major convolutions and their gradients, as products with gathered patches."""

@@ -1,0 +1,1 @@
+"""Products in register tiles over panels, which take every problem."""

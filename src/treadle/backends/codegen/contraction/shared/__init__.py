@@ -1,0 +1,1 @@
+"""The parts of contractions: problems, operands, tiles, packing, epilogues and launches."""

@@ -1,0 +1,238 @@
+"""Launches of contractions: packing where that pays, then the kernel, with all its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from treadle.backends.codegen.contraction.shared.items import Contraction
+from treadle.backends.codegen.contraction.shared.offsets import (
+    Sums,
+    Table,
+    columns_of,
+    table_launch,
+)
+from treadle.backends.codegen.contraction.shared.pack import Packing, order_of, packing_kernel
+from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.shared.tile import Tile
+from treadle.backends.codegen.target import Target
+from treadle.backends.program import Array, Launch, Lowered, Ref
+from treadle.base.dtype import DType
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import Dim, is_identical
+
+
+@dataclass(slots=True)
+class Launches:
+    """Collects what a problem becomes; `tables` are the offsets of patches.
+
+    `unit` says what does the arithmetic of the product: see `Launch`.
+    """
+
+    problem: Problem
+    target: Target
+    constants: list[Array]
+    frozen: tuple[bool, ...] = ()
+    launches: list[Launch] = field(default_factory=list)
+    prelude: list[Launch] = field(default_factory=list)
+    workspaces: list[Dim] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    tables: dict[str, Ref | Dim] = field(default_factory=dict)
+    unit: str = ""
+
+    @property
+    def dtype(self) -> DType:
+        """Type of the sums."""
+        return self.problem.sums
+
+    def is_frozen(self, matrix: Matrix) -> bool:
+        """Whether an operand is the same in all runs, at all extents, so that it is packed once."""
+        known = matrix.kind == "input" and matrix.index < len(self.frozen)
+        if not known or not self.frozen[matrix.index]:
+            return False
+        problem = self.problem
+        steps = zip(problem.batch, matrix.batch, strict=False)
+        sizes = [problem.k, problem.m if matrix is problem.a else problem.n]
+        sizes += [extent for extent, step in steps if not is_identical(step, 0)]
+        return all(isinstance(d, int) for d in sizes)
+
+    def workspace(self, nbytes: Dim) -> Ref:
+        """A new scratch area."""
+        self.workspaces.append(nbytes)
+        return Ref("workspace", len(self.workspaces) - 1)
+
+    def keep(self, nbytes: Dim) -> Ref:
+        """A new area that lives as long as the program."""
+        self.kept.append(int(nbytes))
+        return Ref("kept", len(self.kept) - 1)
+
+    def pack_rows(self, tile: Tile) -> None:
+        """Make a's rows contiguous and of the type of the sums."""
+        problem, a = self.problem, self.problem.a
+        # Rows a power of two apart would compete for the same few lines of the cache.
+        pitch = -(-problem.k // 16) * 16 + 16
+        packing = Packing(tile, a.dtype, order_of(a.row, a.column), False, len(problem.batch))
+        steps, count = self.distinct(a, problem.m * pitch)
+        frozen, nbytes = self.is_frozen(a), count * tile.dtype.itemsize + 64
+        place = self.keep(nbytes) if frozen else self.workspace(nbytes)
+        area = Area(problem.m, problem.k, a.row, a.column, pitch, steps)
+        launches = self.prelude if frozen else self.launches
+        launches.append(packing_launch(packing, a, place, area))
+        made = replace(a, kind=place.kind, index=place.index, dtype=tile.dtype, offset=0)
+        made = replace(made, batch=tuple(s.target for s in steps), row=pitch, column=1)
+        self.problem = replace(problem, a=made)
+
+    def distinct(self, matrix: Matrix, count: Dim) -> tuple[tuple[Copies, ...], Dim]:
+        """Batch axes of a packed operand, `count` elements per matrix, and all its elements.
+
+        Along axes on which the operand does not vary it is packed once.
+        """
+        made: list[Copies] = []
+        for extent, step in zip(reversed(self.problem.batch), reversed(matrix.batch), strict=True):
+            made.append(Copies(1, 0, 0) if is_identical(step, 0) else Copies(extent, step, count))
+            count *= made[-1].extent
+        return tuple(reversed(made)), count
+
+    def constant(self, array: Array) -> Ref:
+        """Data that a launch reads."""
+        self.constants.append(array)
+        return Ref("constant", len(self.constants) - 1)
+
+    def offsets(self, table: Table) -> Ref:
+        """A table of offsets: a constant, or what a launch writes; none is without elements."""
+        if not isinstance(table, Sums):
+            return self.constant((table if len(table) else np.zeros(1, np.int64)).astype(np.int32))
+        place = self.workspace(4 * table.count)
+        columns = self.constant(columns_of(table).astype(np.int32))
+        self.launches.append(table_launch(table, columns, place))
+        return place
+
+    def add(self, made: Contraction, sizes: dict[str, Dim], items: Dim) -> None:
+        """A launch of the product; `sizes` go before those of the problem."""
+        problem = self.problem
+        arguments = problem_sizes(problem) | sizes | pointers_of(problem) | self.tables
+        launch = Launch(
+            made.kernel,
+            tuple(arguments[name] for name in made.names),
+            items=items,
+            serial=max(estimate(problem.flops), estimate(least_bytes(problem))) < 1 << 17,
+            flops=problem.flops,
+            nbytes=least_bytes(problem),
+            unit=self.unit,
+        )
+        self.launches.append(launch)
+
+    def lowered(self) -> Lowered:
+        """All of it."""
+        return Lowered(
+            tuple(self.launches),
+            workspaces=tuple(self.workspaces),
+            constants=tuple(self.constants),
+            kept=tuple(self.kept),
+            prelude=tuple(self.prelude),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """A batch axis of a packing launch: how often, and the steps of source and target."""
+
+    extent: Dim
+    source: Dim
+    target: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """What a packing launch moves; for panels the inner places are those of all panels."""
+
+    outer: Dim
+    inner: Dim
+    outer_step: Dim
+    inner_step: Dim
+    pitch: Dim
+    batch: Sequence[Copies] = ()
+
+
+def packing_launch(packing: Packing, source: Matrix, place: Ref, area: Area) -> Launch:
+    """A launch that packs a source into a place."""
+    block = 0
+    blocks = -(-area.inner // packing.tile.width)
+    if not packing.panels:
+        # Transposed rows are read across: a whole line of the cache at a time.
+        least = 64 // source.dtype.itemsize if packing.order == "transposed" else 8
+        block = max(least, min(32, (1 << 15) // estimate(area.inner) // 8 * 8))
+        blocks = -(-area.outer // block)
+    arguments: dict[str, Ref | Dim] = {
+        "source": Ref(source.kind, source.index, source.offset * source.dtype.itemsize),
+        "target": place,
+        "outer": area.outer,
+        "inner": area.inner,
+        "outer_step": area.outer_step,
+        "inner_step": area.inner_step,
+        "pitch": area.pitch,
+        "block": block,
+        "blocks": blocks,
+    }
+    copies: Dim = 1
+    for axis, steps in enumerate(area.batch):
+        arguments |= {f"batch{axis}": steps.extent, f"source_batch{axis}": steps.source}
+        arguments[f"target_batch{axis}"] = steps.target
+        copies *= steps.extent
+    kernel = packing_kernel(packing)
+    size = source.dtype.itemsize + packing.tile.dtype.itemsize
+    nbytes = copies * area.outer * area.inner * size
+    return Launch(
+        kernel.kernel,
+        tuple(arguments[name] for name in kernel.names),
+        items=copies * blocks,
+        serial=estimate(nbytes) < 1 << 16,
+        nbytes=nbytes,
+    )
+
+
+def pointers_of(problem: Problem) -> dict[str, Ref | Dim]:
+    """The memory behind the pointer parameters."""
+    found: dict[str, Ref | Dim] = {
+        name: Ref(x.kind, x.index, x.offset * x.dtype.itemsize) for name, x in _named(problem)
+    }
+    if problem.moments is not None:
+        found["means"] = Ref("output", problem.moments.means)
+        found["squares"] = Ref("output", problem.moments.squares)
+    return found
+
+
+def problem_sizes(problem: Problem) -> dict[str, Ref | Dim]:
+    """Extents and strides by parameter."""
+    sizes: dict[str, Ref | Dim] = {"m": problem.m, "n": problem.n, "k": problem.k}
+    sizes |= {"panel_terms": problem.panel_terms}
+    sizes |= {"a_row": problem.a.row, "a_term": problem.a.column}
+    sizes |= {"b_term": problem.b.row, "b_column": problem.b.column}
+    for axis, extent in enumerate(problem.batch):
+        sizes[f"batch{axis}"] = extent
+    for name, matrix in _named(problem):
+        sizes |= {f"{name}_row": matrix.row, f"{name}_column": matrix.column}
+        sizes |= {f"{name}_batch{axis}": step for axis, step in enumerate(matrix.batch)}
+    return sizes
+
+
+def _named(problem: Problem) -> list[tuple[str, Matrix]]:
+    named = [("a", problem.a), ("b", problem.b)]
+    named += [(f"x{i}", x) for i, x in enumerate(problem.extras)]
+    return named + [(f"c{i}", c) for i, c in enumerate(problem.results)]
+
+
+def least_bytes(problem: Problem) -> Dim:
+    """Bytes of every array, read or written once."""
+    m, n, k = problem.m, problem.n, problem.k
+    total: Dim = 0
+    for name, matrix in _named(problem):
+        rows, columns = {"a": (m, k), "b": (k, n)}.get(name, (m, n))
+        axes = [(rows, matrix.row), (columns, matrix.column)]
+        axes += zip(problem.batch, matrix.batch, strict=True)
+        count = product(extent for extent, step in axes if not is_identical(step, 0))
+        total += count * matrix.dtype.itemsize
+    return total

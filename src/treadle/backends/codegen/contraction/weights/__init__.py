@@ -1,0 +1,1 @@
+"""Gradients in the weight of channels-last convolutions."""

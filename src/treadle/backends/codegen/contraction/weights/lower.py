@@ -1,0 +1,263 @@
+"""Gradients in the weight of convolutions whose operands are channels-last."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from treadle.backends.api import Support, no, yes
+from treadle.backends.codegen.contraction.api import Answer, Request
+from treadle.backends.codegen.contraction.pairs.launches import MOST_SHIFTS, unit_of
+from treadle.backends.codegen.contraction.pairs.words import LINES
+from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Reading, Refused
+from treadle.backends.codegen.contraction.shared.form import Form
+from treadle.backends.codegen.contraction.shared.launch import Launches
+from treadle.backends.codegen.contraction.shared.offsets import (
+    along,
+    count_of,
+    grid,
+    joined,
+    steps_of,
+)
+from treadle.backends.codegen.contraction.shared.pack import order_of
+from treadle.backends.codegen.contraction.shared.positions import Part, forward_part
+from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.shared.spread import Margins, Source, spread
+from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
+from treadle.backends.codegen.contraction.weights.kernel import Spec, weight_kernels
+from treadle.backends.codegen.contraction.weights.pairs import lower_weight_pairs
+from treadle.backends.codegen.target import Target
+from treadle.backends.codegen.views import extents
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base.estimates import estimate, is_many
+from treadle.base.symbol import Dim, Expr, is_identical
+from treadle.ops.conv import ConvGradWeight
+from treadle.ops.movement import Reshape
+
+_ROWS = 288
+"""Rows of an item; more only where it has many taps."""
+_CHANNELS = 16
+"""Least channels of an item, if there are so many: a line of the cache."""
+_TAPS = 1024
+"""Rows of an item with many taps."""
+_DEPTH = 128
+"""Positions packed at a time: one line of the cache each in the tiles of a row."""
+_FEW = 512
+"""Positions up to which a pointwise gradient is a plain product: its rows are packed as a whole."""
+_LINES = 128
+"""Positions that are a multiple of two lines apart fill less than the whole cache."""
+_APART = 2048
+"""Bytes between neighboring cells from which they lie on more pages than are kept near."""
+_PACKED = 256 << 10
+"""Most bytes of packed rows."""
+_STACK = 1 << 20
+"""Most bytes of the sums of an item."""
+_ITEM = 1 << 21
+"""Arithmetic operations that make an item worth its own turn."""
+_ITEMS = 8
+"""Items that keep a few threads equally busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Sizes of items.
+
+    Attributes:
+        tile: the register tile.
+        chunk, rows: channels of an item, and rows: all taps of them.
+        depth: positions of a step.
+        width: panels of an item.
+        items: how many there are.
+        parts, part: parts of all positions, and positions of one.
+    """
+
+    tile: Tile
+    chunk: int
+    rows: int
+    depth: int
+    width: int
+    items: int
+    parts: Dim
+    part: Dim
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one packed position to the next: an odd number of lines of the cache."""
+        line = 64 // self.tile.dtype.itemsize
+        return (-(-self.rows // line) | 1) * line
+
+    @property
+    def sums(self) -> int:
+        """Elements of the sums of an item."""
+        return self.rows * self.width * self.tile.width
+
+
+def claims(request: Request) -> Support:
+    """Whether both operands have a stride per axis, and are not row-major."""
+    if request.gathers:
+        return no("layout", "row-major maps are gathered")
+    if None in request.views:
+        return no("layout", "gradients of weights take no blocks of channels")
+    return yes()
+
+
+def lower(request: Request) -> Answer:
+    """A plain product, products of pairs, or kernels of their own."""
+    body, anchor, target = request.body, request.anchor, request.target
+    op, views = anchor.op, [view for view in request.views if view is not None]
+    if not isinstance(op, ConvGradWeight):
+        return no("op", f"{op.name} is no gradient in a weight")
+    outputs, channels, *kernel = extents(anchor.output.type.shape)
+    groups, taps = op.groups, math.prod(kernel)
+    shape = groups, outputs // groups, channels * taps
+    try:
+        reader = EpilogueReader(body, anchor, lambda view: view.after(Reshape(shape)))
+        extras, results, epilogue = reader.read()
+    except Refused as refusal:
+        return no("layout", str(refusal))
+    images, _, *positions = views[1].shape
+    dy = Form(images, groups, outputs // groups, (*positions,), True).pull(views[1])
+    if dy is None:
+        return no("layout", "the images of dy do not follow one another")
+    types = [v.type.dtype for v in anchor.inputs]
+    a, b = Matrix.of("input", types[0], views[0]), Matrix.of("input", types[1], dy)
+    k = dy.shape[1]
+    whole = Problem((groups,), shape[1], shape[2], k, a, b, extras, results, epilogue)
+    unit = unit_of(whole, target)
+    if op.window((*kernel,)).is_pointwise and (estimate(k) <= _FEW or unit is not None):
+        x = Form(images, groups, channels, (*positions,), True).pull(views[0])
+        if x is not None:
+            b, a = Matrix.of("input", types[0], x), b.transposed()
+            problem = Problem((groups,), shape[1], channels, k, a, b, extras, results, epilogue)
+            return Reading(problem, reader.constants)
+    # A cell that no window meets would bring its NaN to the sums of all.
+    covered = taps == 1 or all(n >= step for n, step in zip(kernel, op.strides, strict=True))
+    wide = min(channels, outputs) >= LINES  # Words of fewer channels are mostly empty.
+    if unit is not None and groups == 1 and covered and wide and taps <= MOST_SHIFTS:
+        given = views[0], views[1]
+        return lower_weight_pairs(body, anchor, given, target, unit)
+    launches = Launches(whole, target, reader.constants)
+    plan = _plan(launches, channels, taps, target)
+    if plan.sums * plan.tile.dtype.itemsize > _STACK:
+        return no("size-limit", f"a window of {taps} cells")
+    margins, part = forward_part(op, views[0].shape, (*kernel,))
+    source = Source(a, views[0].shape, views[0].strides)
+    if taps == 1 and all(map(is_identical, margins.extents, source.shape[2:])):
+        # Cells that are not read would only keep those that are read apart.
+        source = source.every(op.strides, (*positions,))
+        margins, part = Margins.none((*positions,)), Part.whole((*positions,))
+    # Tiles read many positions of few channels: those must not compete for lines of the cache.
+    step = source.strides[-1] * launches.dtype.itemsize
+    near = taps > 1 and is_identical(step % _LINES, 0)
+    anyway = not is_identical(source.strides[1], 1) or near
+    source = spread(launches, source, margins, anyway=anyway, clash=_LINES)
+    if source.reach >= 1 << 31:
+        return no("size-limit", "offsets into the operand do not fit in 31 bits")
+    return _launch(launches, plan, op, source, part)
+
+
+def _plan(launches: Launches, channels: int, taps: int, target: Target) -> _Plan:
+    problem = launches.problem
+    n, k, size = int(problem.m), estimate(problem.k), launches.dtype.itemsize
+    tile = choose_tile(target, launches.dtype, _ROWS, n)
+    most = max(1, _ROWS // taps, min(_CHANNELS, _TAPS // taps))
+    chunk = -(-channels // -(-channels // most))
+    rows = taps * chunk
+    depth = min(k, _DEPTH)
+    quarter = target.l2 // (4 * size)
+    panels = -(-n // tile.width)
+    width = max(1, min(panels, 8, quarter // (max(rows, depth) * tile.width)))
+    width = -(-panels // -(-panels // width))
+    items = int(problem.count) * -(-channels // chunk) * -(-panels // width)
+    wanted = max(1, min(_ITEMS, estimate(problem.flops) // _ITEM))
+    parts = max(1, min(-(-wanted // items), k // (2 * depth)))
+    part = -(-k // (parts * depth)) * depth
+    if part >= k and isinstance(problem.k, Expr):  # No number of positions is divided.
+        return _Plan(tile, chunk, rows, depth, width, items, 1, problem.k)
+    return _Plan(tile, chunk, rows, depth, width, items, -(-problem.k // part), part)
+
+
+def _launch(
+    launches: Launches, plan: _Plan, op: ConvGradWeight, source: Source, part: Part
+) -> Lowered:
+    problem = launches.problem
+    spatial = source.strides[2:]
+    images = along(source.shape[0], source.strides[0])
+    channels, width = source.shape[1] // op.groups, plan.tile.width
+    taps, size = len(part.cells), plan.tile.dtype.itemsize
+    # Cells of one tap are packed no more than once per panel, cells far apart would miss pages.
+    step = 0 if count_of(part.axes[-1]) == 1 else op.strides[-1]
+    apart = estimate(step * spatial[-1] * size) if step else 0
+    packs = plan.depth * plan.pitch * size <= _PACKED and (taps == 1 or apart > _APART)
+    tables = {
+        "term_table": joined(images, part.rows(spatial)),
+        "row_table": joined(part.reads(spatial), steps_of(plan.chunk, 1)),
+        "order": grid(steps_of(plan.chunk, 1), steps_of(taps, plan.chunk)),
+    }
+    dy = problem.b
+    arguments: dict[str, Ref | Dim] = {
+        **{"a": _pointer(source.matrix), "b": _pointer(dy), "channels": channels, "taps": taps},
+        **{"a_group": channels, "b_group": dy.batch[0], "b_term": dy.row, "b_column": dy.column},
+        **{name: launches.offsets(table) for name, table in tables.items()},
+        **_sizes(plan, problem, channels),
+        **_others(problem),
+    }
+    epilogue = replace(
+        problem.epilogue,
+        extras=tuple(x.access() for x in problem.extras),
+        results=tuple(c.access() for c in problem.results),
+    )
+    spec = Spec(
+        plan.tile,
+        dy.dtype,
+        order_of(dy.row, dy.column),
+        packs,
+        (plan.depth * plan.pitch if packs else 0, plan.depth * plan.width * width),
+        plan.sums,
+        is_many(plan.parts),
+        epilogue,
+    )
+    if is_many(plan.parts):
+        count = plan.items * plan.parts * plan.sums
+        arguments["partials"] = launches.workspace(count * plan.tile.dtype.itemsize)
+    first, *rest = weight_kernels(spec)
+    for items, flops, made in (
+        (plan.items * plan.parts, problem.flops, first),
+        *((plan.items, 0, made) for made in rest),
+    ):
+        launch = Launch(
+            made.kernel,
+            tuple(arguments[name] for name in made.names),
+            items=items,
+            serial=estimate(problem.flops) < 1 << 17,
+            flops=flops,
+            nbytes=plan.items * plan.sums * plan.tile.dtype.itemsize,
+        )
+        launches.launches.append(launch)
+    return launches.lowered()
+
+
+def _sizes(plan: _Plan, problem: Problem, channels: int) -> dict[str, Ref | Dim]:
+    """Extents of the problem and of its items."""
+    panels = -(-problem.m // plan.tile.width)
+    return {
+        **{"k": problem.k, "n": problem.m, "chunk": plan.chunk, "rows": plan.rows},
+        **{"depth": plan.depth, "pitch": plan.pitch, "width": plan.width},
+        **{"chunks": -(-channels // plan.chunk), "panel_items": -(-panels // plan.width)},
+        **{"parts": plan.parts, "part": plan.part},
+    }
+
+
+def _others(problem: Problem) -> dict[str, Ref | Dim]:
+    """Further operands and results by parameter."""
+    named = [(f"x{i}", matrix) for i, matrix in enumerate(problem.extras)]
+    named += [(f"c{i}", matrix) for i, matrix in enumerate(problem.results)]
+    found: dict[str, Ref | Dim] = {}
+    for name, matrix in named:
+        found |= {name: _pointer(matrix), f"{name}_batch": matrix.batch[0]}
+        found |= {f"{name}_row": matrix.row, f"{name}_column": matrix.column}
+    return found
+
+
+def _pointer(matrix: Matrix) -> Ref:
+    return Ref(matrix.kind, matrix.index, matrix.offset * matrix.dtype.itemsize)

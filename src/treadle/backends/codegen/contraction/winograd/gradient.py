@@ -1,0 +1,205 @@
+"""Gradients in the weight of 3x3 convolutions by Winograd's algorithm, of channels-last operands.
+
+Tiles of x and of dy are transformed, multiplied point by point and summed over all tiles: one
+product of matrices per point, whose terms are the tiles. Then the sums are transformed, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from treadle.backends.api import Support, no, yes
+from treadle.backends.codegen.contraction.api import Answer, Request
+from treadle.backends.codegen.contraction.product.tiles import multiply
+from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
+from treadle.backends.codegen.contraction.shared.epilogue import Access, Epilogue, Step, Term, plain
+from treadle.backends.codegen.contraction.shared.launch import Launches
+from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
+from treadle.backends.codegen.contraction.winograd.forward import is_channels_last
+from treadle.backends.codegen.contraction.winograd.kernels import PAD, Part, map_kernel
+from treadle.backends.codegen.contraction.winograd.kernels import Spec as MapSpec
+from treadle.backends.codegen.contraction.winograd.maps import (
+    Maps,
+    even_block,
+    launch_of,
+    pitch_of,
+    place_of,
+    stack_of,
+)
+from treadle.backends.codegen.contraction.winograd.taps import TAPS, Spec, taps_kernel
+from treadle.backends.codegen.views import extents
+from treadle.backends.program import Ref
+from treadle.base.dtype import DType
+from treadle.base.symbol import Dim
+from treadle.graph.ir import Node
+from treadle.ops.elementwise import Add
+from treadle.ops.movement import Reshape
+from treadle.ops.winograd import WinogradConvGradWeight
+
+_PATCH = 1 << 16
+"""Elements of the inputs of one tile."""
+_VALUES = 1 << 22, 1 << 24
+"""Fewest and most bytes of the transformed tiles that one product takes: chunk after chunk goes
+through it. More of them where there are many sums, to which every chunk is added."""
+_SUMS = 1 << 22
+"""Bytes of the sums of one product, where a product has all tiles."""
+_NO_EPILOGUE = Epilogue((), (), (), ())
+
+
+def claims(request: Request) -> Support:
+    """Whether both operands exist."""
+    if None in request.views:
+        return no("layout", "an operand of the gradient is computed in the group")
+    return yes()
+
+
+def lower(request: Request) -> Answer:
+    """Chunks of tiles transformed, multiplied and summed; or the gradient without a trick."""
+    body, anchor, target = request.body, request.anchor, request.target
+    op, (x, dy) = anchor.op, request.views
+    if not isinstance(op, WinogradConvGradWeight) or x is None or dy is None:
+        return no("op", f"{op.name} is no gradient in a weight by Winograd's algorithm")
+    maps, dtype = _maps_of(op, anchor), anchor.inputs[0].type.dtype
+    channels = maps.inputs, maps.outputs
+    if min(channels) < target.lanes(dtype):
+        return request.around(op.direct, "fewer channels than a vector has lanes")
+    if maps.points * max(channels) > _PATCH:
+        return request.around(op.direct, "a tile of all channels is too large")
+    if x.is_dense and dy.is_dense:
+        return request.around(op.direct, "row-major maps")
+    if not (is_channels_last(x) and is_channels_last(dy)):
+        return no("layout", "Winograd's algorithm takes maps that are held channels-last")
+    shape = maps.outputs, TAPS * maps.inputs
+    try:
+        reader = EpilogueReader(body, anchor, lambda view: view.after(Reshape(shape)))
+        extras, results, epilogue = reader.read()
+    except Refused as refusal:
+        return no("layout", str(refusal))
+    a, b = (Matrix.of("input", dtype, replace(v, strides=(0, 1))) for v in (dy, x))
+    problem = Problem((), *shape, 0, a, b, extras, results, epilogue)
+    launches = Launches(problem, target, reader.constants, request.frozen)
+    _Plan(launches, maps, dtype).lower()
+    return launches.lowered()
+
+
+def _maps_of(op: WinogradConvGradWeight, anchor: Node) -> Maps:
+    images, inputs, *source = extents(anchor.inputs[0].type.shape)
+    _, outputs, *result = extents(anchor.inputs[1].type.shape)
+    low = op.padding[0][0], op.padding[1][0]
+    sides = (source[0], source[1]), (result[0], result[1])
+    return Maps(op.tile, images, inputs, outputs, *sides, low)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """The launches of one gradient."""
+
+    launches: Launches
+    maps: Maps
+    dtype: DType
+
+    @property
+    def tile(self) -> Tile:
+        return choose_tile(self.launches.target, self.dtype, self.maps.outputs, self.maps.inputs)
+
+    @property
+    def columns(self) -> int:
+        """Input channels, as whole panels: those beyond the last are numbers nobody reads."""
+        return -(-self.maps.inputs // self.tile.width) * self.tile.width
+
+    def lower(self) -> None:
+        """Chunk after chunk: both transforms and the products; then the sums' transform."""
+        maps, size = self.maps, self.dtype.itemsize
+        pitches = pitch_of(self.columns), pitch_of(maps.outputs)
+        wanted = 2 * maps.points * maps.outputs * pitches[0] * size
+        most = sorted((*_VALUES, wanted))[1] // (maps.points * sum(pitches) * size)
+        chunk = even_block(maps.tiles, max(most, 8), 8)
+        inputs, gradients = (self._area(chunk, pitch) for pitch in pitches)
+        sums = self._area(self._rows(chunk), pitches[0])
+        dy = replace(maps, inputs=maps.outputs, source=maps.result, low=(0, 0))
+        for first in range(0, maps.tiles, chunk):
+            count = min(chunk, maps.tiles - first)
+            ours = self.launches.problem
+            self._transform("inputs", maps, ours.b, inputs, (first, count))
+            self._transform("gradients", dy, ours.a, gradients, (first, count))
+            is_last = first + count == maps.tiles
+            for row, rows in self._blocks(chunk):
+                a = replace(gradients.transposed(), offset=row)
+                self._multiply(a, inputs, sums, (rows, count), adds=first > 0)
+                if is_last:
+                    self._finish(sums, row, rows)
+
+    def _rows(self, chunk: int) -> int:
+        """Output channels of a product: all of them where sums have to wait for another chunk."""
+        maps = self.maps
+        if chunk < maps.tiles:
+            return maps.outputs
+        nbytes = maps.points * pitch_of(self.columns) * self.dtype.itemsize
+        return even_block(maps.outputs, max(_SUMS // nbytes, self.tile.rows), self.tile.rows)
+
+    def _blocks(self, chunk: int) -> Iterator[tuple[int, int]]:
+        """First output channel of every product, and how many it has."""
+        rows = self._rows(chunk)
+        for row in range(0, self.maps.outputs, rows):
+            yield row, min(rows, self.maps.outputs - row)
+
+    def _area(self, rows: int, pitch: int) -> Matrix:
+        """Workspace for so many rows per point."""
+        point = rows * pitch + PAD
+        place = self.launches.workspace(self.maps.points * point * self.dtype.itemsize)
+        return stack_of(place, self.dtype, point, pitch)
+
+    def _transform(
+        self, part: Part, maps: Maps, source: Matrix, made: Matrix, tiles: tuple[int, int]
+    ) -> None:
+        """The tiles of an operand from the first on, so many."""
+        first, count = tiles
+        spec = MapSpec(part, maps.m, self.tile, _NO_EPILOGUE, 0, 0, _PATCH)
+        block = max(1, min(8, count // 16))
+        arguments: dict[str, Ref | Dim] = {"x": place_of(source), "values": place_of(made)}
+        arguments |= maps.sizes() | {"first": first, "tiles": count, "block": block, "columns": 0}
+        arguments |= {"pitch": made.row, "point": made.batch[0], "panels_point": 0}
+        numbers = maps.points * count * maps.inputs
+        nbytes = 2 * numbers * self.dtype.itemsize
+        launch = launch_of(map_kernel(spec), arguments, -(-count // block), 4 * numbers, nbytes)
+        self.launches.launches.append(launch)
+
+    def _multiply(
+        self, a: Matrix, b: Matrix, sums: Matrix, sizes: tuple[int, int], *, adds: bool
+    ) -> None:
+        """The products of all points, added to those of earlier tiles."""
+        launches, (rows, terms) = self.launches, sizes
+        extras: tuple[Matrix, ...] = ()
+        epilogue = plain(self.dtype)
+        if adds:
+            old, step = Access(self.dtype, "next"), Term("step", 0)
+            add = Step(Add(), (Term("extra", 0), Term("sum")), self.dtype)
+            epilogue = Epilogue((old,), (add,), (step,), (old,))
+            extras = (sums,)
+        ours = launches.problem
+        extents = (self.maps.points,), rows, self.columns, terms
+        launches.problem = Problem(*extents, a, b, extras, (sums,), epilogue)
+        multiply(launches, self.tile)
+        launches.problem = ours
+
+    def _finish(self, sums: Matrix, first: int, rows: int) -> None:
+        """The taps of some output channels, stored."""
+        maps, problem = self.maps, self.launches.problem
+        accesses = tuple(x.access() for x in problem.extras)
+        results = tuple(c.access() for c in problem.results)
+        epilogue = replace(problem.epilogue, extras=accesses, results=results)
+        arguments: dict[str, Ref | Dim] = {"sums": place_of(sums), "first": first}
+        arguments["channels"] = maps.inputs
+        arguments |= {"sums_pitch": sums.row, "sums_point": sums.batch[0]}
+        named = [(f"x{i}", x) for i, x in enumerate(problem.extras)]
+        named += [(f"c{i}", c) for i, c in enumerate(problem.results)]
+        for name, matrix in named:
+            arguments |= {name: place_of(matrix), f"{name}_row": matrix.row}
+            arguments[f"{name}_column"] = matrix.column
+        numbers = rows * maps.inputs
+        nbytes = (maps.points + TAPS) * numbers * self.dtype.itemsize
+        made = taps_kernel(Spec(maps.m, self.tile, epilogue))
+        launch = launch_of(made, arguments, rows, 3 * maps.points * numbers, nbytes)
+        self.launches.launches.append(launch)
