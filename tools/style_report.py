@@ -92,7 +92,7 @@ def edges(known: dict[str, Module], *, late: bool) -> Edges:
 
 def _imported(module: Module, known: dict[str, Module], late: bool) -> Iterator[str]:
     by_name, handed_on = late and "import_module(" in module.text, set[int]()
-    for node in _running(module.tree, late):
+    for node in _running(module.tree, late, by_name):
         if isinstance(node, ast.Call) and not ast.unparse(node.func).endswith("import_module"):
             handed_on.update(map(id, node.args))
         if isinstance(node, ast.Import):
@@ -106,14 +106,22 @@ def _imported(module: Module, known: dict[str, Module], late: bool) -> Iterator[
             yield from [str(node.value)] * (node.value in known)
 
 
-def _running(node: ast.AST, inside: bool) -> Iterator[ast.AST]:
-    """All nodes that run at import, or at all; not what is for type checkers only."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        yield child
-        if inside or not isinstance(child, _Function | ast.Lambda):
-            yield from _running(child, inside)
+def _running(tree: ast.Module, inside: bool, expressions: bool) -> Iterator[ast.AST]:
+    """All nodes that run at import, or at all; not what is for type checkers only.
+
+    Nodes come before those inside of them. Without `expressions` only statements are visited, a
+    tenth of all.
+    """
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(child, ast.expr) and not expressions:
+                continue
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            yield child
+            if inside or not isinstance(child, _Function | ast.Lambda):
+                waiting.append(child)
 
 
 def circles(graph: Edges) -> list[list[str]]:

@@ -21,7 +21,7 @@ from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.llvm import module_text, symbol_of
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, Target
 from treadle.backends.cpu import llvm_compile
-from treadle.backends.cpu.building import translate
+from treadle.backends.cpu.building import names_of, translate
 
 Native = Callable[[Kernel, Sequence[Any], int, int], None]
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -65,10 +65,30 @@ def parse(kernels: Sequence[Kernel], target: Target) -> llvm.ModuleRef:
 
 
 def object_code(kernels: Sequence[Kernel], target: Target) -> bytes:
-    """The code of the kernels, as programs have it where the processor has the registers."""
+    """The code of the kernels, as programs have it."""
+    return translate(module_text(kernels, target), target)
+
+
+def _code_of_stand_in(kernels: Sequence[Kernel], target: Target) -> bytes:
+    """Code that no program has, for vectors or registers that this processor lacks.
+
+    LLVM may write it as fast as it can: it takes a third of the time, and the arithmetic is that of
+    the text in any case.
+    """
     text = module_text(kernels, target)
-    lacks = target.matrices and "+amx-tile" not in target.features
-    return translate(emulated(text) if lacks else text, target)
+    module = llvm.parse_assembly(emulated(text) if target.matrices else text)
+    module.verify()
+    machine = _fast_machine(*names_of(target))
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
+    made: bytes = machine.emit_object(module)
+    return made
+
+
+@functools.cache
+def _fast_machine(triple: str, cpu: str, features: str) -> Any:
+    llvm_compile.translate("", triple, cpu, features)  # It prepares LLVM for the target.
+    made = llvm.Target.from_triple(triple or llvm.get_process_triple())
+    return made.create_target_machine(cpu=cpu, features=features, opt=0, reloc="pic")
 
 
 def assembly(kernels: Sequence[Kernel], target: Target) -> str:
@@ -76,9 +96,13 @@ def assembly(kernels: Sequence[Kernel], target: Target) -> str:
     return translate(module_text(kernels, target), target, "assembly").decode()
 
 
-def compiled(kernels: Sequence[Kernel], target: Target) -> Native:
-    """The kernels, compiled together; calls one of them on arrays and integers."""
-    return _linked(object_code(kernels, target), tuple(sorted({symbol_of(k) for k in kernels})))
+def compiled(kernels: Sequence[Kernel], target: Target, stands_in: bool = False) -> Native:
+    """The kernels, compiled together; calls one of them on arrays and integers.
+
+    With `stands_in` they are another target's, see `standing_in`.
+    """
+    code = (_code_of_stand_in if stands_in else object_code)(kernels, target)
+    return _linked(code, tuple(sorted({symbol_of(k) for k in kernels})))
 
 
 @functools.cache

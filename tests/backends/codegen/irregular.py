@@ -31,8 +31,8 @@ FAMILIES = (GENERIC, AVX2, AVX512)
 GUARD = 64
 """Bytes behind every area that must stay as they were."""
 
-_native: dict[tuple[str, str], Runner] = {}
-"""By symbol, which equal kernels share, and target."""
+_native: dict[tuple[str, str, bool], Runner] = {}
+"""By symbol, which equal kernels share, target, and whether that stands in for another."""
 
 
 def whole(items: int) -> list[tuple[int, int]]:
@@ -44,11 +44,11 @@ def one_by_one(items: int) -> list[tuple[int, int]]:
     return [(i, i + 1) for i in reversed(range(items))]
 
 
-def native(target: Target = HOST) -> Runner:
+def native(target: Target = HOST, stands_in: bool = False) -> Runner:
     def run(kernel: Kernel, arguments: Sequence[Any], lo: int, hi: int) -> None:
-        key = symbol_of(kernel), target.name
+        key = symbol_of(kernel), target.name, stands_in
         if key not in _native:
-            _native[key] = compiled([kernel], target)
+            _native[key] = compiled([kernel], target, stands_in)
         _native[key](kernel, arguments, lo, hi)
 
     return run
@@ -70,7 +70,8 @@ def _standing_in(target: Target) -> Runner:
     """Kernels of wider vectors, natively but for sums of integers, on which LLVM takes seconds."""
 
     def run(kernel: Kernel, arguments: Sequence[Any], lo: int, hi: int) -> None:
-        runner = interpreted if _adds_integers(symbol_of(kernel), kernel) else native(target)
+        integers = _adds_integers(symbol_of(kernel), kernel)
+        runner = interpreted if integers else native(target, stands_in=True)
         runner(kernel, arguments, lo, hi)
 
     return run
