@@ -18,6 +18,10 @@ SUDO ?= $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # Test processes: one per core, four at most.
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
 	[ "$$n" -gt 4 ] && n=4; echo "$$n")
+# The default suite waits for other processes, disks and timers a third of its time: one more then,
+# unless somebody says how many.
+TEST_JOBS = $(if $(filter file,$(origin JOBS)),$(shell n=$$(($(JOBS) + 1)); \
+	[ "$$n" -gt 4 ] && n=4; echo "$$n"),$(JOBS))
 
 # Interpreters of frameworks that live elsewhere: make bench BENCH_PYTHON="jax=/path/to/python ..."
 BENCH_PYTHON ?=
@@ -81,7 +85,7 @@ setup-opencl: ## install PoCL, OpenCL for processors (Debian, Ubuntu); tests of 
 
 .PHONY: test
 test: $(VENV)/.ready ## run the default test suite
-	$(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+	$(PY) -m pytest -q -n $(TEST_JOBS) --dist worksteal $(ARGS)
 
 .PHONY: test-oracle
 test-oracle: $(VENV)/.oracle ## compare with PyTorch, ONNX, OpenVINO and others (installs them first)
