@@ -11,10 +11,10 @@ from tests.backends.codegen.irregular import HOST
 
 from treadle.backends.api import Support
 from treadle.backends.codegen.contraction.direct import lower as pixels
-from treadle.backends.codegen.contraction.direct.panels import panels_kernel
+from treadle.backends.codegen.contraction.direct.panels import PanelsParameters, panels_kernel
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile, tile_function
 from treadle.backends.codegen.contraction.weights.kernel import rows_function
-from treadle.backends.codegen.kernel import builder
+from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.target import AVX2, AVX512, NEON
@@ -271,10 +271,9 @@ def test_last_is_the_layout_of_the_graph():
 
 def kernel_of(function):
     """A kernel that calls the function once."""
-    parameters = [type(p)(p.type, p.name) for p in function.parameters]
-    return builder.kernel(
-        "once", parameters, lambda e, lo, hi: e.call(function, *parameters), [function]
-    )
+    e = KernelBuilder([type(p)(p.type, p.name) for p in function.parameters])
+    e.call(function, *e.parameters)
+    return e.kernel("once", [function])
 
 
 @pytest.mark.parametrize("form", ["table", "picked"])
@@ -317,10 +316,20 @@ def test_weights_are_packed_tap_by_tap(inputs, outputs, taps, turned):
     terms, n = taps * matrix.shape[1], matrix.shape[2]
     made = np.zeros((-(-n // 16), terms, 16), np.float32)
     kernel = panels_kernel(TILE, dt.float32)
-    sizes = {"lines": lines, "line_step": step, "length": length, "n": n, "terms": terms}
-    sizes |= {"column_step": taps if turned else inputs * taps, "panels": len(made)}
-    given = {"source": w, "order": order.astype(np.int32), "target": made, "group_step": 0, **sizes}
-    run(kernel.kernel, [given[name] for name in kernel.names], 0, len(made))
+    given = PanelsParameters(
+        source=w,
+        order=order.astype(np.int32),
+        target=made,
+        group_step=0,
+        panels=len(made),
+        lines=lines,
+        line_step=step,
+        length=length,
+        n=n,
+        column_step=taps if turned else inputs * taps,
+        terms=terms,
+    )
+    run(kernel.kernel, kernel.arguments(given), 0, len(made))
     whole = made.swapaxes(0, 1).reshape(terms, -1)[:, :n]
     np.testing.assert_array_equal(whole, matrix.reshape(terms, n))
 

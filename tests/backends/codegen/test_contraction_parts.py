@@ -11,7 +11,7 @@ from treadle.backends.codegen.contraction.product.schedule import schedule
 from treadle.backends.codegen.contraction.shared.body import anchor_of, read_product
 from treadle.backends.codegen.contraction.shared.pack import order_of, pack_function, transpose
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile, tile_function
-from treadle.backends.codegen.kernel import builder, ir
+from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, TARGETS
 from treadle.base import dtype as dt
@@ -24,10 +24,9 @@ TILE = Tile(dt.float32, 6, 4, 2, 8)
 
 def kernel_of(function):
     """A kernel that calls the function once."""
-    parameters = [type(p)(p.type, p.name) for p in function.parameters]
-    return builder.kernel(
-        "once", parameters, lambda e, lo, hi: e.call(function, *parameters), [function]
-    )
+    e = KernelBuilder([type(p)(p.type, p.name) for p in function.parameters])
+    e.call(function, *e.parameters)
+    return e.kernel("once", [function])
 
 
 @pytest.mark.parametrize("form", ["row", "column"])
@@ -91,16 +90,14 @@ def test_packing(source, order, panel):
 
 @pytest.mark.parametrize("lanes", [2, 4, 8, 16])
 def test_transpose(lanes):
-    source, target = ir.pointer(dt.float32), ir.pointer(dt.float32)
-
-    def write(e, lo, hi):
-        rows = [e.load(source, i * lanes, lanes) for i in range(lanes)]
-        for i, row in enumerate(transpose(e, rows)):
-            e.store(target, i * lanes, row)
-
+    e = KernelBuilder()
+    source, target = e.pointer(dt.float32), e.pointer(dt.float32)
+    rows = [source.load(i * lanes, lanes) for i in range(lanes)]
+    for i, row in enumerate(transpose(rows)):
+        target[i * lanes] = row
     x = np.arange(lanes * lanes, dtype=np.float32).reshape(lanes, lanes)
     y = np.zeros_like(x)
-    run(builder.kernel("transpose", [source, target], write), [x, y])
+    run(e.kernel("transpose"), [x, y])
     np.testing.assert_array_equal(y, x.T)
 
 
@@ -144,15 +141,15 @@ def test_schedules_cover_the_result_and_fit_the_scratch(target):
             problem = problem_of(Matmul(), arrays)
             tile = choose_tile(target, dtype, problem.m, problem.n)
             plan = schedule(problem, tile, target)
-            sizes, spec = plan.sizes, plan.spec
+            division, spec = plan.division, plan.spec
             panels = -(-problem.n // tile.width)
-            assert sizes["row_items"] * sizes["height"] >= problem.m
-            assert sizes["panel_items"] * sizes["width"] >= panels
-            assert sizes["width"] * sizes["depth"] * tile.width <= spec.panels
-            held = sizes["height"] * sizes["width"] if spec.split else sizes["block"]
+            assert division.row_items * division.height >= problem.m
+            assert division.panel_items * division.width >= panels
+            assert division.width * division.depth * tile.width <= spec.panels
+            held = division.height * division.width if spec.split else division.block
             assert held * tile.width <= spec.sums
-            assert sizes["block"] >= sizes["height"] or sizes["block"] % tile.rows == 0
-            assert plan.items == problem.count * sizes["row_items"] * sizes["panel_items"]
+            assert division.block >= division.height or division.block % tile.rows == 0
+            assert plan.items == problem.count * division.row_items * division.panel_items
 
 
 def test_without_vectors_of_the_host():

@@ -159,7 +159,7 @@ def test_scratch_memory_bounds_blocks() -> None:
     packed = Room(panels=0, sums=60 * tile.width, packed=True)
     assert packed.holds(Blocks(5000, 2, 600), problem, tile)
     plan = schedule(problem, tile, AVX2)
-    assert plan.sizes["depth"] < problem.k and plan.spec.split
+    assert plan.division.depth < problem.k and plan.spec.split
 
 
 def _problem(m: int, n: int, k: int) -> Problem:

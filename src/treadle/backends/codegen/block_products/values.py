@@ -40,7 +40,7 @@ def values_kernel(layout: Layout, name: str) -> Kernel:
                         continue
                     into = target + (column + (place + 4 - ROWS))
                     # Rows behind the last one of the matrix are written before it, over it.
-                    for r, line in reversed([*enumerate(transpose(e, square))]):
+                    for r, line in reversed([*enumerate(transpose(square))]):
                         into[minimum(r, last) * k] = line
                     square = []
     return e.kernel(f"values_{name}")

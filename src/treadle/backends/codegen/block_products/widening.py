@@ -156,6 +156,6 @@ class RowsAsTerms:
                 if len(square) == LINES:
                     pair, half = divmod(place // LINES, 2)
                     start = pair * self.room * PANEL + half * LINES
-                    for w, line in enumerate(transpose(e, square)):
+                    for w, line in enumerate(transpose(square)):
                         into[start + w * WIDTH] = line
                     square = []

@@ -6,10 +6,9 @@ once for a row of taps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 
-from treadle.backends.codegen.contraction.depthwise.rows import Rows, Spec, Spot
+from treadle.backends.codegen.contraction.depthwise.rows import PositionSteps, Rows, Spec, Spot
 from treadle.backends.codegen.contraction.shared.epilogue import (
     Access,
     Epilogue,
@@ -19,97 +18,82 @@ from treadle.backends.codegen.contraction.shared.epilogue import (
     load_operand,
     store_result,
 )
-from treadle.backends.codegen.contraction.shared.items import Contraction
 from treadle.backends.codegen.contraction.shared.tile import multiply_add
-from treadle.backends.codegen.kernel import builder
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.language import Pointer, Value
+from treadle.backends.codegen.kernel.records import RecordedKernel
 
 
 @lru_cache(maxsize=256)
-def depthwise_kernel(spec: Spec, epilogue: Epilogue) -> Contraction:
+def depthwise_kernel(spec: Spec, epilogue: Epilogue) -> RecordedKernel:
     """The kernel and what follows the sums."""
-    made = _Kernel(spec, epilogue)
-    parameters = made.rows.parameters
-    name = f"depthwise_{spec.dtype.name}_{spec.width}"
-    kernel = builder.kernel(name, tuple(parameters.values()), made.write)
-    return Contraction(kernel, tuple(parameters))
+    writer = _Writer(spec, epilogue)
+    writer.write()
+    kernel = writer.rows.e.kernel(f"depthwise_{spec.dtype.name}_{spec.width}")
+    return RecordedKernel(kernel, writer.rows.p)
 
 
-class _Kernel:
-    """The body."""
+class _Writer:
+    """Writes one kernel."""
 
     def __init__(self, spec: Spec, epilogue: Epilogue) -> None:
         self.spec, self.epilogue = spec, epilogue
-        self.extras = [(f"x{i}", access) for i, access in enumerate(epilogue.extras)]
-        self.results = [(f"c{i}", access) for i, access in enumerate(epilogue.results)]
-        operands = [(name, access.dtype) for name, access in (*self.extras, *self.results)]
-        self.rows = Rows(spec, "weight", operands, ())
+        operands = epilogue.sides.named(lambda name, access: (name, access.dtype))
+        self.rows = Rows(spec, "weight", operands)
 
-    def write(self, e: Builder, lo: Value, hi: Value) -> None:
-        for name, _ in (*self.extras, *self.results):
+    def write(self) -> None:
+        """The entry."""
+        p = self.rows.p
+        for steps in (*p.steps.extras, *p.steps.results):
             for u in range(self.spec.width):
-                e.mul(e.index(u), self.rows[f"{name}_row"])  # Written here, it is known inside.
+                u * steps.row  # Written here, it is known inside.
+        with self.rows.e.items() as i:
+            for spot in self.rows.tiles(i, p.taps):
+                zero = self.rows.e.constant(0, self.spec.wide, self.spec.lanes)
+                sums = [zero] * len(spot.pattern)
+                with self.rows.lines(spot, sums) as (cells, taps):
+                    self._add_line(spot, cells, taps, sums)
+                self._finish(spot, sums)
 
-        def item(i: Value) -> None:
-            self.rows.each_tile(e, i, self.rows["weight"], lambda spot: self._tile(e, spot))
-
-        e.loop(lo, hi, 1, item)
-
-    def _tile(self, e: Builder, spot: Spot) -> None:
-        zero = e.constant(0, self.spec.wide, self.spec.lanes)
-
-        def line(cells: Value, taps: Value, *sums: Value) -> tuple[Value, ...]:
-            return self._line(e, spot, cells, taps, sums)
-
-        sums = self.rows.each_line(e, spot, line, (zero,) * len(spot.pattern))
-        self._finish(e, spot, sums)
-
-    def _line(
-        self, e: Builder, spot: Spot, cells: Value, taps: Value, sums: Sequence[Value]
-    ) -> tuple[Value, ...]:
-        """One row of taps, cell by cell."""
-        lanes, made = self.spec.lanes, list(sums)
-        used = sorted({tap for reads in spot.pattern for tap, _ in reads})
-        weights = {
-            tap: e.load(taps, e.mul(self.rows["tap"], tap), lanes, spot.mask) for tap in used
-        }
-        for cell in sorted({cell for reads in spot.pattern for _, cell in reads}):
-            x = self.rows.cell(e, spot, cells, cell)
+    def _add_line(self, spot: Spot, cells: Pointer, taps: Pointer, sums: list[Value]) -> None:
+        """The products with a row of taps, cell by cell."""
+        lanes, tap_step = self.spec.lanes, self.rows.p.sizes.tap
+        weights = {tap: taps.load(tap_step * tap, lanes, spot.mask) for tap in spot.used}
+        for cell in spot.read:
+            x = self.rows.cell(spot, cells, cell)
             for u, reads in enumerate(spot.pattern):
                 for tap in (tap for tap, read in reads if read == cell):
-                    made[u] = multiply_add(e, x, weights[tap], made[u])
-        return tuple(made)
+                    sums[u] = multiply_add(x, weights[tap], sums[u])
 
-    def _finish(self, e: Builder, spot: Spot, sums: Sequence[Value]) -> None:
+    def _finish(self, spot: Spot, sums: list[Value]) -> None:
         """The epilogue, position by position."""
-        lanes, mask, here = self.spec.lanes, spot.mask, e.index(0)
-        extras = [self._place(e, spot, name, access) for name, access in self.extras]
-        results = [self._place(e, spot, name, access) for name, access in self.results]
+        lanes, mask, p = self.spec.lanes, spot.mask, self.rows.p
+        given = self.epilogue.sides.zip(p.memory, p.steps)
+        places = given.map(lambda at: self._place(spot, *at))
         fixed = {
-            i: load_operand(e, place, None, here, lanes, mask)
-            for i, place in enumerate(extras)
+            i: load_operand(place, None, 0, lanes, mask)
+            for i, place in enumerate(places.extras)
             if not place.access.by_row
         }
         for u, total in enumerate(sums):
             values = {Term("sum"): total}
-            for i, place in enumerate(extras):
+            for i, place in enumerate(places.extras):
                 known = fixed.get(i)
                 if known is None:
-                    known = load_operand(e, place, e.index(u), here, lanes, mask)
+                    known = load_operand(place, u, 0, lanes, mask)
                 values[Term("extra", i)] = known
-            apply_steps(e, self.epilogue, values)
-            for source, place in zip(self.epilogue.sources, results, strict=True):
-                store_result(e, place, e.index(u), here, values[source], mask)
+            apply_steps(self.rows.e, self.epilogue, values)
+            for source, place in zip(self.epilogue.sources, places.results, strict=True):
+                store_result(place, u, 0, values[source], mask)
 
-    def _place(self, e: Builder, spot: Spot, name: str, access: Access) -> Place:
+    def _place(
+        self, spot: Spot, access: Access, memory: Pointer, steps: PositionSteps[Value]
+    ) -> Place:
         """An operand of the epilogue, or a result, at a tile."""
-        row, column = self.rows[f"{name}_row"], self.rows[f"{name}_column"]
-        at = self.rows.offset(e, name, spot.row)
+        at = self.rows.offset(steps, spot.row)
         if access.by_row:
-            at = e.add(at, e.mul(spot.position, row))
+            at = at + spot.position * steps.row
         if access.column == "next":
-            at = e.add(at, spot.channel)
+            at = at + spot.channel
         elif access.column == "far":
-            at = e.add(at, e.mul(spot.channel, column))
-        return Place(access, e.offset(self.rows[name], at), row, column)
+            at = at + spot.channel * steps.column
+        return Place(access, memory + at, steps.row, steps.column)

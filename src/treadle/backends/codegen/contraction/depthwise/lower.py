@@ -15,7 +15,14 @@ import numpy as np
 from treadle.backends.api import Support, no, yes
 from treadle.backends.codegen.contraction.api import Answer, Request
 from treadle.backends.codegen.contraction.depthwise.kernel import depthwise_kernel
-from treadle.backends.codegen.contraction.depthwise.rows import STEPS, Spec, sums_type
+from treadle.backends.codegen.contraction.depthwise.rows import (
+    DepthwiseParameters,
+    PositionSteps,
+    RowSizes,
+    Spec,
+    SumTables,
+    sums_type,
+)
 from treadle.backends.codegen.contraction.depthwise.taps import (
     Side,
     Tiles,
@@ -23,10 +30,13 @@ from treadle.backends.codegen.contraction.depthwise.taps import (
     sides,
     tiles_of,
 )
-from treadle.backends.codegen.contraction.depthwise.weight import addition_kernel, weight_kernel
+from treadle.backends.codegen.contraction.depthwise.weight import (
+    AdditionParameters,
+    addition_kernel,
+    weight_kernel,
+)
 from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
-from treadle.backends.codegen.contraction.shared.epilogue import Epilogue
-from treadle.backends.codegen.contraction.shared.items import Contraction
+from treadle.backends.codegen.contraction.shared.epilogue import Epilogue, RowSteps, Sides
 from treadle.backends.codegen.contraction.shared.launch import Area, packing_launch
 from treadle.backends.codegen.contraction.shared.pack import Packing, order_of
 from treadle.backends.codegen.contraction.shared.problem import Matrix
@@ -35,6 +45,7 @@ from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.irregular.pool_formulas import BYTES
 from treadle.backends.codegen.irregular.pool_formulas import steps as formula_of_steps
 from treadle.backends.codegen.irregular.rows import MOST_ITEMS, divide
+from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import (
     Dims,
@@ -202,18 +213,10 @@ def _flat(view: Strided, taps: Shape) -> Strided | None:
 
 @dataclass(frozen=True, slots=True)
 class _After:
-    """What is applied to sums, and the further operands and results by name."""
+    """An epilogue, and its further operands and results."""
 
     epilogue: Epilogue
-    operands: dict[str, Matrix]
-
-    @staticmethod
-    def of(extras: Sequence[Matrix], results: Sequence[Matrix], epilogue: Epilogue) -> _After:
-        """From what a reader found."""
-        accesses = tuple(x.access() for x in extras), tuple(c.access() for c in results)
-        named = {f"x{i}": x for i, x in enumerate(extras)}
-        named |= {f"c{i}": c for i, c in enumerate(results)}
-        return _After(replace(epilogue, extras=accesses[0], results=accesses[1]), named)
+    sides: Sides[Matrix]
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +260,10 @@ class _Depthwise:
         if any(len(c.batch) == 4 and not is_identical(c.column, 1) for c in results):
             raise Refused("channels of a result are not neighbors")
         self.constants = reader.constants
-        return _After.of(extras, results, epilogue)
+        sides = Sides(extras, results)
+        accesses = sides.map(Matrix.access)
+        epilogue = replace(epilogue, extras=accesses.extras, results=accesses.results)
+        return _After(epilogue, sides)
 
     @property
     def x(self) -> Strided:
@@ -306,7 +312,7 @@ class _Depthwise:
         tiles = self._tiles(self.target.registers - 2 - self.axes[2].kernel)
         masked = self.channels < self.lanes
         made = depthwise_kernel(self._spec(tiles, masked=masked), after.epilogue)
-        launch = self._launch(made, tiles, {"weight": place}, after.operands, self._cut())
+        launch = self._launch(made, tiles, place, after.sides, self._cut())
         constants = tuple(self.constants)
         if known:
             return Lowered((launch,), constants=constants, kept=(nbytes,), prelude=(pack,))
@@ -322,9 +328,8 @@ class _Depthwise:
         *batch, row, column = dy.apart, *dy.view.strides
         view = dy.view
         given = Matrix("input", view.index, self.dtype, view.offset, tuple(batch), row, column)
-        sizes: dict[str, Ref | Dim] = {"sums": place, "taps": self.taps, "table_step": step}
-        cut = self._cut(_MOST_CHUNKS)
-        launch = self._launch(made, tiles, sizes, {"dy": given}, cut)
+        cut, tables = self._cut(_MOST_CHUNKS), SumTables[Dim](self.taps, step)
+        launch = self._launch(made, tiles, place, Sides((given,)), cut, tables)
         total = self._addition(after, place, cut.chunks)
         constants, nbytes = tuple(self.constants), cut.chunks * step * self.wide.itemsize
         return Lowered((launch, total), workspaces=(nbytes,), constants=constants)
@@ -332,22 +337,17 @@ class _Depthwise:
     def _addition(self, after: _After, place: Ref, chunks: Dim) -> Launch:
         """The launch that adds up the tables."""
         add, step = addition_kernel(self.wide, self.lanes, after.epilogue), self.taps * self.pitch
-        given: dict[str, Ref | Dim] = {
-            "sums": place,
-            "chunks": chunks,
-            "table_step": step,
-            "tap": self.pitch,
-            "channels": self.channels,
-        }
-        for name, matrix in after.operands.items():
-            given |= {
-                name: _ref(matrix),
-                f"{name}_row": matrix.row,
-                f"{name}_column": matrix.column,
-            }
-        return Launch(
-            add.kernel,
-            tuple(given[name] for name in add.names),
+        given: AdditionParameters[Ref, Dim] = AdditionParameters(
+            sums=place,
+            memory=after.sides.map(lambda matrix: matrix.place),
+            chunks=chunks,
+            table_step=step,
+            tap=self.pitch,
+            channels=self.channels,
+            steps=after.sides.map(lambda matrix: RowSteps(matrix.row, matrix.column)),
+        )
+        return add.launch(
+            given,
             items=self.taps,
             serial=estimate(chunks * step) < 1 << 15,
             nbytes=chunks * step * self.wide.itemsize,
@@ -392,48 +392,42 @@ class _Depthwise:
 
     def _launch(
         self,
-        made: Contraction,
+        made: RecordedKernel,
         tiles: Tiles,
-        others: dict[str, Ref | Dim],
-        operands: dict[str, Matrix],
+        taps: Ref,
+        operands: Sides[Matrix],
         cut: _Cut,
+        tables: SumTables[Dim] | None = None,
     ) -> Launch:
-        """Rows of positions by groups of channels."""
+        """Rows of positions by groups of channels; `taps` is the weight, or tables of sums."""
         depth, height, width = self.axes
         table, source = self.table, self.source or Ref("input", self.x.index)
         if table is None:
             self.constants.append(np.concatenate([depth.table(), height.table()]))
             table = Ref("constant", len(self.constants) - 1)
-        rows = self._rows()
-        given: dict[str, Ref | Dim] = {
-            "x": replace(source, offset=self.x.offset * self.dtype.itemsize),
-            "table": table,
-            **self._sizes(),
-            **others,
-            "rows": rows,
-            "grain": cut.grain,
-            "chunks": cut.chunks,
-            "group": cut.group,
-            "ahead": self._ahead() * self.x.strides[2],
-            "ahead_rows": height.advance if cut.groups == 1 else 0,
-        }
-        given |= {f"stop{i}": stop for i, stop in enumerate(tiles.stops)}
+        rows, origins = self._rows(), None
         if self.repeats > 1:
             self.constants.append(np.arange(self.pitch, dtype=np.int64) // self.repeats)
-            given["index"] = Ref("constant", len(self.constants) - 1)
+            origins = Ref("constant", len(self.constants) - 1)
+        given: DepthwiseParameters[Ref, Dim] = DepthwiseParameters(
+            x=replace(source, offset=self.x.offset * self.dtype.itemsize),
+            taps=taps,
+            table=table,
+            memory=operands.map(lambda matrix: matrix.place),
+            origins=origins,
+            sizes=self._sizes(cut),
+            tables=tables,
+            stops=tiles.stops,
+            steps=operands.map(self._steps),
+        )
         nbytes: Dim = self.batch * depth.cells * height.cells * width.cells * self.channels
         nbytes *= self.dtype.itemsize
-        for name, matrix in operands.items():
-            apart, *batch = matrix.batch
-            jump = apart - self.cells.block * matrix.column if self.cells.block else 0
-            steps = zip(STEPS, (*batch, matrix.row, matrix.column, jump), strict=True)
-            given |= {name: _ref(matrix)} | {f"{name}_{step}": n for step, n in steps}
+        for matrix in (*operands.extras, *operands.results):
             if not is_identical(matrix.row, 0):
                 nbytes += rows * width.positions * self.channels * matrix.dtype.itemsize
         products = rows * width.positions * self.channels * self.taps
-        return Launch(
-            made.kernel,
-            tuple(given[name] for name in made.names),
+        return made.launch(
+            given,
             items=cut.chunks * cut.groups,
             serial=max(estimate(products), estimate(nbytes)) < 1 << 17,
             flops=2 * products,
@@ -450,27 +444,39 @@ class _Depthwise:
             return 1
         return (height.kernel - 1) * height.dilation + 1
 
-    def _sizes(self) -> dict[str, Ref | Dim]:
+    def _steps(self, matrix: Matrix) -> PositionSteps[Dim]:
+        """Steps of what lies like the positions."""
+        apart, batch, depth, height = matrix.batch
+        jump = apart - self.cells.block * matrix.column if self.cells.block else 0
+        return PositionSteps(batch, depth, height, matrix.row, matrix.column, jump)
+
+    def _sizes(self, cut: _Cut) -> RowSizes[Dim]:
         """Extents, and steps of cells and taps."""
         depth, height, width = self.axes
-        _, x_depth, x_height, _, _ = self.x.strides
+        x_batch, x_depth, x_height, _, _ = self.x.strides
         row, plane = width.kernel * self.pitch, height.kernel * width.kernel * self.pitch
-        return {
-            "channels": self.channels,
-            "depths": depth.positions,
-            "heights": height.positions,
-            "x_batch": self.x.strides[0],
-            "x_depth": x_depth,
-            "x_height": x_height,
-            "x_jump": self.cells.jump,
-            "depth_cells": depth.cell_step * x_depth,
-            "height_cells": height.cell_step * x_height,
-            "tap": self.pitch,
-            "height_tap": row,
-            "depth_tap": plane,
-            "height_taps": height.tap_step * row,
-            "depth_taps": depth.tap_step * plane,
-        }
+        return RowSizes(
+            rows=self._rows(),
+            grain=cut.grain,
+            chunks=cut.chunks,
+            channels=self.channels,
+            group=cut.group,
+            depths=depth.positions,
+            heights=height.positions,
+            x_batch=x_batch,
+            x_depth=x_depth,
+            x_height=x_height,
+            x_jump=self.cells.jump,
+            depth_cells=depth.cell_step * x_depth,
+            height_cells=height.cell_step * x_height,
+            tap=self.pitch,
+            height_tap=row,
+            depth_tap=plane,
+            height_taps=height.tap_step * row,
+            depth_taps=depth.tap_step * plane,
+            ahead=self._ahead() * x_height,
+            ahead_rows=height.advance if cut.groups == 1 else 0,
+        )
 
 
 def _lower_open(problem: _Depthwise, op: Convolution, weight: Matrix, after: _After) -> Lowered:
@@ -522,11 +528,8 @@ def _lower_open(problem: _Depthwise, op: Convolution, weight: Matrix, after: _Af
         offset = cells.offset + behind * width.stride * cells.strides[3]
         opened.cells = _Cells(replace(cells, offset=offset))
         kernel = depthwise_kernel(opened._spec(tiles, masked=masked), after.epilogue)
-        operands = {
-            name: replace(x, offset=x.offset + behind * x.row) for name, x in after.operands.items()
-        }
-        cut = opened._cut()
-        made.launches.append(opened._launch(kernel, tiles, {"weight": place}, operands, cut))
+        sides = after.sides.map(partial(_moved_by, rows=behind))
+        made.launches.append(opened._launch(kernel, tiles, place, sides, opened._cut()))
     return Lowered(
         tuple(made.launches) if known else (pack, *made.launches),
         workspaces=tuple(made.workspaces),
@@ -551,5 +554,5 @@ class _Collected:
         return Ref("workspace", len(self.workspaces) - 1)
 
 
-def _ref(matrix: Matrix) -> Ref:
-    return Ref(matrix.kind, matrix.index, matrix.offset * matrix.dtype.itemsize)
+def _moved_by(matrix: Matrix, rows: Dim) -> Matrix:
+    return replace(matrix, offset=matrix.offset + rows * matrix.row)

@@ -7,39 +7,93 @@ innermost, so memory is read in runs, and the taps of a group stay in the first 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 from treadle.backends.codegen.contraction.depthwise.taps import Pattern
-from treadle.backends.codegen.kernel import ir
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.contraction.shared.epilogue import Sides
+from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.language import Pointer, Value, minimum
 from treadle.backends.codegen.scalars.code import compute_dtype, load_value
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
-STEPS = ("batch", "depth", "height", "row", "column", "jump")
-"""The steps of an operand that lies like the positions; columns are channels.
-
-Groups of channels are `jump` elements further apart than their channels: where channels lie in
-blocks, each of which is a group.
-"""
-
+P = TypeVar("P")
+S = TypeVar("S")
 _LINE = 64
 """Bytes of a cache line."""
 
-SIZES = (
-    *("rows", "grain", "chunks", "channels", "group", "depths", "heights"),
-    *("x_batch", "x_depth", "x_height", "x_jump", "depth_cells", "height_cells"),
-    *("tap", "height_tap", "depth_tap", "height_taps", "depth_taps"),
-    *("ahead", "ahead_rows"),
-)
-"""Rows of positions and how many an item has, steps of x, and of the table of taps.
 
-From one tap of a position to its next one along an axis, the cell moves by `*_cells` and the tap by
-`*_taps` elements; `tap` and `*_tap` are the steps of the table of taps itself. The cells that the
-next row of positions is the first to read are `ahead_rows` rows from `ahead` elements on.
-"""
+class PositionSteps(NamedTuple, Generic[S]):
+    """Steps of an operand that lies like the positions; columns are channels.
+
+    Groups of channels are `jump` elements further apart than their channels: where channels lie in
+    blocks, each of which is a group.
+    """
+
+    batch: S
+    depth: S
+    height: S
+    row: S
+    column: S
+    jump: S
+
+
+class RowSizes(NamedTuple, Generic[S]):
+    """Rows of positions and how many an item has, steps of x, and of the table of taps.
+
+    From one tap of a position to its next one along an axis, the cell moves by `*_cells` and the
+    tap by `*_taps` elements; `tap` and `*_tap` are the steps of the table of taps itself. The cells
+    that the next row of positions is the first to read are `ahead_rows` rows from `ahead` elements
+    on.
+    """
+
+    rows: S
+    grain: S
+    chunks: S
+    channels: S
+    group: S
+    depths: S
+    heights: S
+    x_batch: S
+    x_depth: S
+    x_height: S
+    x_jump: S
+    depth_cells: S
+    height_cells: S
+    tap: S
+    height_tap: S
+    depth_tap: S
+    height_taps: S
+    depth_taps: S
+    ahead: S
+    ahead_rows: S
+
+
+class SumTables(NamedTuple, Generic[S]):
+    """Rows of a table of sums, and elements from table to table."""
+
+    taps: S
+    table_step: S
+
+
+class DepthwiseParameters(NamedTuple, Generic[P, S]):
+    """Parameters of a kernel; `taps` is the table of taps, [taps][channels].
+
+    `origins` are the channels of x that those of the result have.
+    """
+
+    x: P
+    taps: P
+    table: P
+    memory: Sides[P]
+    origins: P | None
+    sizes: RowSizes[S]
+    tables: SumTables[S] | None
+    stops: tuple[S, ...]
+    steps: Sides[PositionSteps[S]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +129,7 @@ class Spec:
 
 
 def sums_type(dtype: DType) -> DType:
-    """In which type sums of products of this type are built."""
+    """Return the type in which sums of products of this type are built."""
     return dt.int32 if dtype.is_integer else compute_dtype(dtype)
 
 
@@ -88,8 +142,8 @@ class Row:
 
     at: tuple[Value, Value, Value]
     group: Value
-    cells: Value
-    taps: Value
+    cells: Pointer
+    taps: Pointer
     counts: tuple[Value, Value]
 
 
@@ -105,157 +159,137 @@ class Spot:
     position: Value
     channel: Value
     mask: Value | None
-    cells: Value
-    taps: Value
+    cells: Pointer
+    taps: Pointer
     index: Value | None = None
+
+    @property
+    def used(self) -> list[int]:
+        """Taps that some position of the tile reads."""
+        return sorted({tap for reads in self.pattern for tap, _ in reads})
+
+    @property
+    def read(self) -> list[int]:
+        """Cells that some position of the tile reads."""
+        return sorted({cell for reads in self.pattern for _, cell in reads})
 
 
 class Rows:
-    """Parameters that every kernel has, and the loops over its items.
+    """A kernel's parameters, and the loops over its items.
 
-    `taps` names the table of taps, [taps][channels]; `operands` have the steps `STEPS`.
+    `taps` names the table of taps; `operands` are names and element types of what lies like the
+    positions. With `sums`, there are several tables.
     """
 
     def __init__(
-        self, spec: Spec, taps: str, operands: Sequence[tuple[str, DType]], sizes: Sequence[str]
+        self, spec: Spec, taps: str, operands: Sides[tuple[str, DType]], *, sums: bool = False
     ) -> None:
-        self.spec, self.taps = spec, taps
-        pointers = [("x", spec.dtype), (taps, spec.wide), ("table", dt.int64), *operands]
-        pointers += [("index", dt.int64)] if spec.repeats > 1 else []
-        self.parameters = {name: ir.pointer(dtype, name) for name, dtype in pointers}
-        names = [*SIZES, *sizes, *(f"stop{i}" for i in range(len(spec.patterns)))]
-        names += [f"{name}_{step}" for name, _ in operands for step in STEPS]
-        self.parameters |= {name: ir.size(name) for name in names}
+        self.spec = spec
+        self.e = e = KernelBuilder()
 
-    def __getitem__(self, name: str) -> Value:
-        return self.parameters[name]
+        def steps(name: str) -> PositionSteps[Value]:
+            return PositionSteps(*e.sizes(*[f"{name}_{step}" for step in PositionSteps._fields]))
 
-    def channels(
-        self, e: Builder, item: Value, body: Callable[[Value, Value | None], None]
-    ) -> None:
-        """`body(channel, mask)` for the vectors of an item.
+        self.p = e.record(
+            DepthwiseParameters[Pointer, Value],
+            x=spec.dtype,
+            taps=lambda: e.pointer(spec.wide, taps),
+            table=dt.int64,
+            memory=lambda: operands.map(lambda given: e.pointer(given[1], given[0])),
+            origins=lambda: e.pointer(dt.int64, "index") if spec.repeats > 1 else None,
+            sizes=lambda: e.record(RowSizes[Value]),
+            tables=lambda: e.record(SumTables[Value]) if sums else None,
+            stops=lambda: tuple(e.sizes(*[f"stop{i}" for i in range(len(spec.patterns))])),
+            steps=lambda: operands.map(lambda given: steps(given[0])),
+        )
+
+    @contextmanager
+    def channels(self, item: Value) -> Iterator[tuple[Value, Value | None]]:
+        """A loop over the vectors of channels of an item: the first channel, and a mask.
 
         Without masks the last one ends with the last channel: some are done twice.
         """
-        lanes = self.spec.lanes
-        first = e.mul(e.div(item, self["chunks"]), self["group"])
-        stop = e.min(e.add(first, self["group"]), self["channels"])
-        last = e.sub(self["channels"], lanes)
-
-        def vector(c: Value) -> None:
+        e, lanes, p = self.e, self.spec.lanes, self.p.sizes
+        first = (item // p.chunks) * p.group
+        stop = minimum(first + p.group, p.channels)
+        last = p.channels - lanes
+        with e.loop(first, stop, lanes) as c:
             if self.spec.masked:
-                body(c, e.first_lanes(e.sub(self["channels"], c), lanes))
+                yield c, e.first_lanes(p.channels - c, lanes)
             else:
-                body(e.min(c, last), None)
+                yield minimum(c, last), None
 
-        e.loop(first, stop, lanes, vector)
-
-    def each_tile(self, e: Builder, item: Value, taps: Value, body: Callable[[Spot], None]) -> None:
-        """`body` for all vectors of all tiles of an item, whose table of taps is at `taps`."""
-        first = e.mul(e.rem(item, self["chunks"]), self["grain"])
-        stop = e.min(e.add(first, self["grain"]), self["rows"])
-        group = e.div(item, self["chunks"])
-
-        def row(r: Value) -> None:
-            here = self._row(e, r, taps, group)
+    def tiles(self, item: Value, taps: Pointer) -> Iterator[Spot]:
+        """Loops over all vectors of all tiles of an item, whose table of taps is at `taps`."""
+        e, spec, p = self.e, self.spec, self.p.sizes
+        first = (item % p.chunks) * p.grain
+        stop = minimum(first + p.grain, p.rows)
+        group = item // p.chunks
+        with e.loop(first, stop) as r:
+            row = self._row(r, taps, group)
             begin = e.index(0)
-            for i, pattern in enumerate(self.spec.patterns):
-                self._run(e, item, here, pattern, (begin, self[f"stop{i}"]), body)
-                begin = self[f"stop{i}"]
+            for pattern, end in zip(spec.patterns, self.p.stops, strict=True):
+                with e.loop(begin, end) as t:
+                    cells = row.cells + t * (spec.step * spec.column)
+                    position = t * spec.width
+                    self._fetch(cells + p.ahead)
+                    with self.channels(item) as (c, mask):
+                        here, there, index = cells + c, row.taps + c, None
+                        if self.p.origins is not None:
+                            here, index = cells, self.p.origins.load(c, spec.lanes, mask)
+                        yield Spot(pattern, row, position, c, mask, here, there, index)
+                begin = end
 
-        e.loop(first, stop, 1, row)
-
-    def _run(
-        self,
-        e: Builder,
-        item: Value,
-        row: Row,
-        pattern: Pattern,
-        tiles: tuple[Value, Value],
-        body: Callable[[Spot], None],
-    ) -> None:
-        """Tiles of one pattern."""
-
-        def tile(t: Value) -> None:
-            cells = e.offset(row.cells, e.mul(t, self.spec.step * self.spec.column))
-            position = e.mul(t, self.spec.width)
-            self._fetch(e, e.offset(cells, self["ahead"]))
-
-            def vector(c: Value, mask: Value | None) -> None:
-                places, index = (e.offset(cells, c), e.offset(row.taps, c)), None
-                if self.spec.repeats > 1:
-                    index = e.load(self["index"], c, self.spec.lanes, mask)
-                    places = cells, places[1]
-                body(Spot(pattern, row, position, c, mask, *places, index))
-
-            self.channels(e, item, vector)
-
-        e.loop(*tiles, 1, tile)
-
-    def cell(self, e: Builder, spot: Spot, cells: Value, number: int) -> Value:
+    def cell(self, spot: Spot, cells: Pointer, number: int) -> Value:
         """The elements of a cell that a tile's vector is computed of, in the type of the sums."""
         lanes, at = self.spec.lanes, number * self.spec.column
         if spot.index is None:
-            return e.cast(load_value(cells, at, lanes, spot.mask), self.spec.wide)
-        found = e.gather(e.offset(cells, at), spot.index, spot.mask)
-        return e.cast(found, self.spec.wide)
+            return load_value(cells, at, lanes, spot.mask).cast(self.spec.wide)
+        return (cells + at).gather(spot.index, spot.mask).cast(self.spec.wide)
 
-    def _fetch(self, e: Builder, cells: Value) -> None:
+    def _fetch(self, cells: Pointer) -> None:
         """Ask for cells of a later row: channel by channel, they are met in no order of memory."""
         line = _LINE // self.spec.dtype.itemsize
+        with self.e.loop(self.p.sizes.ahead_rows) as r:
+            start = cells + r * self.p.sizes.x_height
+            with self.e.loop(0, self.spec.step * self.spec.column, line) as i:
+                start.prefetch(i)
 
-        def row(r: Value) -> None:
-            start = e.offset(cells, e.mul(r, self["x_height"]))
-            e.loop(0, self.spec.step * self.spec.column, line, lambda i: e.prefetch(start, i))
-
-        e.loop(0, self["ahead_rows"], 1, row)
-
-    def _row(self, e: Builder, row: Value, taps: Value, group: Value) -> Row:
-        h, rest = e.rem(row, self["heights"]), e.div(row, self["heights"])
-        d, n = e.rem(rest, self["depths"]), e.div(rest, self["depths"])
-        along_d, tap_d, cell_d = self._reads(e, d)
-        along_h, tap_h, cell_h = self._reads(e, e.add(self["depths"], h))
-        cells = e.offset(self["x"], e.mul(group, self["x_jump"]))
-        cells = e.offset(cells, e.mul(n, self["x_batch"]))
-        cells = e.offset(cells, e.mul(cell_d, self["x_depth"]))
-        cells = e.offset(cells, e.mul(cell_h, self["x_height"]))
-        taps = e.offset(taps, e.mul(tap_d, self["depth_tap"]))
-        taps = e.offset(taps, e.mul(tap_h, self["height_tap"]))
+    def _row(self, row: Value, taps: Pointer, group: Value) -> Row:
+        p = self.p.sizes
+        h, rest = row % p.heights, row // p.heights
+        d, n = rest % p.depths, rest // p.depths
+        along_d, tap_d, cell_d = self._reads(d)
+        along_h, tap_h, cell_h = self._reads(p.depths + h)
+        cells = self.p.x + group * p.x_jump + n * p.x_batch
+        cells = cells + cell_d * p.x_depth + cell_h * p.x_height
+        taps = taps + tap_d * p.depth_tap + tap_h * p.height_tap
         return Row((n, d, h), group, cells, taps, (along_d, along_h))
 
-    def _reads(self, e: Builder, position: Value) -> tuple[Value, Value, Value]:
-        """(number of taps, first tap, its cell)."""
-        at = e.mul(position, 3)
-        count, tap, cell = (e.load(self["table"], e.add(at, i)) for i in range(3))
-        return count, tap, cell
+    def _reads(self, position: Value) -> list[Value]:
+        """Number of taps, the first tap, and its cell."""
+        at = position * 3
+        return [self.p.table[at + i] for i in range(3)]
 
-    def each_line(
-        self,
-        e: Builder,
-        spot: Spot,
-        body: Callable[..., tuple[Value, ...]],
-        initial: tuple[Value, ...] = (),
-    ) -> tuple[Value, ...]:
-        """`body(cells, taps, *carried)` for every row of taps of a tile."""
-        along_d, along_h = spot.row.counts
+    @contextmanager
+    def lines(self, spot: Spot, sums: list[Value]) -> Iterator[tuple[Pointer, Pointer]]:
+        """Loops over the rows of taps of a tile, carrying sums: their cells, and their taps."""
+        p, (along_d, along_h) = self.p.sizes, spot.row.counts
+        layer = [spot.cells, spot.taps]
+        deep = self.e.loop(along_d, carrying=(layer, sums)) if self.spec.deep else nullcontext()
+        with deep:
+            line = [*layer]
+            with self.e.loop(along_h, carrying=(line, sums)):
+                cells, taps = line
+                yield cells, taps
+                line[1] = taps + p.height_taps
+                line[0] = cells + p.height_cells
+            layer[1] = layer[1] + p.depth_taps
+            layer[0] = layer[0] + p.depth_cells
 
-        def line(_: Value, cells: Value, taps: Value, *carried: Value) -> tuple[Value, ...]:
-            made = body(cells, taps, *carried)
-            following = e.offset(taps, self["height_taps"])
-            return (e.offset(cells, self["height_cells"]), following, *made)
-
-        def layer(_: Value, cells: Value, taps: Value, *carried: Value) -> tuple[Value, ...]:
-            made = e.loop(0, along_h, 1, line, (cells, taps, *carried))[2:]
-            following = e.offset(taps, self["depth_taps"])
-            return (e.offset(cells, self["depth_cells"]), following, *made)
-
-        start = (spot.cells, spot.taps, *initial)
-        found = e.loop(0, along_d, 1, layer, start) if self.spec.deep else layer(along_d, *start)
-        return found[2:]
-
-    def offset(self, e: Builder, name: str, row: Row) -> Value:
-        """Where an operand has this row of positions."""
-        at = e.mul(row.group, self[f"{name}_jump"])
-        for position, step in zip(row.at, STEPS, strict=False):
-            at = e.add(at, e.mul(position, self[f"{name}_{step}"]))
+    def offset(self, steps: PositionSteps[Value], row: Row) -> Value:
+        """Elements from where an operand begins to this row of positions."""
+        at = row.group * steps.jump
+        for position, step in zip(row.at, steps, strict=False):
+            at = at + position * step
         return at

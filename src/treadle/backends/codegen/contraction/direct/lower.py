@@ -23,6 +23,7 @@ from treadle.backends.codegen.contraction.product.schedule import measures
 from treadle.backends.codegen.contraction.product.tiles import multiply
 from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Reading, Refused
 from treadle.backends.codegen.contraction.shared.form import Form
+from treadle.backends.codegen.contraction.shared.items import ItemTables
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import (
     Sums,
@@ -84,10 +85,10 @@ def claims(request: Request) -> Support:
 def lower(request: Request) -> Answer:
     """A product whose rows are positions, in the first form that results allow."""
     body, anchor = request.body, request.anchor
-    op, x, kernel = anchor.op, request.views[0] or request.blocked, request.views[1]
-    if not isinstance(op, Convolution) or x is None or kernel is None:
+    op, maps, kernel = anchor.op, request.views[0] or request.blocked, request.views[1]
+    if not isinstance(op, Convolution) or maps is None or kernel is None:
         return no("op", f"{op.name} is no convolution of operands that exist")
-    views = x, kernel
+    views = maps, kernel
     weight = extents(anchor.inputs[1].type.shape)
     refusal: Refused | None = None
     for form, last in _forms(body, anchor, op.groups):
@@ -228,11 +229,7 @@ class _Writer:
         if isinstance(self.op, IntConv) or self.form.block or self.form.batch != (1,):
             return False
         product = self._pointwise()
-        return product is None or self._is_measured(product.problem.simplified(), target)
-
-    @staticmethod
-    def _is_measured(problem: Problem, target: Target) -> bool:
-        return measures(problem) and not dots.claims(problem, target)
+        return product is None or _is_measured(product.problem.simplified(), target)
 
     def _parts(self, *, phased: bool = True) -> tuple[Margins, list[Part]]:
         shape = self.views[0].shape
@@ -353,13 +350,13 @@ class _Writer:
         """The products, once their operands are there."""
         problem = launches.problem
         if problem.moments is not None and (
-            problem.positions or not self._is_measured(problem, launches.target)
+            problem.positions or not _is_measured(problem, launches.target)
         ):
             return no("layout", "statistics are taken of positions in order")
         if problem.positions:
             self._multiply_parts(launches, source, parts, tile)
         else:
-            launches.tables = _tables(launches, self._offsets(source, parts[0]))
+            launches.tables = self._tables(launches, source, parts[0])
             multiply(launches, tile, packed=True)
         return launches.lowered()
 
@@ -371,25 +368,34 @@ class _Writer:
         inputs = int(whole.k) // self.taps
         images = along(self.form.images, product(self.form.positions))
         for part in parts:
-            tables = self._offsets(source, part)
+            tables = self._tables(launches, source, part)
             places = along(part.count, 1) if part.places is None else part.places
-            tables["positions"] = joined(images, places) if self.form.flat else places
+            places = joined(images, places) if self.form.flat else places
             picked = grid(part.taps * inputs, steps_of(inputs, 1))
-            tables["b_table"] = picked * tile.width
-            launches.tables = _tables(launches, tables)
-            sizes = count_of(tables["row_table"]), len(picked)
-            launches.problem = replace(whole, m=sizes[0], k=sizes[1], panel_terms=int(whole.k))
+            launches.tables = tables._replace(
+                positions=launches.offsets(places), b_table=launches.offsets(picked * tile.width)
+            )
+            m = count_of(self._rows(source, part))
+            launches.problem = replace(whole, m=m, k=len(picked), panel_terms=int(whole.k))
             multiply(launches, tile, packed=True)
 
-    def _offsets(self, source: Source, part: Part) -> dict[str, Table]:
-        """Offsets of a part's rows and terms."""
-        spatial = source.strides[2:]
-        rows = part.rows(spatial)
-        if self.form.flat:
-            images = self.form.images
-            rows = joined(along(images, source.strides[0] * self._blocks), rows)
-        channels, _ = self._channels(source)
-        return {"row_table": rows, "term_table": joined(part.reads(spatial), channels)}
+    def _rows(self, source: Source, part: Part) -> Table:
+        """Offsets of a part's rows."""
+        rows, images = part.rows(source.strides[2:]), self.form.images
+        if not self.form.flat:
+            return rows
+        return joined(along(images, source.strides[0] * self._blocks), rows)
+
+    def _tables(self, launches: Launches, source: Source, part: Part) -> ItemTables[Ref]:
+        """Tables of a part's rows and terms."""
+        terms = joined(part.reads(source.strides[2:]), self._channels(source)[0])
+        rows = launches.offsets(self._rows(source, part))
+        return ItemTables(row_table=rows, term_table=launches.offsets(terms))
+
+
+def _is_measured(problem: Problem, target: Target) -> bool:
+    """Whether tiles are asked for the product, and take its statistics."""
+    return measures(problem) and not dots.claims(problem, target)
 
 
 def _with_panels(problem: Problem, form: Form, tile: Tile) -> Problem:
@@ -413,8 +419,3 @@ def _has_panels(matrix: Matrix, tile: Tile) -> bool:
     if matrix.column == 0:
         return matrix.batch[-1] == 0
     return matrix.column == 1 and matrix.batch[-1] % tile.width == 0
-
-
-def _tables(launches: Launches, tables: dict[str, Table]) -> dict[str, Ref | Dim]:
-    """Where tables are."""
-    return {name: launches.offsets(table) for name, table in tables.items()}

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from treadle.backends.codegen.contraction.shared.items import Contraction
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import grid, steps_of
 from treadle.backends.codegen.contraction.shared.pack import transpose
 from treadle.backends.codegen.contraction.shared.problem import Matrix
 from treadle.backends.codegen.contraction.shared.tile import Tile
-from treadle.backends.codegen.kernel import builder, ir
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.language import Pointer, Value, minimum
+from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.symbol import Dim
 
-_SIZES = ("lines", "line_step", "length", "n", "column_step", "terms", "panels", "group_step")
+P = TypeVar("P")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,91 +81,82 @@ def _launch(launches: Launches, weight: Weight, tile: Tile, panels: int, place: 
     else:
         lines, length, order = 1, weight.terms, grid(steps_of(weight.inputs, 1), taps)
         steps = 0, matrix.row
-    sizes = {"lines": lines, "line_step": steps[0], "length": length, "n": weight.columns}
-    sizes |= {"column_step": steps[1], "terms": weight.terms, "panels": panels}
-    arguments: dict[str, Ref | Dim] = {
-        "source": Ref(matrix.kind, matrix.index, matrix.offset * matrix.dtype.itemsize),
-        "order": launches.constant(order.astype(np.int32)),
-        "target": place,
-        "group_step": matrix.batch[0],
-        **sizes,
-    }
+    given: PanelsParameters[Ref, Dim] = PanelsParameters(
+        source=matrix.place,
+        order=launches.constant(order.astype(np.int32)),
+        target=place,
+        group_step=matrix.batch[0],
+        panels=panels,
+        lines=lines,
+        line_step=steps[0],
+        length=length,
+        n=weight.columns,
+        column_step=steps[1],
+        terms=weight.terms,
+    )
     kernel = panels_kernel(tile, matrix.dtype)
     nbytes = 2 * weight.groups * panels * weight.terms * tile.width * tile.dtype.itemsize
-    return Launch(
-        kernel.kernel,
-        tuple(arguments[name] for name in kernel.names),
+    return kernel.launch(
+        given,
         items=weight.groups * panels,
         serial=nbytes < 1 << 17,
         nbytes=nbytes,
     )
 
 
+class PanelsParameters(NamedTuple, Generic[P, S]):
+    """Parameters of a kernel that packs weights: see `panels_kernel`."""
+
+    source: P
+    order: P
+    target: P
+    group_step: S
+    panels: S
+    lines: S
+    line_step: S
+    length: S
+    n: S
+    column_step: S
+    terms: S
+
+
 @lru_cache(maxsize=64)
-def panels_kernel(tile: Tile, source: DType) -> Contraction:
-    """A kernel whose item is a panel: element q of line l becomes its row order[q] + l."""
-    writer = _Writer(tile, source)
-    name = f"pack_weight_{source.name}_{tile.dtype.name}"
-    kernel = builder.kernel(name, list(writer.values.values()), writer.write)
-    return Contraction(kernel, tuple(writer.values))
+def panels_kernel(tile: Tile, source: DType) -> RecordedKernel:
+    """A kernel whose item is a panel: element q of line l becomes its row order[q] + l.
 
+    Squares of columns and terms are transposed in registers; columns beyond the last repeat it.
+    """
+    e, lanes, width = KernelBuilder(), tile.lanes, tile.width
+    kind = PanelsParameters[Pointer, Value]
+    p = e.record(kind, source=source, order=dt.int32, target=tile.dtype)
 
-class _Writer:
-    """Writes the kernel: squares of columns and terms are transposed in registers."""
+    def row(q: Value) -> Value:
+        place: Value = p.order[q].cast(dt.int64)
+        return place * width
 
-    def __init__(self, tile: Tile, source: DType) -> None:
-        self.tile = tile
-        self.values = {"source": ir.pointer(source, "source")}
-        self.values["order"] = ir.pointer(dt.int32, "order")
-        self.values["target"] = ir.pointer(tile.dtype, "target")
-        self.values |= {name: ir.size(name) for name in _SIZES}
-
-    def write(self, e: Builder, lo: Value, hi: Value) -> None:
-        """The entry."""
-        values, width = self.values, self.tile.width
-
-        def item(i: Value) -> None:
-            group, panel = e.div(i, values["panels"]), e.rem(i, values["panels"])
-            column = e.mul(panel, width)
-            last = e.sub(e.min(e.sub(values["n"], column), width), 1)
-            source = e.offset(values["source"], e.mul(group, values["group_step"]))
-            source = e.offset(source, e.mul(column, values["column_step"]))
-            target = e.offset(values["target"], e.mul(i, e.mul(values["terms"], width)))
-
-            def line(at: Value) -> None:
-                given = e.offset(source, e.mul(at, values["line_step"]))
-                made = e.offset(target, e.mul(at, width))
-
-                # A loop rather than one copy for each vector, which LLVM takes long over.
-                def vector(first: Value) -> None:
-                    self._vector(e, given, e.offset(made, first), first, last)
-
-                e.loop(0, width, self.tile.lanes, vector)
-
-            e.loop(0, values["lines"], 1, line)
-
-        e.loop(lo, hi, 1, item)
-
-    def _vector(self, e: Builder, source: Value, target: Value, first: Value, last: Value) -> None:
-        """A vector's columns of a line; columns beyond the last one repeat it."""
-        lanes, length = self.tile.lanes, self.values["length"]
-        columns = [e.min(last, e.add(first, j)) for j in range(lanes)]
-        starts = [e.offset(source, e.mul(c, self.values["column_step"])) for c in columns]
-
-        def square(q: Value) -> None:
-            rows = [e.cast(e.load(start, q, lanes), self.tile.dtype) for start in starts]
-            for j, row in enumerate(transpose(e, rows)):
-                e.store(target, self._row(e, e.add(q, j)), row)
-
-        def single(q: Value) -> None:
-            row = self._row(e, q)
+    def vector(start: Pointer, target: Pointer, first: Value, last: Value) -> None:
+        """A vector's columns of a line."""
+        columns = [minimum(last, first + j) for j in range(lanes)]
+        starts = [start + c * p.column_step for c in columns]
+        whole = p.length - p.length % lanes
+        with e.loop(0, whole, lanes) as q:
+            rows = [start.load(q, lanes).cast(tile.dtype) for start in starts]
+            for j, line in enumerate(transpose(rows)):
+                target[row(q + j)] = line
+        with e.loop(whole, p.length) as q:
+            place = row(q)
             for j, start in enumerate(starts):
-                e.store(target, e.add(row, j), e.cast(e.load(start, q), self.tile.dtype))
+                target.store(place + j, start[q].cast(tile.dtype))
 
-        whole = e.sub(length, e.rem(length, lanes))
-        e.loop(0, whole, lanes, square)
-        e.loop(whole, length, 1, single)
-
-    def _row(self, e: Builder, q: Value) -> Value:
-        order = e.cast(e.load(self.values["order"], q), ir.INDEX.dtype)
-        return e.mul(order, self.tile.width)
+    with e.items() as i:
+        group, panel = i // p.panels, i % p.panels
+        column = panel * width
+        last = minimum(p.n - column, width) - 1
+        start = p.source + group * p.group_step
+        start = start + column * p.column_step
+        target = p.target + i * (p.terms * width)
+        with e.loop(p.lines) as at:
+            given, made = start + at * p.line_step, target + at * width
+            with e.loop(0, width, lanes) as first:
+                vector(given, made + first, first, last)
+    return RecordedKernel(e.kernel(f"pack_weight_{source.name}_{tile.dtype.name}"), p)

@@ -7,17 +7,25 @@ Operands of 8 or 16 bits are widened as they are loaded.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from treadle.backends.codegen.contraction.shared.epilogue import Block, Epilogue, finish
-from treadle.backends.codegen.contraction.shared.items import Contraction, Item, Items, moved
+from treadle.backends.codegen.contraction.shared.items import (
+    Item,
+    ItemParameters,
+    ItemSpec,
+    declare_items,
+    locate,
+    moved,
+)
 from treadle.backends.codegen.contraction.shared.pack import transpose
 from treadle.backends.codegen.contraction.shared.tile import Tile
-from treadle.backends.codegen.kernel import builder
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
+from treadle.backends.codegen.kernel.language import Pointer, Value, dot, fma, minimum
+from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
@@ -28,9 +36,6 @@ _AHEAD = 1024
 _TURNS = 4096
 """Most additions in a row to a sum that rounds, which is then added to one that waits. With 1,024
 of them two rows of 8,192 terms took 13 % longer; most products are shorter than this."""
-
-
-Sums = tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,124 +50,115 @@ class Dots:
 
 
 @lru_cache(maxsize=256)
-def dots_kernel(spec: Dots) -> Contraction:
+def dots_kernel(spec: Dots) -> RecordedKernel:
     """The kernel: its items are groups of panels, each with all rows."""
-    items = Items(spec.tile.width, spec.a, spec.b, spec.batch, spec.epilogue)
-
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        sums = e.stack(spec.tile.dtype, ROWS * spec.tile.width)
-        exact = spec.tile.dtype.is_integer
-        waiting = sums if exact else e.stack(spec.tile.dtype, spec.tile.lanes**2)
-
-        def item(i: Value) -> None:
-            found = items.locate(e, i, i)
-            e.loop(0, found.panels, 1, lambda p: _panel(e, spec, items, found, (sums, waiting), p))
-
-        e.loop(lo, hi, 1, item)
-
-    steps = "".join(f"_{s.op.name}" for s in spec.epilogue.steps[:3])
-    kernel = builder.kernel(f"dots_{spec.b.name}{steps}", list(items.parameters.values()), write)
-    return Contraction(kernel, tuple(items.parameters))
+    items = ItemSpec(spec.tile.width, spec.a, spec.b, spec.batch, spec.epilogue)
+    e = KernelBuilder()
+    p = declare_items(e, items)
+    sums = e.stack(spec.tile.dtype, ROWS * spec.tile.width)
+    exact = spec.tile.dtype.is_integer
+    waiting = sums if exact else e.stack(spec.tile.dtype, spec.tile.lanes**2)
+    with e.items() as i:
+        item = locate(items, p, i, i)
+        with e.loop(item.panels) as number:
+            column = (item.panel + number) * spec.tile.width
+            _write_panel(e, spec, p, item, (sums, waiting), column)
+    return RecordedKernel(e.kernel(f"dots_{spec.b.name}{spec.epilogue.label}"), p)
 
 
-def _panel(
-    e: Builder, spec: Dots, items: Items, item: Item, room: tuple[Value, Value], p: Value
+def _write_panel(
+    e: Builder,
+    spec: Dots,
+    p: ItemParameters[Pointer, Value],
+    item: Item,
+    room: tuple[Pointer, Pointer],
+    column: Value,
 ) -> None:
     """All rows times the columns of one panel."""
     tile, (sums, waiting) = spec.tile, room
-    column = e.mul(e.add(item.panel, p), tile.width)
-    last = e.sub(items["n"], 1)
-
-    def group(first: Value) -> None:
-        places = [e.min(e.add(e.add(column, first), j), last) for j in range(tile.lanes)]
-        columns = [e.offset(item.b, e.mul(place, items["b_column"])) for place in places]
-
-        def row(r: Value) -> None:
-            a = e.offset(item.a, e.mul(r, items["a_row"]))
-            totals = _dots(e, spec, a, columns, items["k"], waiting)
-            e.store(sums, e.add(e.mul(r, tile.width), first), totals)
-
-        e.loop(0, item.rows, 1, row)
-
-    e.loop(0, tile.width, tile.lanes, group)
-    zero = e.index(0)
-    extras, results = (
-        [moved(e, place, zero, column) for place in places]
-        for places in (item.extras, item.results)
-    )
-    block = Block(sums, tile.width, item.rows, e.sub(items["n"], column))
-    finish(e, tile, spec.epilogue, block, extras, results)
+    last = p.n - 1
+    with e.loop(0, tile.width, tile.lanes) as first:
+        places = [minimum(column + first + j, last) for j in range(tile.lanes)]
+        columns = [item.b + place * p.b_column for place in places]
+        with e.loop(item.rows) as r:
+            a = item.a + r * p.a_row
+            totals = _dots(e, spec, a, columns, p.k, waiting)
+            sums[r * tile.width + first] = totals
+    here = item.sides.map(lambda place: moved(place, 0, column))
+    block = Block(sums, tile.width, item.rows, p.n - column)
+    finish(e, tile, spec.epilogue, block, here)
 
 
 def _dots(
-    e: Builder, spec: Dots, a: Value, columns: list[Value], terms: Value, waiting: Value
+    e: Builder, spec: Dots, a: Pointer, columns: list[Pointer], terms: Value, waiting: Pointer
 ) -> Value:
     """One sum per column, as a vector."""
     dtype, lanes = spec.tile.dtype, spec.tile.lanes
     # Sums of integers take their terms by twos.
     step, kind = (2 * lanes, dt.int16) if dtype.is_integer else (lanes, dtype)
-    whole = e.sub(terms, e.rem(terms, step))
+    whole = terms - terms % step
     ahead = _AHEAD // spec.b.itemsize
 
-    def added(k: Value, mask: Value | None, sums: Sums) -> Sums:
-        x = e.cast(e.load(a, k, step, mask), kind)
-        loaded = [e.cast(e.load(column, k, step, mask), kind) for column in columns]
-        if dtype.is_integer:
-            return tuple(e.dot(s, y, x) for y, s in zip(loaded, sums, strict=True))
-        return tuple(e.fma(y, x, s) for y, s in zip(loaded, sums, strict=True))
+    def add(sums: list[Value], k: Value, mask: Value | None = None) -> None:
+        x = a.load(k, step, mask).cast(kind)
+        loaded = [column.load(k, step, mask).cast(kind) for column in columns]
+        sums[:] = [
+            dot(s, y, x) if dtype.is_integer else fma(y, x, s)
+            for y, s in zip(loaded, sums, strict=True)
+        ]
 
-    def body(k: Value, *sums: Value) -> Sums:
-        for column in columns:
-            e.prefetch(column, e.add(k, ahead))
-        return added(k, None, sums)
+    def turns(start: Value | int, stop: Value) -> list[Value]:
+        sums = [e.constant(0, dtype, lanes)] * lanes
+        with e.loop(start, stop, step, carrying=sums) as k:
+            for column in columns:
+                column.prefetch(k + ahead)
+            add(sums, k)
+        return sums
 
-    zeros = [e.constant(0, dtype, lanes)] * lanes
-
-    def turns(start: Value, stop: Value) -> Sums:
-        made: Sums = e.loop(start, stop, step, body, zeros)
-        return made
-
-    first: Value = e.index(0)
-    finished: Callable[[Sums], list[Value]] = list
-    if not dtype.is_integer:  # Those are exact.
-        first, finished = _long(e, spec.tile, waiting, whole, turns)
-    sums = turns(first, whole)
-    mask = e.first_lanes(e.sub(terms, whole), step)
-    sums = e.branch(
-        e.compare("lt", whole, terms), lambda: added(whole, mask, sums), lambda: sums, sums
-    )
-    parts = transpose(e, finished(sums))
+    # Sums of integers are exact, and never wait.
+    long = None if dtype.is_integer else _Long(e, spec.tile, waiting, whole)
+    if long is not None:
+        long.write(turns)
+    sums = turns(0 if long is None else long.end, whole)
+    mask = e.first_lanes(terms - whole, step)
+    with e.when(whole < terms, changing=sums):
+        add(sums, whole, mask)
+    if long is not None:
+        with e.when(long.some, changing=sums):
+            sums[:] = long.with_waiting(sums)
+    parts = transpose(sums)
     while len(parts) > 1:
         half = len(parts) // 2
-        parts = [e.add(x, y) for x, y in zip(parts[:half], parts[half:], strict=True)]
+        parts = list(map(operator.add, parts[:half], parts[half:]))
     return parts[0]
 
 
-def _long(
-    e: Builder, tile: Tile, waiting: Value, whole: Value, turns: Callable[[Value, Value], Sums]
-) -> tuple[Value, Callable[[Sums], list[Value]]]:
-    """Add sums of so many turns at a time to sums that wait in memory.
+class _Long:
+    """Sums of so many turns at a time, added to sums that wait in memory.
 
-    Returns:
-        The first term behind, and a function that adds what waits to the sums of the rest.
+    `end` is the first term behind them, `some` whether there are any.
     """
-    places = [e.offset(waiting, j * tile.lanes) for j in range(tile.lanes)]
-    block = _TURNS * tile.lanes
-    first = e.sub(whole, e.rem(whole, block))
-    some = e.compare("lt", 0, first)
 
-    def wait(sums: Sums) -> None:
-        for place, total in zip(places, sums, strict=True):
-            e.store(place, 0, total)
+    def __init__(self, e: Builder, tile: Tile, waiting: Pointer, whole: Value) -> None:
+        self.e, self.tile = e, tile
+        self.places = [waiting + j * tile.lanes for j in range(tile.lanes)]
+        self.block = _TURNS * tile.lanes
+        self.end = whole - whole % self.block
+        self.some = self.end > 0
 
-    def with_both(sums: Sums) -> Sums:
-        old = [e.load(place, 0, tile.lanes) for place in places]
-        return tuple(e.add(x, y) for x, y in zip(old, sums, strict=True))
+    def write(self, turns: Callable[[Value, Value], list[Value]]) -> None:
+        """All of them."""
+        e, lanes = self.e, self.tile.lanes
+        with e.when(self.some):
+            self._wait([e.constant(0, self.tile.dtype, lanes)] * lanes)
+        with e.loop(0, self.end, self.block) as k:
+            self._wait(self.with_waiting(turns(k, k + self.block)))
 
-    e.branch(some, lambda: wait((e.constant(0, tile.dtype, tile.lanes),) * tile.lanes))
-    e.loop(0, first, block, lambda k: wait(with_both(turns(k, e.add(k, block)))))
+    def with_waiting(self, sums: list[Value]) -> list[Value]:
+        """Sums, and what waits, together."""
+        old = [place.load(0, self.tile.lanes) for place in self.places]
+        return list(map(operator.add, old, sums))
 
-    def finished(sums: Sums) -> list[Value]:
-        return list(e.branch(some, lambda: with_both(sums), lambda: sums, sums))
-
-    return first, finished
+    def _wait(self, sums: list[Value]) -> None:
+        for place, total in zip(self.places, sums, strict=True):
+            place[0] = total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treadle.backends.api import Support, no, yes
 from treadle.backends.codegen.contraction.dots.kernel import ROWS, Dots, dots_kernel
+from treadle.backends.codegen.contraction.shared.items import Division
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.problem import Problem
 from treadle.backends.codegen.contraction.shared.tile import Tile
@@ -33,21 +34,16 @@ def lower(launches: Launches) -> Lowered:
     problem, target = launches.problem, launches.target
     tile = Tile(launches.dtype, ROWS, ROWS, 2, target.lanes(launches.dtype))
     spec = Dots(tile, problem.a.dtype, problem.b.dtype, len(problem.batch), problem.epilogue)
-    launches.add(dots_kernel(spec), *_sizes(problem, tile))
+    division, items = _division(problem, tile)
+    launches.add(dots_kernel(spec), launches.arguments(division), items)
     return launches.lowered()
 
 
-def _sizes(problem: Problem, tile: Tile) -> tuple[dict[str, Dim], Dim]:
-    """Sizes of the kernel of dot products, and its items."""
+def _division(problem: Problem, tile: Tile) -> tuple[Division[Dim], Dim]:
+    """How the kernel is cut, and its items."""
     panels = -(-problem.n // tile.width)
     bytes_of_panel = estimate(problem.k) * tile.width * problem.b.dtype.itemsize
     width = max(1, min(estimate(panels), (1 << 16) // bytes_of_panel))
     panel_items = -(-panels // width)
-    sizes: dict[str, Dim] = {
-        "height": problem.m,
-        "width": width,
-        "block": problem.m,
-        "depth": problem.k,
-    }
-    sizes |= {"row_items": 1, "panel_items": panel_items}
-    return sizes, problem.count * panel_items
+    division = Division(problem.m, width, problem.m, problem.k, 1, panel_items)
+    return division, problem.count * panel_items

@@ -7,8 +7,10 @@ makes a difference.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from treadle.backends.codegen.contraction.integers.tile import pitch_of, word_tile_function
 from treadle.backends.codegen.contraction.integers.words import (
@@ -20,11 +22,18 @@ from treadle.backends.codegen.contraction.integers.words import (
     words_function,
 )
 from treadle.backends.codegen.contraction.shared.epilogue import Block, Epilogue, finish
-from treadle.backends.codegen.contraction.shared.items import Contraction, Item, Items, moved
+from treadle.backends.codegen.contraction.shared.items import (
+    Item,
+    ItemSpec,
+    ItemTables,
+    declare_items,
+    locate,
+)
 from treadle.backends.codegen.contraction.shared.tile import Tile, full_tiles
-from treadle.backends.codegen.kernel import builder
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function, Value
+from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.ir import Function, Kernel
+from treadle.backends.codegen.kernel.language import Operand, Pointer, Value, minimum, select
+from treadle.backends.codegen.kernel.records import RecordedKernel, required
 from treadle.base import dtype as dt
 
 
@@ -83,46 +92,35 @@ class _Given:
     """Micro-kernels, and the rows of a that they read."""
 
     functions: Tiles
-    rows: Value
+    rows: Pointer
     pitch: int
 
 
 @lru_cache(maxsize=256)
-def word_kernel(spec: WordSpec) -> Contraction:
+def word_kernel(spec: WordSpec) -> RecordedKernel:
     """The kernel of a specification; equal specifications share it."""
     writer = _Writer(spec)
-    parameters = writer.items.parameters
-    kernel = builder.kernel(
-        writer.name(), list(parameters.values()), writer.write, writer.functions()
-    )
-    return Contraction(kernel, tuple(parameters))
+    return RecordedKernel(writer.kernel(), writer.p)
 
 
-@dataclass(slots=True)
 class _Writer:
     """Writes one kernel."""
 
-    spec: WordSpec
-    items: Items = field(init=False)
-    make_words: Function = field(init=False)
-    tiles: Tiles = field(init=False)
-    pair_tiles: Tiles = field(init=False)
-    rows: Value = field(init=False)
-    pairs: Value = field(init=False)
-    found: Value = field(init=False)
-    zeros: Value = field(init=False)
-    sums: Value = field(init=False)
-
-    def __post_init__(self) -> None:
-        spec, words = self.spec, self.spec.words
-        tables = (*("row_table",) * words.tabled, "run_table")
-        self.items = Items(
-            spec.tile.width, words.source, dt.int32, spec.batch, spec.epilogue, tables
-        )
-        self.make_words = words_function(spec.tile, words)
-        self.tiles = self.pair_tiles = self._tiles_of(spec.tile)
+    def __init__(self, spec: WordSpec) -> None:
+        self.spec, words, tile = spec, spec.words, spec.tile
+        tables = ItemTables(row_table=words.tabled, run_table=True)
+        self.items = ItemSpec(tile.width, words.source, dt.int32, spec.batch, spec.epilogue, tables)
+        self.e = e = KernelBuilder()
+        self.p = declare_items(e, self.items)
+        self.make_words = words_function(tile, words)
+        self.tiles = self.pair_tiles = self._tiles_of(tile)
+        self.rows = e.stack(dt.int32, (BLOCK + 1) * pitch_of(tile.terms))
         if spec.checked:
-            self.pair_tiles = self._tiles_of(replace(spec.tile, terms=2))
+            self.pair_tiles = self._tiles_of(replace(tile, terms=2))
+            self.pairs = e.stack(dt.int32, (BLOCK + 1) * pitch_of(2))
+        self.found = e.stack(dt.int32, tile.lanes)
+        self.zeros = e.stack(dt.int32, tile.width)
+        self.sums = e.stack(dt.int32, spec.sums)
 
     def _tiles_of(self, tile: Tile) -> Tiles:
         spec, narrow = self.spec, self.spec.checked and tile.terms == 4
@@ -132,84 +130,57 @@ class _Writer:
         )
         return big, small
 
-    def name(self) -> str:
-        """A name that tells kernels apart in reports."""
-        steps = "".join(f"_{s.op.name}" for s in self.spec.epilogue.steps[:3])
-        return f"contract_{self.spec.words.source.name}_words{self.spec.tile.terms}{steps}"
-
-    def functions(self) -> list[Function]:
-        """What the entry calls."""
-        return list(dict.fromkeys((self.make_words, *self.tiles, *self.pair_tiles)))
-
-    def __getitem__(self, name: str) -> Value:
-        return self.items[name]
-
-    # -- items -----------------------------------------------------------------------------
-
-    def write(self, e: Builder, lo: Value, hi: Value) -> None:
-        """The entry."""
-        tile = self.spec.tile
-        self.rows = e.stack(dt.int32, (BLOCK + 1) * pitch_of(tile.terms))
-        if self.spec.checked:
-            self.pairs = e.stack(dt.int32, (BLOCK + 1) * pitch_of(2))
-        self.found = e.stack(dt.int32, tile.lanes)
-        self.zeros = e.stack(dt.int32, tile.width)
-        self.sums = e.stack(dt.int32, self.spec.sums)
-        e.zero(self.zeros, tile.width)
-
-        def item(i: Value) -> None:
-            found = self.items.locate(e, i, e.div(i, self["row_items"]))
+    def kernel(self) -> Kernel:
+        """The kernel, whose items are those of `locate`."""
+        e, k, depth = self.e, self.p.k, self.p.division.depth
+        self.zeros.zero(self.spec.tile.width)
+        with e.items() as i:
+            item = locate(self.items, self.p, i, i // self.p.division.row_items)
             if not self.spec.split:
-                self._blocks(e, found, e.index(0), self["k"], None)
-                return
+                self._blocks(item, e.index(0), k, None)
+            else:
+                with e.loop(0, k, depth) as first:
+                    rest = k - first
+                    count, last = minimum(depth, rest), rest <= depth
+                    self._blocks(item, first, count, last)
+        steps = self.spec.epilogue.label
+        name = f"contract_{self.spec.words.source.name}_words{self.spec.tile.terms}{steps}"
+        functions = dict.fromkeys((self.make_words, *self.tiles, *self.pair_tiles))
+        return e.kernel(name, list(functions))
 
-            def terms(first: Value) -> None:
-                rest = e.sub(self["k"], first)
-                count, last = e.min(self["depth"], rest), e.compare("le", rest, self["depth"])
-                self._blocks(e, found, first, count, last)
-
-            e.loop(0, self["k"], self["depth"], terms)
-
-        e.loop(lo, hi, 1, item)
-
-    def _blocks(
-        self, e: Builder, item: Item, first: Value, count: Value, last: Value | None
-    ) -> None:
+    def _blocks(self, item: Item, first: Value, count: Value, last: Value | None) -> None:
         """Add some words to all sums of an item."""
-
-        def block(row: Value) -> None:
-            rows = e.min(self["block"], e.sub(item.rows, row))
+        e = self.e
+        with e.loop(0, item.rows, self.p.division.block) as row:
+            rows = minimum(self.p.division.block, item.rows - row)
             step = _Step(first, count, last, row, rows)
-            self._make_words(e, item, step)
-            e.loop(0, item.panels, 1, lambda p: self._panel(e, item, step, p))
+            self._make_words(item, step)
+            with e.loop(item.panels) as p:
+                self._panel(item, step, p)
 
-        e.loop(0, item.rows, self["block"], block)
-
-    def _make_words(self, e: Builder, item: Item, step: _Step) -> None:
+    def _make_words(self, item: Item, step: _Step) -> None:
         """The words of a block of rows."""
-        words, lanes = self.spec.words, self.spec.tile.lanes
-        row = e.add(item.row, step.row)
+        e, words, lanes = self.e, self.spec.words, self.spec.tile.lanes
+        row = item.row + step.row
+        place: tuple[Pointer, Operand]
         if words.tabled:
-            a, place = item.a, e.offset(self["row_table"], row)
+            place = item.a, required(self.p.tables.row_table) + row
         else:
-            a, place = e.offset(item.a, e.mul(row, self["a_row"])), self["a_row"]
-        run_words = self["run_words"]
-        table = e.offset(self["run_table"], e.div(step.first, run_words))
-        sizes = step.rows, e.div(step.count, run_words), self["run"], run_words
-        e.call(self.make_words, a, place, table, self.rows, self.found, *sizes)
+            place = item.a + row * self.p.a_row, self.p.a_row
+        run_words = required(self.p.runs).run_words
+        table = required(self.p.tables.run_table) + step.first // run_words
+        sizes = step.rows, step.count // run_words, required(self.p.runs).run, run_words
+        e.call(self.make_words, *place, table, self.rows, self.found, *sizes)
         if not self.spec.checked:
             if self._is_shifted:
                 shift_rows(e, self.rows, step.rows, step.count, lanes)
             return
-        step.high = has_high_bits(e, self.found, lanes)
-
-        def prepare() -> None:
+        step.high = has_high_bits(self.found, lanes)
+        with e.when(step.high):
             given = self.rows, words.source
             widen_rows(e, given, self.pairs, step.rows, step.count, lanes)
             if self._is_shifted:
                 shift_rows(e, self.rows, step.rows, step.count, lanes)
-
-        e.branch(step.high, prepare)
 
     @property
     def _is_shifted(self) -> bool:
@@ -217,94 +188,79 @@ class _Writer:
 
     # -- tiles -----------------------------------------------------------------------------
 
-    def _panel(self, e: Builder, item: Item, step: _Step, p: Value) -> None:
+    def _panel(self, item: Item, step: _Step, p: Value) -> None:
         """A block of rows times one panel."""
-        spec, width = self.spec, self.spec.tile.width
-        column = e.mul(e.add(item.panel, p), width)
-        columns = e.sub(self["n"], column)
-        place = e.index(0)
-        if spec.split:
-            place = e.mul(e.add(e.mul(p, self["height"]), step.row), width)
-        sums = e.offset(self.sums, place)
-        results, extras = (
-            [moved(e, place, e.add(item.row, step.row), column) for place in places]
-            for places in (item.results, item.extras)
-        )
-        full, target = e.compare("le", width, columns), (sums, e.index(width))
+        e, spec, width = self.e, self.spec, self.spec.tile.width
+        column = (item.panel + p) * width
+        columns = self.p.n - column
+        sums = self.sums + ((p * self.p.division.height + step.row) * width if spec.split else 0)
+        places = item.places(item.row + step.row, column)
+        full = width <= columns
+        target: list[Any] = [sums, e.index(width)]
         if spec.direct:
-            there, here = (results[0].pointer, results[0].row_step), target
-            pointer, by = e.branch(full, lambda: there, lambda: here, target)
-            target = pointer, by
-        place = e.mul(e.add(item.panel, p), e.mul(self["panel_terms"], width))
-        self._multiply(e, step, e.offset(item.b, place), target)
-
-        def end() -> None:
+            with e.when(full, changing=target):
+                target[:] = places.results[0].pointer, places.results[0].row_step
+        place = (item.panel + p) * (required(self.p.panel_terms) * width)
+        self._multiply(step, item.b + place, target)
+        with e.when_all([step.last, ~full if spec.direct else None]):
             block = Block(sums, width, step.rows, columns)
-            finish(e, spec.tile, spec.epilogue, block, extras, results, ragged=spec.direct)
+            finish(e, spec.tile, spec.epilogue, block, places, ragged=spec.direct)
 
-        conditions = [] if step.last is None else [step.last]
-        conditions += [e.invert(full)] if spec.direct else []
-        if len(conditions) == 2:
-            conditions = [e.bitwise("and", *conditions)]
-        if conditions:
-            e.branch(conditions[0], end)
-        else:
-            end()
-
-    def _multiply(self, e: Builder, step: _Step, panel: Value, target: tuple[Value, Value]) -> None:
+    def _multiply(self, step: _Step, panel: Pointer, target: Sequence[Any]) -> None:
         """Tiles over a panel: the fastest ones that are exact."""
-        width = self.spec.tile.width
-        b = e.offset(panel, e.mul(step.first, width))
+        e, width = self.e, self.spec.tile.width
+        b = panel + step.first * width
 
-        def bytes_() -> None:
+        def multiply_bytes() -> None:
             given = _Given(self.tiles, self.rows, pitch_of(self.spec.tile.terms))
-            self._tiles(e, step, given, (b, self._first(e, step, panel), step.count), target)
+            self._tiles(step, given, (b, self._first(step, panel), step.count), target)
 
         if step.high is None:
-            bytes_()
+            multiply_bytes()
             return
-        wide = e.sub(self["panel_terms"], e.mul(self["k"], 2))
-        tame = e.compare("ne", e.load(panel, e.mul(e.sub(wide, 1), width)), 0)
-
-        def pairs() -> None:
-            place = e.add(wide, e.mul(step.first, 2))
-            operands = e.offset(panel, e.mul(place, width)), self.zeros, e.mul(step.count, 2)
+        wide = required(self.p.panel_terms) - self.p.k * 2
+        tame = panel[(wide - 1) * width] != 0
+        with e.when(tame | ~step.high):
+            multiply_bytes()
+        with e.otherwise():
+            place = wide + step.first * 2
+            operands = panel + place * width, self.zeros, step.count * 2
             given = _Given(self.pair_tiles, self.pairs, pitch_of(2))
-            self._tiles(e, step, given, operands, target)
+            self._tiles(step, given, operands, target)
 
-        e.branch(e.bitwise("or", tame, e.invert(step.high)), bytes_, pairs)
-
-    def _first(self, e: Builder, step: _Step, panel: Value) -> Value:
+    def _first(self, step: _Step, panel: Pointer) -> Pointer:
         """With which row sums begin."""
         if not self._is_shifted:
             return self.zeros
-        row = e.add(self["k"], e.div(step.first, self["depth"]))
-        made = e.offset(panel, e.mul(row, self.spec.tile.width))
-        if step.high is None:
-            return made
-        return e.branch(step.high, lambda: made, lambda: self.zeros, (made,))[0]
+        row = self.p.k + step.first // self.p.division.depth
+        first = [panel + row * self.spec.tile.width]
+        if step.high is not None:
+            with self.e.unless(step.high, changing=first):
+                first[0] = self.zeros
+        return first[0]
 
     def _tiles(
         self,
-        e: Builder,
         step: _Step,
         given: _Given,
-        operands: tuple[Value, Value, Value],
-        target: tuple[Value, Value],
+        operands: tuple[Pointer, Pointer, Value],
+        target: Sequence[Any],
     ) -> None:
         """Full tiles, then small ones for the last rows; the cut is that of `Tile.cut`.
 
         `operands` are the panel, the row that sums begin with, and how many words there are.
         """
-        tile, (big, small) = self.spec.tile, given.functions
-        b, first, words = operands
-        add = [e.select(e.compare("eq", step.first, 0), 0, e.index(1))] * self.spec.split
+        e, tile, (big, small) = self.e, self.spec.tile, given.functions
+        (b, first, words), (start, by) = operands, target
+        add = [select(step.first == 0, 0, e.index(1))] * self.spec.split
 
         def call(r: Value, function: Function, *count: Value) -> None:
-            a = e.offset(given.rows, e.mul(r, given.pitch))
-            c = e.offset(target[0], e.mul(r, target[1]))
-            e.call(function, a, b, words, first, c, target[1], *count, *add)
+            a = given.rows + r * given.pitch
+            c = start + r * by
+            e.call(function, a, b, words, first, c, by, *count, *add)
 
-        whole = e.mul(full_tiles(e, tile, step.rows), tile.rows)
-        e.loop(0, whole, tile.rows, lambda r: call(r, big))
-        e.loop(whole, step.rows, tile.small, lambda r: call(r, small, e.sub(step.rows, r)))
+        whole = full_tiles(tile, step.rows) * tile.rows
+        with e.loop(0, whole, tile.rows) as r:
+            call(r, big)
+        with e.loop(whole, step.rows, tile.small) as r:
+            call(r, small, step.rows - r)

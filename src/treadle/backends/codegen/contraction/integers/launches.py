@@ -10,19 +10,22 @@ from treadle.backends.api import Support, no, yes
 from treadle.backends.codegen.contraction.integers.kernel import WordSpec, word_kernel
 from treadle.backends.codegen.contraction.integers.panels import (
     PanelWords,
+    PanelWordsParameters,
     panel_rows,
     panel_words_kernel,
 )
 from treadle.backends.codegen.contraction.integers.tile import DEPTH, choose_word_tile, deepest
 from treadle.backends.codegen.contraction.integers.words import BLOCK, Words, terms_per_word
+from treadle.backends.codegen.contraction.shared.items import Division, ItemTables, RunSizes
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import Offsets, steps_of
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.target import Target
-from treadle.backends.program import Launch, Lowered, Ref
+from treadle.backends.program import Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.estimates import estimate
+from treadle.base.shape import product
 from treadle.base.symbol import Dim
 
 _CACHE = 2 << 20
@@ -106,9 +109,9 @@ def multiply_words(
     tile = choose_word_tile(target, estimate(problem.m), estimate(problem.n), terms)
     depth = _depth(runs.count, runs.words, terms)
     launches.problem = replace(problem, b=_panels(launches, tile, runs, depth))
-    launches.tables["run_table"] = launches.constant(runs.starts.astype(np.int32))
-    if rows is not None:
-        launches.tables["row_table"] = launches.constant(rows.astype(np.int32))
+    run_table = launches.constant(runs.starts.astype(np.int32))
+    row_table = None if rows is None else launches.constant(rows.astype(np.int32))
+    launches.tables = ItemTables(row_table=row_table, run_table=run_table)
     words = Words(source, rows is not None, loose, not target.dot_int8)
     _launch(launches, tile, words, runs, depth)
 
@@ -120,23 +123,22 @@ def _panels(launches: Launches, tile: Tile, runs: Runs, depth: int) -> Matrix:
     steps, count = launches.distinct(b, panels * rows * tile.width)
     frozen, nbytes = launches.is_frozen(b), count * dt.int32.itemsize + 64
     place = launches.keep(nbytes) if frozen else launches.workspace(nbytes)
-    arguments: dict[str, Ref | Dim] = {
-        "source": Ref(b.kind, b.index, b.offset * b.dtype.itemsize),
-        "order": launches.constant(runs.order.astype(np.int32)),
-        "target": place,
-        **{"n": problem.n, "k": runs.count, "depth": depth, "panel_terms": rows},
-        **{"panels": panels, "column_step": b.column},
-    }
-    copies: Dim = 1
-    for axis, step in enumerate(steps):
-        arguments |= {f"batch{axis}": step.extent, f"source_batch{axis}": step.source}
-        arguments[f"target_batch{axis}"] = step.target
-        copies *= step.extent
+    given: PanelWordsParameters[Ref, Dim] = PanelWordsParameters(
+        source=b.place,
+        order=launches.constant(runs.order.astype(np.int32)),
+        target=place,
+        n=problem.n,
+        k=runs.count,
+        depth=depth,
+        panel_terms=rows,
+        panels=panels,
+        column_step=b.column,
+        batch=steps,
+    )
     kernel = panel_words_kernel(PanelWords(tile, b.dtype, len(steps)))
-    launch = Launch(
-        kernel.kernel,
-        tuple(arguments[name] for name in kernel.names),
-        items=copies * panels,
+    launch = kernel.launch(
+        given,
+        items=product(axis.extent for axis in steps) * panels,
         serial=estimate(nbytes) < 1 << 16,
         nbytes=nbytes,
     )
@@ -154,14 +156,15 @@ def _launch(launches: Launches, tile: Tile, words: Words, runs: Runs, depth: int
     width, height = _item(launches, tile, block, sums if split else 1 << 31)
     panels = -(-problem.n // tile.width)
     row_items, panel_items = -(-problem.m // height), -(-panels // width)
-    sizes: dict[str, Dim] = {"height": height, "width": width, "block": min(height, block)}
-    sizes |= {"depth": depth}
-    sizes |= {"row_items": row_items, "panel_items": panel_items}
-    sizes |= {"k": k, "panel_terms": panel_rows(tile, k, depth)}
-    sizes |= {"run": runs.length, "run_words": runs.words}
+    division = Division(height, width, min(height, block), depth, row_items, panel_items)
     launches.unit = "int8" if tile.terms == 4 else ""
     spec = WordSpec(tile, words, len(problem.batch), split, sums, problem.epilogue)
-    launches.add(word_kernel(spec), sizes, problem.count * row_items * panel_items)
+    given = launches.arguments(division)._replace(
+        k=k,
+        panel_terms=panel_rows(tile, k, depth),
+        runs=RunSizes(runs.length, runs.words),
+    )
+    launches.add(word_kernel(spec), given, problem.count * row_items * panel_items)
 
 
 def _depth(k: int, run: int, terms: int) -> int:

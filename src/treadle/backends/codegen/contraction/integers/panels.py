@@ -11,13 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
 
 from treadle.backends.codegen.contraction.integers.tile import WORDS
-from treadle.backends.codegen.contraction.shared.items import Contraction
+from treadle.backends.codegen.contraction.shared.pack import Copies, at_position, copies
 from treadle.backends.codegen.contraction.shared.tile import Tile
-from treadle.backends.codegen.kernel import builder, ir
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.language import (
+    Pointer,
+    Value,
+    dot,
+    maximum,
+    minimum,
+    select,
+    shuffle,
+)
+from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
@@ -27,6 +36,8 @@ _OFFSET = 128
 """What is added to the bytes of a."""
 
 Change = Callable[[Value, Value], Value]
+P = TypeVar("P")
+S = TypeVar("S")
 """From words and what was seen before to what is seen then."""
 
 
@@ -49,135 +60,125 @@ def pairs_row(k: int, depth: int) -> int:
     return k + -(-k // depth) + 1
 
 
+class PanelWordsParameters(NamedTuple, Generic[P, S]):
+    """Parameters of a kernel that makes words: see `panel_words_kernel`."""
+
+    source: P
+    order: P
+    target: P
+    n: S
+    k: S
+    depth: S
+    panel_terms: S
+    panels: S
+    column_step: S
+    batch: tuple[Copies[S], ...]
+
+
 @lru_cache(maxsize=64)
-def panel_words_kernel(spec: PanelWords) -> Contraction:
+def panel_words_kernel(spec: PanelWords) -> RecordedKernel:
     """The kernel, whose items are panels.
 
     Term t of word w is order[w * terms + t] elements behind the start of its column; -1 says that
     there is none, and it is 0. Columns beyond the last one repeat it.
     """
     writer = _Writer(spec)
+    writer.write()
     name = f"pack_words_{spec.source.name}_{spec.tile.terms}"
-    kernel = builder.kernel(name, list(writer.values.values()), writer.write)
-    return Contraction(kernel, tuple(writer.values))
+    return RecordedKernel(writer.e.kernel(name), writer.p)
 
 
 class _Writer:
     """Writes one kernel."""
 
     def __init__(self, spec: PanelWords) -> None:
-        self.tile, self.batch = spec.tile, range(spec.batch)
-        names = ["n", "k", "depth", "panel_terms", "panels", "column_step"]
-        steps = ("batch", "source_batch", "target_batch")
-        names += [f"{name}{axis}" for axis in self.batch for name in steps]
-        self.values = {"source": ir.pointer(spec.source, "source")}
-        self.values["order"] = ir.pointer(dt.int32, "order")
-        self.values["target"] = ir.pointer(dt.int32, "target")
-        self.values |= {name: ir.size(name) for name in names}
+        self.tile, self.e = spec.tile, KernelBuilder()
+        self.p = self.e.record(
+            PanelWordsParameters[Pointer, Value],
+            source=spec.source,
+            order=dt.int32,
+            target=dt.int32,
+            batch=lambda: copies(self.e, spec.batch),
+        )
 
-    def write(self, e: Builder, lo: Value, hi: Value) -> None:
-        """The entry."""
-        e.loop(lo, hi, 1, lambda i: self._panel(e, i))
+    def write(self) -> None:
+        """One panel per item."""
+        p, width = self.p, self.tile.width
+        with self.e.items() as i:
+            panel, position = i % p.panels, i // p.panels
+            source, target = at_position(position, p.batch, p.source, p.target)
+            target = target + panel * (p.panel_terms * width)
+            first, last = panel * width, p.n - 1
+            columns = [minimum(first + j, last) for j in range(width)]
+            starts = [source + c * p.column_step for c in columns]
+            with self.e.loop(p.k) as w:
+                self._word(starts, target, w)
+            if self.tile.terms == 4:
+                self._rows_behind(target)
 
-    def _panel(self, e: Builder, i: Value) -> None:
-        values, width = self.values, self.tile.width
-        panel, position = e.rem(i, values["panels"]), e.div(i, values["panels"])
-        source, target = values["source"], values["target"]
-        for axis in reversed(self.batch):
-            at = e.rem(position, values[f"batch{axis}"]) if axis else position
-            position = e.div(position, values[f"batch{axis}"]) if axis else position
-            source = e.offset(source, e.mul(at, values[f"source_batch{axis}"]))
-            target = e.offset(target, e.mul(at, values[f"target_batch{axis}"]))
-        target = e.offset(target, e.mul(panel, e.mul(values["panel_terms"], width)))
-        first, last = e.mul(panel, width), e.sub(values["n"], 1)
-        columns = [e.min(e.add(first, j), last) for j in range(width)]
-        starts = [e.offset(source, e.mul(c, values["column_step"])) for c in columns]
-        e.loop(0, values["k"], 1, lambda w: self._word(e, starts, target, w))
-        if self.tile.terms == 4:
-            self._rows_behind(e, target)
-
-    def _word(self, e: Builder, starts: list[Value], target: Value, w: Value) -> None:
+    def _word(self, starts: list[Pointer], target: Pointer, w: Value) -> None:
         terms, kind = self.tile.terms, WORDS[self.tile.terms][1]
         bits = 8 * kind.itemsize
-        places = [
-            e.cast(e.load(self.values["order"], e.add(e.mul(w, terms), t)), dt.int64)
-            for t in range(terms)
-        ]
-        there = [e.compare("le", 0, place) for place in places]
-        found = [e.max(place, 0) for place in places]
-        row = e.offset(target, e.mul(w, self.tile.width))
+        places = [self.p.order[w * terms + t].cast(dt.int64) for t in range(terms)]
+        there = [place >= 0 for place in places]
+        found = [maximum(place, 0) for place in places]
+        row = target + w * self.tile.width
         for j, start in enumerate(starts):
-            total: Value = e.constant(0, dt.int32)
+            total = self.e.constant(0, dt.int32)
             for t in range(terms):
-                loaded = e.select(there[t], e.cast(e.load(start, found[t]), dt.int32), 0)
-                low = e.bitwise("and", loaded, (1 << bits) - 1)
-                total = e.bitwise("or", total, e.bitwise("shl", low, t * bits) if t else low)
-            e.store(row, j, total)
+                loaded = select(there[t], start[found[t]].cast(dt.int32), 0)
+                low = loaded & ((1 << bits) - 1)
+                total = total | (low << (t * bits) if t else low)
+            row[j] = total
 
     # -- rows behind the panel -----------------------------------------------------------------
 
-    def _rows_behind(self, e: Builder, panel: Value) -> None:
-        k, depth, width = self.values["k"], self.values["depth"], self.tile.width
+    def _rows_behind(self, panel: Pointer) -> None:
+        e, k, depth, width = self.e, self.p.k, self.p.depth, self.tile.width
         vectors, lanes = range(self.tile.vectors), self.tile.lanes
         none = [e.constant(0, dt.int32, lanes)] * self.tile.vectors
 
-        def over(
-            w: Value, change: Callable[[Value, Value], Value], *seen: Value
-        ) -> tuple[Value, ...]:
-            row = e.offset(panel, e.mul(w, width))
-            words = [e.load(row, v * lanes, lanes) for v in vectors]
-            return tuple(change(x, s) for x, s in zip(words, seen, strict=True))
+        def change(w: Value, how: Change, seen: list[Value]) -> None:
+            row = panel + w * width
+            words = [row.load(v * lanes, lanes) for v in vectors]
+            seen[:] = map(how, words, seen)
 
-        def step(s: Value) -> None:
-            first = e.mul(s, depth)
-            stop = e.min(k, e.add(first, depth))
-            sums = e.loop(first, stop, 1, lambda w, *x: over(w, self._summed(e), *x), none)
-            row = e.offset(panel, e.mul(e.add(k, s), width))
+        with e.loop((k + (depth - 1)) // depth) as s:
+            first = s * depth
+            stop = minimum(k, first + depth)
+            ones, sums = e.constant(1, dt.uint8, 4 * lanes), [*none]
+            with e.loop(first, stop, carrying=sums) as w:
+                change(w, lambda x, total: dot(total, ones, x.bitcast(dt.int8)), sums)
+            row = panel + (k + s) * width
             for v, total in enumerate(sums):
-                e.store(row, v * lanes, e.mul(total, -_OFFSET))
-
-        e.loop(0, e.div(e.add(k, e.sub(depth, 1)), depth), 1, step)
-        most = e.loop(0, k, 1, lambda w, *x: over(w, self._largest(e), *x), none)
+                row.store(v * lanes, total * -_OFFSET)
+        most = [*none]
+        with e.loop(k, carrying=most) as w:
+            change(w, _larger, most)
         while len(most) > 1:
-            most = (*most[:-2], e.max(*most[-2:]))
-        tame = e.compare("le", e.reduce("max", most[0]), _TAME)
-        wide = e.sub(self.values["panel_terms"], e.mul(k, 2))
-        e.store(panel, e.mul(e.sub(wide, 1), width), e.select(tame, 1, e.constant(0, dt.int32)))
+            most = [*most[:-2], maximum(*most[-2:])]
+        tame = most[0].reduce("max") <= _TAME
+        wide = self.p.panel_terms - k * 2
+        panel.store((wide - 1) * width, select(tame, 1, e.constant(0, dt.int32)))
+        with e.unless(tame), e.loop(k) as w:
+            self._widened(panel, w, panel + wide * width)
 
-        def widened() -> None:
-            e.loop(
-                0, k, 1, lambda w: self._widened(e, panel, w, e.offset(panel, e.mul(wide, width)))
-            )
-
-        e.branch(tame, lambda: None, widened)
-
-    def _widened(self, e: Builder, panel: Value, w: Value, made: Value) -> None:
+    def _widened(self, panel: Pointer, w: Value, made: Pointer) -> None:
         """A row of words of bytes as two rows of words of two terms."""
         width, lanes = self.tile.width, self.tile.lanes
-        row, into = e.offset(panel, e.mul(w, width)), e.offset(made, e.mul(w, 2 * width))
+        row, into = panel + w * width, made + w * (2 * width)
         for first in range(0, width, lanes):
-            terms = e.bitcast(e.load(row, first, lanes), dt.int8)
+            terms = row.load(first, lanes).bitcast(dt.int8)
             for half in range(2):
                 order = tuple(4 * j + 2 * half + t for j in range(lanes) for t in range(2))
-                pair = e.cast(e.shuffle(terms, terms, order), dt.int16)
-                e.store(into, half * width + first, e.bitcast(pair, dt.int32))
+                pair = shuffle(terms, terms, order).cast(dt.int16)
+                into.store(half * width + first, pair.bitcast(dt.int32))
 
-    def _summed(self, e: Builder) -> Change:
-        """Add the bytes of words up."""
-        ones = e.constant(1, dt.uint8, 4 * self.tile.lanes)
-        return lambda x, total: e.dot(total, ones, e.bitcast(x, dt.int8))
 
-    def _largest(self, e: Builder) -> Change:
-        """The larger of what was seen and of the magnitudes of two neighbors together."""
-
-        def change(x: Value, seen: Value) -> Value:
-            wide = e.cast(e.bitcast(x, dt.int8), dt.int16)
-            pairs = e.bitcast(e.abs(wide), dt.int32)
-            both = e.add(e.bitwise("and", pairs, 0xFFFF), e.bitwise("shr", pairs, 16))
-            halves = (
-                e.shuffle(both, both, tuple(range(start, 2 * self.tile.lanes, 2)))
-                for start in (0, 1)
-            )
-            return e.max(seen, e.max(*halves))
-
-        return change
+def _larger(x: Value, seen: Value) -> Value:
+    """The larger of what was seen and of the magnitudes of two neighbors together."""
+    wide = x.bitcast(dt.int8).cast(dt.int16)
+    pairs = abs(wide).bitcast(dt.int32)
+    both = (pairs & 0xFFFF) + (pairs >> 16)
+    halves = (shuffle(both, both, tuple(range(start, both.lanes, 2))) for start in (0, 1))
+    return maximum(seen, maximum(*halves))

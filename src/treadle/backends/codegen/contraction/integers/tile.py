@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
-from treadle.backends.codegen.contraction.shared.tile import Tile, added, choose_tile
-from treadle.backends.codegen.kernel import builder, ir
+from treadle.backends.codegen.contraction.shared.tile import Tile, add_what_is_there, choose_tile
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function, Value
+from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.language import Pointer, Value, dot, minimum, shuffle
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
 
@@ -61,41 +62,45 @@ def word_tile_function(
     With `small`, rows from `count` on repeat the last one. With `accumulate`, the sums are added to
     c where `add` is not 0. `narrow` claims of bytes what `Builder.dot` says.
     """
-    rows = tile.small if small else tile.rows
-    a, b, c, first = (ir.pointer(dt.int32, name) for name in ("a", "b", "c", "first"))
-    words, c_step, count, add = map(ir.size, ("words", "c_step", "count", "add"))
-    parameters = [a, b, words, first, c, c_step, *[count] * small, *[add] * accumulate]
-    vectors = range(tile.vectors)
-
-    def write(e: Builder) -> None:
-        last = e.sub(count, 1) if small else None
-        places = [e.index(r) if last is None or r == 0 else e.min(last, r) for r in range(rows)]
-        starts = [e.offset(a, e.mul(place, pitch_of(tile.terms))) for place in places]
-
-        turn = _Turn(e, tile, starts, narrow=narrow)
-        initial = [e.load(first, v * tile.lanes, tile.lanes) for v in vectors] * rows
-        whole = e.sub(words, e.rem(words, turn.words))
-        found = e.loop(0, whole, turn.words, turn.whole, (b, *initial))
-        sums = e.loop(whole, words, 1, turn.word, found)[1:]
-        targets = [e.offset(c, e.mul(place, c_step)) for place in places]
-        if accumulate:
-            sums = added(e, tile, targets, sums, add)
-        for i, value in enumerate(sums):
-            e.store(targets[i // tile.vectors], i % tile.vectors * tile.lanes, value)
-
+    e, rows = Builder(), tile.small if small else tile.rows
+    a, b = e.pointer(dt.int32, "a"), e.pointer(dt.int32, "b")
+    words, first = e.size("words"), e.pointer(dt.int32, "first")
+    c, c_step = e.pointer(dt.int32, "c"), e.size("c_step")
+    last = e.size("count") - 1 if small else None
+    lines = [e.index(r) if last is None or r == 0 else minimum(last, r) for r in range(rows)]
+    starts = [a + line * pitch_of(tile.terms) for line in lines]
+    begin = [first.load(v * tile.lanes, tile.lanes) for v in range(tile.vectors)]
+    turn = _Turn(tile, starts, [b], [[*begin] for _ in range(rows)], narrow)
+    whole = words - words % turn.words
+    with e.loop(0, whole, turn.words, carrying=turn.state) as k:
+        turn.whole(k)
+    with e.loop(whole, words, carrying=turn.state) as k:
+        turn.word(k)
+    targets = [c + line * c_step for line in lines]
+    if accumulate:
+        add_what_is_there(tile, targets, turn.sums, e.size("add"))
+    for target, line in zip(targets, turn.sums, strict=True):
+        for v, value in enumerate(line):
+            target[v * tile.lanes] = value
     size = f"{rows}x{tile.width}{'_small' if small else ''}{'_add' if accumulate else ''}"
     size += "_narrow" if narrow else ""
-    return builder.function(f"tile_words{tile.terms}_{size}", parameters, write)
+    return e.function(f"tile_words{tile.terms}_{size}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What the loop over words does; it carries the panel behind the words so far, and the sums."""
+    """What the loop over words does: it carries the panel behind the words so far, and the sums."""
 
-    e: Builder
     tile: Tile
-    starts: list[Value]
+    starts: list[Pointer]
+    panel: list[Pointer]
+    sums: list[list[Value]]
     narrow: bool
+
+    @property
+    def state(self) -> tuple[list[Any], ...]:
+        """What is carried."""
+        return (self.panel, *self.sums)
 
     @property
     def by_place(self) -> bool:
@@ -107,37 +112,31 @@ class _Turn:
         """Of a whole turn."""
         return self.tile.lanes if self.by_place else _TURN
 
-    def word(self, k: Value, *carried: Value) -> tuple[Value, ...]:
+    def word(self, k: Value) -> None:
         """The products of one word of every row."""
-        e, lanes = self.e, self.tile.lanes
-        return self._products(lambda r: e.splat(e.load(self.starts[r], k), lanes), *carried)
+        self._add_products(lambda r: self.starts[r][k].splat(self.tile.lanes))
 
-    def whole(self, k: Value, *carried: Value) -> tuple[Value, ...]:
+    def whole(self, k: Value) -> None:
         """The products of as many words as a turn has."""
-        e, lanes = self.e, self.tile.lanes
+        lanes = self.tile.lanes
         if not self.by_place:
             for i in range(_TURN):
-                carried = self.word(e.add(k, i), *carried)
-            return carried
-        lines = [e.load(start, k, lanes) for start in self.starts]
+                self.word(k + i)
+            return
+        lines = [start.load(k, lanes) for start in self.starts]
         for i in range(lanes):
-            given = [e.shuffle(x, x, (i,) * lanes) for x in lines]
-            carried = self._products(given.__getitem__, *carried)
-        return carried
+            given = [shuffle(x, x, (i,) * lanes) for x in lines]
+            self._add_products(given.__getitem__)
 
-    def _products(
-        self, given: Callable[[int], Value], panel: Value, *sums: Value
-    ) -> tuple[Value, ...]:
-        e, tile, vectors = self.e, self.tile, range(self.tile.vectors)
-        row = [_terms(e, tile, 1, e.load(panel, v * tile.lanes, tile.lanes)) for v in vectors]
-        made: list[Value] = []
-        for r in range(len(self.starts)):
-            x = _terms(e, tile, 0, given(r))
-            for v in vectors:
-                made.append(e.dot(sums[r * tile.vectors + v], x, row[v], narrow=self.narrow))
-        return (e.offset(panel, tile.width), *made)
+    def _add_products(self, given: Callable[[int], Value]) -> None:
+        tile, (panel,) = self.tile, self.panel
+        row = [_terms(tile, 1, panel.load(v * tile.lanes, tile.lanes)) for v in range(tile.vectors)]
+        for r, line in enumerate(self.sums):
+            x = _terms(tile, 0, given(r))
+            line[:] = [dot(s, x, y, narrow=self.narrow) for s, y in zip(line, row, strict=True)]
+        self.panel[0] = panel + tile.width
 
 
-def _terms(e: Builder, tile: Tile, side: int, words: Value) -> Value:
+def _terms(tile: Tile, side: int, words: Value) -> Value:
     """Words as the terms of an operand."""
-    return e.bitcast(words, WORDS[tile.terms][side])
+    return words.bitcast(WORDS[tile.terms][side])

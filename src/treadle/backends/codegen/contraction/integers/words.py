@@ -23,9 +23,9 @@ from functools import lru_cache
 
 from treadle.backends.codegen.contraction.integers.tile import WORDS, pitch_of
 from treadle.backends.codegen.contraction.shared.tile import Tile
-from treadle.backends.codegen.kernel import builder, ir
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function, Value
+from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, select, shuffle
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -72,129 +72,110 @@ def words_function(tile: Tile, words: Words) -> Function:
 
     The bits of all words together go to `found`.
     """
-    writer = _Rows(tile, words)
-    name = f"words_{words.source.name}_{tile.terms}"
-    return builder.function(name, writer.parameters, writer.write)
+    writer = _Rows(Builder(), tile, words)
+    writer.write()
+    return writer.e.function(f"words_{words.source.name}_{tile.terms}")
 
 
 class _Rows:
     """Writes the function that makes rows words."""
 
-    def __init__(self, tile: Tile, words: Words) -> None:
-        self.tile, self.words = tile, words
-        self.source, self.target = ir.pointer(words.source, "source"), ir.pointer(dt.int32)
-        self.row = ir.pointer(dt.int32, "row_table") if words.tabled else ir.size("row_step")
-        self.table, self.found = ir.pointer(dt.int32, "run_table"), ir.pointer(dt.int32, "found")
-        names = ("rows", "runs", "run", "run_words")
-        self.rows, self.runs, self.run, self.run_words = map(ir.size, names)
+    def __init__(self, e: Builder, tile: Tile, words: Words) -> None:
+        self.e, self.tile, self.words = e, tile, words
+        self.source = e.pointer(words.source, "source")
+        if words.tabled:
+            self.row_table = e.pointer(dt.int32, "row_table")
+        else:
+            self.row_step = e.size("row_step")
+        self.table, self.target = e.pointer(dt.int32, "run_table"), e.pointer(dt.int32)
+        self.found = e.pointer(dt.int32, "found")
+        self.rows, self.runs, self.run, self.run_words = e.sizes("rows", "runs", "run", "run_words")
         self.lanes = tile.lanes * tile.terms
 
-    @property
-    def parameters(self) -> list[Value]:
-        """In order."""
-        pointers = [self.source, self.row, self.table, self.target, self.found]
-        return [*pointers, self.rows, self.runs, self.run, self.run_words]
+    def write(self) -> None:
+        """Rows, their runs, vectors of them; the bits seen are carried along."""
+        e, pitch = self.e, pitch_of(self.tile.terms)
+        seen = [e.constant(0, dt.int32, self.tile.lanes)]
+        with e.loop(self.rows, carrying=seen) as r:
+            at = self.row_table[r].cast(dt.int64) if self.words.tabled else r * self.row_step
+            start, into = self.source + at, self.target + r * pitch
+            with e.loop(self.runs, carrying=seen) as q:
+                given = start + self.table[q].cast(dt.int64)
+                self._run(given, into + q * self.run_words, seen)
+        self.found[0] = seen[0]
 
-    def write(self, e: Builder) -> None:
-        """The body: rows, their runs, vectors of them; the bits seen are carried along."""
-
-        words, pitch = self.words, pitch_of(self.tile.terms)
-
-        def row(r: Value, seen: Value) -> Value:
-            start = e.cast(e.load(self.row, r), dt.int64) if words.tabled else e.mul(r, self.row)
-            start, into = e.offset(self.source, start), e.offset(self.target, e.mul(r, pitch))
-
-            def run(q: Value, seen: Value) -> Value:
-                given = e.offset(start, e.cast(e.load(self.table, q), dt.int64))
-                return self._run(e, given, e.offset(into, e.mul(q, self.run_words)), seen)
-
-            return e.loop(0, self.runs, 1, run, (seen,))[0]
-
-        none = e.constant(0, dt.int32, self.tile.lanes)
-        e.store(self.found, 0, e.loop(0, self.rows, 1, row, (none,))[0])
-
-    def _run(self, e: Builder, given: Value, made: Value, seen: Value) -> Value:
-        lanes, terms = self.lanes, self.tile.terms
+    def _run(self, given: Pointer, made: Pointer, seen: list[Value]) -> None:
+        e, lanes, terms = self.e, self.lanes, self.tile.terms
         kind = WORDS[terms][0]
         keeps = kind.itemsize == self.words.source.itemsize
 
-        def copy(i: Value, seen: Value) -> Value:
-            value = e.load(given, i, lanes)
-            bits = e.bitcast(value if keeps else e.cast(value, kind), dt.int32)
-            e.store(made, e.div(i, terms), bits)
-            return e.bitwise("or", seen, bits)
-
-        def word(i: Value, seen: Value) -> Value:
-            total: Value = e.constant(0, dt.int32)
-            for j in range(terms):
-                place = e.add(i, j)
-                loaded = e.cast(e.load(given, e.min(place, e.sub(self.run, 1))), dt.int32)
-                inside = e.select(e.compare("lt", place, self.run), loaded, 0)
-                total = e.bitwise("or", total, _placed(e, inside, j, kind))
-            e.store(made, e.div(i, terms), total)
-            return e.bitwise("or", seen, e.splat(total, self.tile.lanes))
+        def copy(i: Value) -> None:
+            value = given.load(i, lanes)
+            bits = (value if keeps else value.cast(kind)).bitcast(dt.int32)
+            made[i // terms] = bits
+            seen[0] = seen[0] | bits
 
         if self.words.loose:
-            return e.loop(0, self.run, lanes, copy, (seen,))[0]
-        whole = e.sub(self.run, e.rem(self.run, lanes))
-        seen = e.loop(0, whole, lanes, copy, (seen,))[0]
+            with e.loop(0, self.run, lanes, carrying=seen) as i:
+                copy(i)
+            return
+        whole = self.run - self.run % lanes
+        with e.loop(0, whole, lanes, carrying=seen) as i:
+            copy(i)
         # What is left of a run of whole words is copied with some of what lies before it.
-        ends = e.compare("eq", e.rem(self.run, terms), 0)
-        ends = e.bitwise("and", ends, e.compare("le", lanes, self.run))
-        return e.branch(
-            e.bitwise("and", ends, e.compare("lt", whole, self.run)),
-            lambda: (copy(e.sub(self.run, lanes), seen),),
-            lambda: e.loop(whole, self.run, terms, word, (seen,)),
-            (seen,),
-        )[0]
+        ends = self.run % terms == 0
+        ends = ends & (lanes <= self.run)
+        with e.when(ends & (whole < self.run), changing=seen):
+            copy(self.run - lanes)
+        with e.otherwise(), e.loop(whole, self.run, terms, carrying=seen) as i:
+            total = e.constant(0, dt.int32)
+            for j in range(terms):
+                place = i + j
+                loaded = given[minimum(place, self.run - 1)].cast(dt.int32)
+                inside = select(place < self.run, loaded, 0)
+                total = total | _placed(inside, j, kind)
+            made[i // terms] = total
+            seen[0] = seen[0] | total.splat(self.tile.lanes)
 
 
-def _placed(e: Builder, x: Value, at: int, kind: DType) -> Value:
+def _placed(x: Value, at: int, kind: DType) -> Value:
     """The low bits of an int32, moved to term `at` of a word."""
     bits = 8 * kind.itemsize
-    low = e.bitwise("and", x, (1 << bits) - 1)
-    return e.bitwise("shl", low, at * bits) if at else low
+    low = x & ((1 << bits) - 1)
+    return low << (at * bits) if at else low
 
 
-def has_high_bits(e: Builder, found: Value, lanes: int) -> Value:
+def has_high_bits(found: Pointer, lanes: int) -> Value:
     """Whether one of the bytes of the words in `found` is 128 or more."""
-    high = e.bitwise("and", e.load(found, 0, lanes), TOP)
-    return e.compare("ne", e.reduce("or", high), 0)
+    high = found.load(0, lanes) & TOP
+    return high.reduce("or") != 0
 
 
-def shift_rows(e: Builder, rows: Value, count: Value, words: Value, lanes: int) -> None:
+def shift_rows(e: Builder, rows: Pointer, count: Value, words: Value, lanes: int) -> None:
     """Add 128 to every byte of some rows of words."""
-
-    def row(r: Value) -> None:
-        start = e.offset(rows, e.mul(r, pitch_of(4)))
-
-        def shift(i: Value) -> None:
-            e.store(start, i, e.bitwise("xor", e.load(start, i, lanes), TOP))
-
+    with e.loop(count) as r:
+        start = rows + r * pitch_of(4)
         # Up to a vector more than there is: nothing that counts lies between rows.
-        e.loop(0, words, lanes, shift)
-
-    e.loop(0, count, 1, row)
+        with e.loop(0, words, lanes) as i:
+            start[i] = start.load(i, lanes) ^ TOP
 
 
 def widen_rows(
-    e: Builder, bytes_: tuple[Value, DType], pairs: Value, count: Value, words: Value, lanes: int
+    e: Builder,
+    bytes_: tuple[Pointer, DType],
+    pairs: Pointer,
+    count: Value,
+    words: Value,
+    lanes: int,
 ) -> None:
     """Some rows of words of bytes, of a type, as rows of twice as many words of two terms."""
     rows, kind = bytes_
-
-    def row(r: Value) -> None:
-        start = e.offset(rows, e.mul(r, pitch_of(4)))
-        made = e.offset(pairs, e.mul(r, pitch_of(2)))
-
-        def widen(i: Value) -> None:
-            terms = e.cast(e.bitcast(e.load(start, i, lanes), kind), dt.int16)
-            found = e.bitcast(terms, dt.int32)
+    with e.loop(count) as r:
+        start, made = rows + r * pitch_of(4), pairs + r * pitch_of(2)
+        with e.loop(0, words, lanes) as i:
+            terms = start.load(i, lanes).bitcast(kind).cast(dt.int16)
+            found = terms.bitcast(dt.int32)
             for half in range(2):
                 order = tuple(range(half * lanes, (half + 1) * lanes))
-                part = e.shuffle(found, found, order)
-                e.store(made, e.add(e.mul(i, 2), half * lanes), part)
-
-        e.loop(0, words, lanes, widen)
-
-    e.loop(0, count, 1, row)
+                part = shuffle(found, found, order)
+                made[i * 2 + half * lanes] = part

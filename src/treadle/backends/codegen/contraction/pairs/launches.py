@@ -10,7 +10,6 @@ import numpy as np
 from treadle.backends.api import Support, no, yes
 from treadle.backends.codegen.contraction.pairs.kernel import (
     BLOCK,
-    TABLES,
     PairSpec,
     Rows,
     pair_kernel,
@@ -23,19 +22,24 @@ from treadle.backends.codegen.contraction.pairs.words import (
     WIDTH,
     WORDS,
     Panels,
+    PanelsParameters,
+    WeavingParameters,
     panels_kernel,
     terms_per_step,
     weaving_kernel,
 )
+from treadle.backends.codegen.contraction.shared.epilogue import Sides
+from treadle.backends.codegen.contraction.shared.items import Division, ItemTables, Shifts
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import Offsets
 from treadle.backends.codegen.contraction.shared.pack import Order, order_of
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
 from treadle.backends.codegen.target import Target
-from treadle.backends.program import Launch, Lowered, Ref
+from treadle.backends.program import Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate, is_multiple
+from treadle.base.shape import product
 from treadle.base.symbol import Dim, is_identical
 
 _DEPTH = 16
@@ -128,8 +132,8 @@ def multiply_tabled(launches: Launches, unit: Unit, rows: Offsets, steps: Steps)
     ragged = bool((steps.terms < terms_per_step(unit.a)).any())
     b = _panels(launches, "table", count, order)
     launches.problem = replace(problem, b=b, k=count * terms_per_step(unit.a))
-    tables = zip(TABLES, (rows, steps.starts, steps.terms), strict=True)
-    launches.tables = {name: launches.constant(t.astype(np.int32)) for name, t in tables}
+    tables = [launches.constant(t.astype(np.int32)) for t in (rows, steps.starts, steps.terms)]
+    launches.tables = ItemTables(row_table=tables[0], step_table=tables[1], terms_table=tables[2])
     _multiply(launches, unit, "ragged" if ragged else "table", count)
 
 
@@ -144,8 +148,7 @@ def _multiply(launches: Launches, unit: Unit, order: Rows, steps: Dim) -> None:
     width, height = _item(problem, unit, split=split)
     panels = -(-problem.n // WIDTH)
     row_items, panel_items = -(-problem.m // height), -(-panels // width)
-    sizes: dict[str, Dim] = {"height": height, "width": width, "block": BLOCK, "depth": depth}
-    sizes |= {"row_items": row_items, "panel_items": panel_items}
+    division = Division(height, width, BLOCK, depth, row_items, panel_items)
     spec = PairSpec(
         unit,
         order,
@@ -157,7 +160,8 @@ def _multiply(launches: Launches, unit: Unit, order: Rows, steps: Dim) -> None:
         epilogue=problem.epilogue,
     )
     launches.unit = _NAMES[unit.sums]
-    launches.add(pair_kernel(spec), sizes, problem.count * row_items * panel_items)
+    items = problem.count * row_items * panel_items
+    launches.add(pair_kernel(spec), launches.arguments(division), items)
 
 
 def _is_whole(problem: Problem, unit: Unit) -> bool:
@@ -199,23 +203,22 @@ def _panels(
     batch, count = launches.distinct(b, panels * steps * PANEL)
     frozen, nbytes = launches.is_frozen(b), count * dt.int32.itemsize
     place = launches.keep(nbytes) if frozen else launches.workspace(nbytes)
-    arguments: dict[str, Ref | Dim] = {
-        "source": Ref(b.kind, b.index, b.offset * b.dtype.itemsize),
-        "made": place,
-        **{"n": problem.n, "k": problem.k, "steps": steps, "panels": panels},
-        **{"term_step": b.row, "column_step": b.column},
-    }
-    arguments |= {} if table is None else {"order": table}
-    copies: Dim = 1
-    for axis, step in enumerate(batch):
-        arguments |= {f"batch{axis}": step.extent, f"source_batch{axis}": step.source}
-        arguments[f"made_batch{axis}"] = step.target
-        copies *= step.extent
+    given: PanelsParameters[Ref, Dim] = PanelsParameters(
+        source=b.place,
+        made=place,
+        order=table,
+        n=problem.n,
+        k=problem.k,
+        steps=steps,
+        panels=panels,
+        term_step=b.row,
+        column_step=b.column,
+        batch=batch,
+    )
     kernel = panels_kernel(Panels(b.dtype, order, len(batch)))
-    launch = Launch(
-        kernel.kernel,
-        tuple(arguments[name] for name in kernel.names),
-        items=copies * panels,
+    launch = kernel.launch(
+        given,
+        items=product(axis.extent for axis in batch) * panels,
         serial=estimate(nbytes) < 1 << 16,
         nbytes=2 * nbytes,
     )
@@ -242,7 +245,7 @@ class Shifted:
     b: Matrix
     terms: int
     shifts: Offsets
-    steps: dict[str, int]
+    steps: Sides[Dim]
 
 
 def multiply_shifted(launches: Launches, unit: Unit, given: Shifted) -> None:
@@ -261,17 +264,17 @@ def multiply_shifted(launches: Launches, unit: Unit, given: Shifted) -> None:
         _woven(launches, moved, (n, given.terms - first, room), rows=False, place=into)
     words, firsts = np.divmod(given.shifts, terms_per_word)
     table = np.searchsorted(found, firsts) * size + words * WIDTH
-    launches.tables = {"shift_table": launches.constant(table.astype(np.int32))}
+    shift_table = launches.constant(table.astype(np.int32))
     width, height = _shifted_item(m, panels, len(table))
     row_items, panel_items = -(-m // height), -(-panels // width)
-    sizes: dict[str, Dim] = {"height": height, "width": width, "block": BLOCK, **given.steps}
-    sizes |= {"row_items": row_items, "panel_items": panel_items, "depth": _DEPTH}
-    sizes |= {"shifts": len(table), "panel_steps": room}
+    division = Division[Dim](height, width, BLOCK, _DEPTH, row_items, panel_items)
     made = Matrix("workspace", a.index, dt.int32, 0, (), 0, 1)
     launches.problem = replace(problem, a=made, b=replace(made, index=place.index), k=given.terms)
     spec = PairSpec(unit, "words", False, 0, True, 0, _SHIFTED, problem.epilogue, shifts=True)
     launches.unit = _NAMES[unit.sums]
-    launches.add(pair_kernel(spec), sizes, row_items * panel_items)
+    shifts: Shifts[Ref, Dim] = Shifts(shift_table, len(table), room, given.steps)
+    arguments = launches.arguments(division)._replace(shifts=shifts)
+    launches.add(pair_kernel(spec), arguments, row_items * panel_items)
     launch = launches.launches[-1]
     launches.launches[-1] = replace(launch, flops=launch.flops * len(table), serial=False)
 
@@ -309,16 +312,19 @@ def _woven(
     nbytes = groups * room * GROUP * dt.int32.itemsize
     made = launches.workspace(nbytes) if place is None else place
     chunks = -(-room // _CHUNK)
-    arguments: dict[str, Ref | Dim] = {
-        "source": Ref(matrix.kind, matrix.index, matrix.offset * matrix.dtype.itemsize),
-        "made": made,
-        **{"lines": lines, "terms": terms, "term_step": matrix.row, "room": room},
-        **{"chunk": _CHUNK, "chunks": chunks},
-    }
+    given: WeavingParameters[Ref, Dim] = WeavingParameters(
+        source=matrix.place,
+        made=made,
+        lines=lines,
+        terms=terms,
+        term_step=matrix.row,
+        room=room,
+        chunk=_CHUNK,
+        chunks=chunks,
+    )
     kernel = weaving_kernel(matrix.dtype, rows=rows)
-    launch = Launch(
-        kernel.kernel,
-        tuple(arguments[name] for name in kernel.names),
+    launch = kernel.launch(
+        given,
         items=groups * chunks,
         serial=nbytes < 1 << 16,
         nbytes=2 * nbytes,

@@ -8,7 +8,8 @@ of a panel's columns; its parts follow one another, each over all steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,9 +19,9 @@ from treadle.backends.codegen.contraction.pairs.words import (
     WIDTH,
     WORDS,
 )
-from treadle.backends.codegen.kernel import builder, ir
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function, Value
+from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.language import Pointer, Value, dot
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
@@ -67,106 +68,93 @@ def unit_function(unit: Unit, rows: int) -> Function:
     group, from step to step, and from group to group. Rows of c follow one another. Sums begin with
     0, or with what c holds where `add` is not 0. At `ahead` lies what will be needed of b later.
     """
-    a, b, ahead = (ir.pointer(dt.int32, name) for name in ("a", "b", "ahead"))
-    c = ir.pointer(unit.sums, "c")
-    names = ("a_row", "a_next", "a_below", "steps", "add")
-    a_row, a_next, a_below, steps, add = map(ir.size, names)
-    parameters = [a, a_row, a_next, a_below, b, ahead, steps, c, add]
     kind = _Matrices if unit.matrices else _Vectors
+    tile = kind(unit, rows)
+    tile.write()
     what = "matrices" if unit.matrices else "pairs" if unit.lanes == LINES else "short_pairs"
-    name = f"tile_{what}_{unit.a.name}_{rows}x{WIDTH}"
-    tile = kind(unit, rows, parameters)
-    return builder.function(name, parameters, tile.write)
+    return tile.e.function(f"tile_{what}_{unit.a.name}_{rows}x{WIDTH}")
 
 
-class _Tile:
+class _Tile(ABC):
     """Parameters of a micro-kernel."""
 
-    def __init__(self, unit: Unit, rows: int, parameters: list[Value]) -> None:
+    def __init__(self, unit: Unit, rows: int) -> None:
         self.unit, self.rows = unit, rows
-        self.a, self.a_row, self.a_next, self.a_below = parameters[:4]
-        self.b, self.ahead, self.steps, self.c, self.add = parameters[4:]
+        self.e = e = Builder()
+        self.a = e.pointer(dt.int32, "a")
+        self.a_row, self.a_next, self.a_below = e.sizes("a_row", "a_next", "a_below")
+        self.b, self.ahead = e.pointer(dt.int32, "b"), e.pointer(dt.int32, "ahead")
+        self.steps, self.c, self.add = e.size("steps"), e.pointer(unit.sums, "c"), e.size("add")
+
+    @abstractmethod
+    def write(self) -> None:
+        """Write the body."""
 
 
 class _Matrices(_Tile):
     """By matrix registers: 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns."""
 
-    def write(self, e: Builder) -> None:
-        """The body."""
-        groups = range(self.rows // LINES)
-        sums = [(2 * g + j, g, j) for g in groups for j in range(2)]
-
-        def each(write: Callable[[int, Value], None]) -> None:
-            for register, g, j in sums:
-                write(register, e.offset(self.c, g * LINES * WIDTH + j * LINES))
-
-        e.branch(
-            e.compare("ne", self.add, 0),
-            lambda: each(lambda register, c: e.matrix_load(register, c, WIDTH)),
-            lambda: each(lambda register, c: e.matrix_zero(register)),
-        )
-
-        def step(s: Value) -> None:
-            a = e.offset(self.a, e.mul(s, self.a_next))
-            b = e.offset(self.b, e.mul(s, PANEL))
+    def write(self) -> None:
+        e, groups = self.e, range(self.rows // LINES)
+        with e.when(self.add != 0):
+            for register, c in self._sums():
+                e.matrix_load(register, c, WIDTH)
+        with e.otherwise():
+            for register, _ in self._sums():
+                e.matrix_zero(register)
+        with e.loop(self.steps) as s:
+            a, b = self.a + s * self.a_next, self.b + s * PANEL
             for g in groups:
                 # Rows pass by, so that they do not drive the panel out of the first cache.
-                below = e.offset(a, e.mul(self.a_below, g))
+                below = a + self.a_below * g
                 e.matrix_load(4 + g, below, self.a_row, streaming=True)
                 for j in range(2):
                     if g == 0:
-                        e.matrix_load(6 + j, e.offset(b, j * LINES), WIDTH)
+                        e.matrix_load(6 + j, b + j * LINES, WIDTH)
                     e.matrix_dot(2 * g + j, 4 + g, 6 + j, self.unit.a, self.unit.b)
             for line in range(AHEAD):
-                place = e.mul(s, AHEAD * WORDS)
-                e.prefetch(self.ahead, e.add(place, line * WORDS))
+                place = s * (AHEAD * WORDS)
+                self.ahead.prefetch(place + line * WORDS)
+        for register, c in self._sums():
+            e.matrix_store(register, c, WIDTH)
 
-        e.loop(0, self.steps, 1, step)
-        each(lambda register, c: e.matrix_store(register, c, WIDTH))
+    def _sums(self) -> Iterator[tuple[int, Pointer]]:
+        """The registers of sums, and where they lie in c."""
+        for g in range(self.rows // LINES):
+            for j in range(2):
+                yield 2 * g + j, self.c + (g * LINES * WIDTH + j * LINES)
 
 
 class _Vectors(_Tile):
     """By vectors of words."""
 
-    def write(self, e: Builder) -> None:
-        """The body."""
+    def write(self) -> None:
         part = self.unit.vectors * self.unit.lanes
         for first in range(0, WIDTH, part):
-            self._part(e, first)
+            self._part(first)
 
-    def _part(self, e: Builder, first: int) -> None:
+    def _part(self, first: int) -> None:
         """The columns from `first` on."""
-        unit, lanes, vectors = self.unit, self.unit.lanes, range(self.unit.vectors)
-        places = [(r, first + v * lanes) for r in range(self.rows) for v in vectors]
+        e, unit, lanes = self.e, self.unit, self.unit.lanes
+        columns = range(first, first + unit.vectors * lanes, lanes)
+        sums = [[e.constant(0, unit.sums, lanes)] * len(columns) for _ in range(self.rows)]
+        with e.when(self.add != 0, changing=(*sums,)):
+            for r, line in enumerate(sums):
+                line[:] = [self.c.load(r * WIDTH + at, lanes) for at in columns]
+        rows = [self.a + self.a_row * r for r in range(self.rows)]
 
-        def old() -> tuple[Value, ...]:
-            return tuple(e.load(self.c, r * WIDTH + at, lanes) for r, at in places)
+        def word(a: Value, b: Pointer) -> None:
+            loaded = [b.load(at, lanes).bitcast(unit.b) for at in columns]
+            for row, line in zip(rows, sums, strict=True):
+                x = row[a].splat(lanes).bitcast(unit.a)
+                line[:] = [dot(total, x, y) for total, y in zip(line, loaded, strict=True)]
 
-        none = (e.constant(0, unit.sums, lanes),) * len(places)
-        initial = e.branch(e.compare("ne", self.add, 0), old, lambda: none, none)
-        rows = [e.offset(self.a, e.mul(self.a_row, r)) for r in range(self.rows)]
-
-        def word(a: Value, b: Value, sums: tuple[Value, ...]) -> tuple[Value, ...]:
-            columns = [e.bitcast(e.load(b, first + v * lanes, lanes), unit.b) for v in vectors]
-            made: list[Value] = []
-            for r, row in enumerate(rows):
-                x = e.bitcast(e.splat(e.load(row, a), lanes), unit.a)
-                for v, y in enumerate(columns):
-                    made.append(e.dot(sums[r * len(columns) + v], x, y))
-            return tuple(made)
-
-        def step(s: Value, *sums: Value) -> tuple[Value, ...]:
-            a, b = e.mul(s, self.a_next), e.offset(self.b, e.mul(s, PANEL))
-
-            def pair(w: Value, *sums: Value) -> tuple[Value, ...]:
+        with e.loop(0, self.steps, carrying=(*sums,)) as s:
+            a, b = s * self.a_next, self.b + s * PANEL
+            with e.loop(0, WORDS, 2, carrying=(*sums,)) as w:
                 for i in range(2):
-                    at = e.add(w, i)
-                    place = e.add(a, at)
-                    sums = word(place, e.offset(b, e.mul(at, WIDTH)), sums)
-                return sums
-
-            return e.loop(0, WORDS, 2, pair, sums)
-
-        found = e.loop(0, self.steps, 1, step, initial)
-        for (r, at), value in zip(places, found, strict=True):
-            e.store(self.c, r * WIDTH + at, value)
+                    at = w + i
+                    word(a + at, b + at * WIDTH)
+        for r, line in enumerate(sums):
+            for at, value in zip(columns, line, strict=True):
+                self.c[r * WIDTH + at] = value

@@ -12,19 +12,34 @@ Terms behind the last one are 0 on both sides; lines behind the last one repeat 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Generic, Literal, NamedTuple, TypeVar
 
-from treadle.backends.codegen.contraction.shared.items import Contraction
-from treadle.backends.codegen.contraction.shared.pack import Order, transpose
-from treadle.backends.codegen.kernel import builder, ir
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function, Value
+from treadle.backends.codegen.contraction.shared.pack import (
+    Copies,
+    Order,
+    at_position,
+    copies,
+    transpose,
+)
+from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
+from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.language import (
+    Pointer,
+    Value,
+    maximum,
+    minimum,
+    select,
+    shuffle,
+)
+from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
+P = TypeVar("P")
+S = TypeVar("S")
 LINES = 16
 """Lines of a group."""
 WORDS = 16
@@ -63,141 +78,118 @@ def lines_function(lines: Lines) -> Function:
 
     It makes `steps` steps of a group of `count` lines of `terms` terms each.
     """
-    writer = _Writer(lines)
-    write = {
+    writer = _Writer(Builder(), lines)
+    {
         ("straight", True): writer.straight_rows,
         ("straight", False): writer.straight_columns,
         ("transposed", True): writer.transposed,
         ("transposed", False): writer.transposed,
         ("strided", True): writer.strided,
         ("strided", False): writer.strided,
-    }[lines.order, lines.rows]
+    }[lines.order, lines.rows]()
     side = "rows" if lines.rows else "columns"
-    name = f"words_of_{side}_{lines.order}_{lines.source.name}"
-    return builder.function(name, writer.parameters, write)
+    return writer.e.function(f"words_of_{side}_{lines.order}_{lines.source.name}")
 
 
 class _Writer:
     """The bodies, over the same parameters."""
 
-    def __init__(self, lines: Lines) -> None:
-        self.lines = lines
-        self.terms = 4 // lines.source.itemsize
-        self.source = ir.pointer(lines.source, "source")
-        self.target = ir.pointer(dt.int32, "target")
-        names = ("line_step", "term_step", "count", "terms", "steps")
-        self.line_step, self.term_step, self.count, self.given, self.steps = map(ir.size, names)
+    def __init__(self, e: Builder, lines: Lines) -> None:
+        self.e, self.lines, self.terms = e, lines, 4 // lines.source.itemsize
+        self.source = e.pointer(lines.source, "source")
+        self.line_step, self.term_step = e.sizes("line_step", "term_step")
+        self.target = e.pointer(dt.int32, "target")
+        self.count, self.given, self.steps = e.sizes("count", "terms", "steps")
         # Words from step to step, from line to line and from word to word of the target.
         self.step = GROUP if lines.rows else PANEL
         self.line, self.word = (WORDS, 1) if lines.rows else (1, WIDTH)
 
-    @property
-    def parameters(self) -> list[Value]:
-        """In order."""
-        first = [self.source, self.line_step, self.term_step, self.target]
-        return [*first, self.count, self.given, self.steps]
-
-    def _start(self, e: Builder, line: Value | int) -> Value:
+    def _start(self, line: Value | int) -> Pointer:
         """Where a line begins."""
-        place = e.min(e.index(line), e.sub(self.count, 1))
-        return e.offset(self.source, e.mul(place, self.line_step))
+        place = minimum(line, self.count - 1)
+        return self.source + place * self.line_step
 
-    def _load(self, e: Builder, start: Value, step: Value, *, masked: bool) -> Value:
+    def _load(self, start: Pointer, step: Value, *, masked: bool) -> Value:
         """The words of a step of a line whose terms are neighbors."""
         many = WORDS * self.terms
-        first = e.mul(step, many)
-        mask = e.first_lanes(e.sub(self.given, first), many) if masked else None
-        return e.bitcast(e.load(start, first, many, mask), dt.int32)
+        first = step * many
+        mask = self.e.first_lanes(self.given - first, many) if masked else None
+        return start.load(first, many, mask).bitcast(dt.int32)
 
-    def _each_step(self, e: Builder, write: Callable[[Value, bool], None]) -> None:
-        """Whole steps, then those that lack terms: their loads are masked."""
-        whole = e.min(self.steps, e.div(self.given, WORDS * self.terms))
-        e.loop(0, whole, 1, lambda s: write(s, False))
-        e.loop(whole, self.steps, 1, lambda s: write(s, True))
+    def _each_step(self) -> Iterator[tuple[Value, bool]]:
+        """Blocks for whole steps, and for those that lack terms, whose loads are masked."""
+        whole = minimum(self.steps, self.given // (WORDS * self.terms))
+        with self.e.loop(whole) as s:
+            yield s, False
+        with self.e.loop(whole, self.steps) as s:
+            yield s, True
 
-    def straight_rows(self, e: Builder) -> None:
+    def straight_rows(self) -> None:
         """Vectors as they are."""
+        with self.e.loop(LINES) as r:
+            start, into = self._start(r), self.target + r * self.line
+            for s, masked in self._each_step():
+                into.store(s * self.step, self._load(start, s, masked=masked))
 
-        def line(r: Value) -> None:
-            start, into = self._start(e, r), e.offset(self.target, e.mul(r, self.line))
-
-            def step(s: Value, masked: bool) -> None:
-                e.store(into, e.mul(s, self.step), self._load(e, start, s, masked=masked))
-
-            self._each_step(e, step)
-
-        e.loop(0, LINES, 1, line)
-
-    def straight_columns(self, e: Builder) -> None:
+    def straight_columns(self) -> None:
         """Squares of words, transposed."""
-        starts = [self._start(e, j) for j in range(LINES)]
+        starts = [self._start(j) for j in range(LINES)]
+        for s, masked in self._each_step():
+            square = [self._load(start, s, masked=masked) for start in starts]
+            into = self.target + s * self.step
+            for w, value in enumerate(transpose(square)):
+                into[w * self.word] = value
 
-        def step(s: Value, masked: bool) -> None:
-            square = [self._load(e, start, s, masked=masked) for start in starts]
-            into = e.offset(self.target, e.mul(s, self.step))
-            for w, value in enumerate(transpose(e, square)):
-                e.store(into, w * self.word, value)
-
-        self._each_step(e, step)
-
-    def transposed(self, e: Builder) -> None:
+    def transposed(self) -> None:
         """Neighboring lines as vectors, whose terms are woven into words."""
+        e, rows = self.e, self.lines.rows
 
-        def step(s: Value, masked: bool) -> None:
-            into = e.offset(self.target, e.mul(s, self.step))
-            first = e.mul(s, WORDS)
-            words = [self._woven(e, e.add(first, w), masked=masked) for w in range(WORDS)]
-            made = transpose(e, words) if self.lines.rows else words
-            pitch = self.line if self.lines.rows else self.word
+        def weave(s: Value, masked: bool) -> None:
+            into = self.target + s * self.step
+            first = s * WORDS
+            words = [self._woven(first + w, masked=masked) for w in range(WORDS)]
+            made = transpose(words) if rows else words
+            pitch = self.line if rows else self.word
             for i, value in enumerate(made):
-                e.store(into, i * pitch, value)
+                into[i * pitch] = value
 
-        full = e.compare("eq", self.count, LINES)
-        e.branch(
-            full,
-            lambda: self._each_step(e, step),
-            lambda: e.loop(0, self.steps, 1, lambda s: step(s, True)),
-        )
+        with e.when(self.count == LINES):
+            for s, masked in self._each_step():
+                weave(s, masked)
+        with e.otherwise(), e.loop(self.steps) as s:
+            weave(s, True)
 
-    def _woven(self, e: Builder, word: Value, *, masked: bool) -> Value:
+    def _woven(self, word: Value, *, masked: bool) -> Value:
         """A word of every line of a group."""
         loaded: list[Value] = []
         for t in range(self.terms):
-            term, mask = e.add(e.mul(word, self.terms), t), None
+            term, mask = word * self.terms + t, None
             if masked:
-                there = e.select(e.compare("lt", term, self.given), self.count, 0)
-                mask = e.first_lanes(there, LINES)
-            loaded.append(e.load(self.source, e.mul(term, self.term_step), LINES, mask))
+                there = select(term < self.given, self.count, 0)
+                mask = self.e.first_lanes(there, LINES)
+            loaded.append(self.source.load(term * self.term_step, LINES, mask))
         while len(loaded) > 1:
             whole = tuple(range(2 * loaded[0].lanes))
-            loaded = [
-                e.shuffle(x, y, whole) for x, y in zip(loaded[::2], loaded[1::2], strict=True)
-            ]
+            loaded = [shuffle(x, y, whole) for x, y in zip(loaded[::2], loaded[1::2], strict=True)]
         order = tuple(t * LINES + j for j in range(LINES) for t in range(self.terms))
-        return e.bitcast(e.shuffle(loaded[0], loaded[0], order), dt.int32)
+        return shuffle(loaded[0], loaded[0], order).bitcast(dt.int32)
 
-    def strided(self, e: Builder) -> None:
+    def strided(self) -> None:
         """Term after term."""
-        bits = 8 * self.lines.source.itemsize
+        e, bits = self.e, 8 * self.lines.source.itemsize
         kind = dt.uint16 if bits == 16 else dt.uint8
-
-        def line(r: Value) -> None:
-            start, into = self._start(e, r), e.offset(self.target, e.mul(r, self.line))
-
-            def word(i: Value) -> None:
-                total: Value = e.constant(0, dt.int32)
+        with e.loop(LINES) as r:
+            start, into = self._start(r), self.target + r * self.line
+            with e.loop(self.steps * WORDS) as i:
+                total = e.constant(0, dt.int32)
                 for t in range(self.terms):
-                    term = e.add(e.mul(i, self.terms), t)
-                    place = e.mul(e.min(term, e.sub(self.given, 1)), self.term_step)
-                    loaded = e.cast(e.bitcast(e.load(start, place), kind), dt.int32)
-                    found = e.select(e.compare("lt", term, self.given), loaded, 0)
-                    total = e.bitwise("or", total, e.bitwise("shl", found, t * bits))
-                step, rest = e.div(i, WORDS), e.rem(i, WORDS)
-                e.store(into, e.add(e.mul(step, self.step), e.mul(rest, self.word)), total)
-
-            e.loop(0, e.mul(self.steps, WORDS), 1, word)
-
-        e.loop(0, LINES, 1, line)
+                    term = i * self.terms + t
+                    place = minimum(term, self.given - 1) * self.term_step
+                    loaded = start[place].bitcast(kind).cast(dt.int32)
+                    found = select(term < self.given, loaded, 0)
+                    total = total | (found << (t * bits))
+                step, rest = i // WORDS, i % WORDS
+                into[step * self.step + rest * self.word] = total
 
 
 @lru_cache(maxsize=16)
@@ -207,34 +199,21 @@ def tabled_rows_function(source: DType, *, ragged: bool) -> Function:
     Rows begin where `row_table` says, steps where `step_table` says behind that; with `ragged`,
     they have as many terms as `terms_table` says, else they are full.
     """
-    given, target = ir.pointer(source, "source"), ir.pointer(dt.int32, "target")
+    e, many = Builder(), terms_per_step(source)
+    given = e.pointer(source, "source")
     names = ("row_table", "step_table", "terms_table")
-    row_table, step_table, terms_table = (ir.pointer(dt.int32, name) for name in names)
-    count, steps = ir.size("count"), ir.size("steps")
-    many = terms_per_step(source)
-
-    def write(e: Builder) -> None:
-        def line(r: Value) -> None:
-            place = e.load(row_table, e.min(r, e.sub(count, 1)))
-            start = e.offset(given, e.cast(place, dt.int64))
-            into = e.offset(target, e.mul(r, WORDS))
-
-            def step(s: Value) -> None:
-                mask = None
-                if ragged:
-                    mask = e.first_lanes(e.cast(e.load(terms_table, s), dt.int64), many)
-                first = e.cast(e.load(step_table, s), dt.int64)
-                e.store(
-                    into, e.mul(s, GROUP), e.bitcast(e.load(start, first, many, mask), dt.int32)
-                )
-
-            e.loop(0, steps, 1, step)
-
-        e.loop(0, LINES, 1, line)
-
-    parameters = [given, row_table, step_table, terms_table, target, count, steps]
-    name = f"words_of_rows_table_{source.name}{'_ragged' if ragged else ''}"
-    return builder.function(name, parameters, write)
+    row_table, step_table, terms_table = (e.pointer(dt.int32, name) for name in names)
+    target, count, steps = e.pointer(dt.int32, "target"), e.size("count"), e.size("steps")
+    with e.loop(LINES) as r:
+        place = row_table[minimum(r, count - 1)]
+        start = given + place.cast(dt.int64)
+        into = target + r * WORDS
+        with e.loop(steps) as s:
+            mask = e.first_lanes(terms_table[s].cast(dt.int64), many) if ragged else None
+            first = step_table[s].cast(dt.int64)
+            value = start.load(first, many, mask)
+            into.store(s * GROUP, value.bitcast(dt.int32))
+    return e.function(f"words_of_rows_table_{source.name}{'_ragged' if ragged else ''}")
 
 
 @lru_cache(maxsize=16)
@@ -244,34 +223,26 @@ def tabled_columns_function(source: DType) -> Function:
     Term t of step s of a column lies at `order[s * terms + t]` behind its start; -1 says that there
     is none, and it is 0.
     """
-    given, target = ir.pointer(source, "source"), ir.pointer(dt.int32, "target")
-    order = ir.pointer(dt.int32, "order")
-    column_step, count, steps = ir.size("column_step"), ir.size("count"), ir.size("steps")
+    e = Builder()
+    given, column_step = e.pointer(source, "source"), e.size("column_step")
+    order, target = e.pointer(dt.int32, "order"), e.pointer(dt.int32, "target")
+    count, steps = e.sizes("count", "steps")
     terms, bits = 4 // source.itemsize, 8 * source.itemsize
     kind = dt.uint16 if bits == 16 else dt.uint8
-
-    def write(e: Builder) -> None:
-        places = [e.min(e.index(j), e.sub(count, 1)) for j in range(LINES)]
-        starts = [e.offset(given, e.mul(place, column_step)) for place in places]
-
-        def word(w: Value) -> None:
-            found = [
-                e.cast(e.load(order, e.add(e.mul(w, terms), t)), dt.int64) for t in range(terms)
-            ]
-            there = [e.compare("le", 0, place) for place in found]
-            row = e.offset(target, e.mul(w, WIDTH))
-            for j, start in enumerate(starts):
-                total: Value = e.constant(0, dt.int32)
-                for t, place in enumerate(found):
-                    loaded = e.bitcast(e.load(start, e.max(place, 0)), kind)
-                    one = e.select(there[t], e.cast(loaded, dt.int32), 0)
-                    total = e.bitwise("or", total, e.bitwise("shl", one, t * bits) if t else one)
-                e.store(row, j, total)
-
-        e.loop(0, e.mul(steps, WORDS), 1, word)
-
-    parameters = [given, column_step, order, target, count, steps]
-    return builder.function(f"words_of_columns_table_{source.name}", parameters, write)
+    places = [minimum(j, count - 1) for j in range(LINES)]
+    starts = [given + place * column_step for place in places]
+    with e.loop(steps * WORDS) as w:
+        found = [order[w * terms + t].cast(dt.int64) for t in range(terms)]
+        there = [place >= 0 for place in found]
+        row = target + w * WIDTH
+        for j, start in enumerate(starts):
+            total = e.constant(0, dt.int32)
+            for t, place in enumerate(found):
+                loaded = start[maximum(place, 0)].bitcast(kind)
+                one = select(there[t], loaded.cast(dt.int32), 0)
+                total = total | (one << (t * bits) if t else one)
+            row[j] = total
+    return e.function(f"words_of_columns_table_{source.name}")
 
 
 # -- panels ------------------------------------------------------------------------------------
@@ -286,98 +257,109 @@ class Panels:
     batch: int
 
 
+class PanelsParameters(NamedTuple, Generic[P, S]):
+    """Parameters of a kernel that makes panels: see `panels_kernel`."""
+
+    source: P
+    made: P
+    order: P | None
+    n: S
+    k: S
+    steps: S
+    panels: S
+    term_step: S
+    column_step: S
+    batch: tuple[Copies[S], ...]
+
+
 @lru_cache(maxsize=64)
-def panels_kernel(spec: Panels) -> Contraction:
+def panels_kernel(spec: Panels) -> RecordedKernel:
     """The kernel, whose items are panels."""
+    tabled = spec.order == "table"
     if spec.order == "table":
         pack = tabled_columns_function(spec.source)
     else:
         pack = lines_function(Lines(spec.source, spec.order, rows=False))
-    names = ["n", "k", "steps", "panels", "term_step", "column_step"]
-    names += [f"{n}{i}" for i in range(spec.batch) for n in ("batch", "source_batch", "made_batch")]
-    values = {"source": ir.pointer(spec.source, "source"), "made": ir.pointer(dt.int32, "made")}
-    values |= {"order": ir.pointer(dt.int32, "order")} if spec.order == "table" else {}
-    values |= {name: ir.size(name) for name in names}
-
-    def panel(e: Builder, i: Value) -> None:
-        place, position = e.rem(i, values["panels"]), e.div(i, values["panels"])
-        source, made = values["source"], values["made"]
-        for axis in reversed(range(spec.batch)):
-            at = e.rem(position, values[f"batch{axis}"]) if axis else position
-            position = e.div(position, values[f"batch{axis}"]) if axis else position
-            source = e.offset(source, e.mul(at, values[f"source_batch{axis}"]))
-            made = e.offset(made, e.mul(at, values[f"made_batch{axis}"]))
-        made = e.offset(made, e.mul(place, e.mul(values["steps"], PANEL)))
-        if spec.order == "transposed":
-            # Both halves of a step, which share lines of the cache, before the next one.
-            def step(s: Value) -> None:
-                first = e.mul(s, terms_per_step(spec.source))
-                rows = e.offset(source, e.mul(first, values["term_step"]))
-                sizes = e.sub(values["k"], first), e.index(1)
-                halves(e, place, rows, e.offset(made, e.mul(s, PANEL)), sizes)
-
-            e.loop(0, values["steps"], 1, step)
-            return
-        halves(e, place, source, made, (values["k"], values["steps"]))
+    e = KernelBuilder()
+    p = e.record(
+        PanelsParameters[Pointer, Value],
+        source=spec.source,
+        made=dt.int32,
+        order=lambda: e.pointer(dt.int32, "order") if tabled else None,
+        batch=lambda: copies(e, spec.batch),
+    )
 
     def halves(
-        e: Builder, place: Value, source: Value, made: Value, sizes: tuple[Value, Value]
+        place: Value, source: Pointer, made: Pointer, terms: Value, steps: Value | int
     ) -> None:
-        """The columns of a panel, by terms and steps."""
+        """The columns of a panel."""
         for half in range(WIDTH // LINES):
-            column = e.add(e.mul(place, WIDTH), half * LINES)
+            column = place * WIDTH + half * LINES
             # Columns behind the last one: those of some column that there is.
-            first = e.min(column, e.sub(values["n"], 1))
-            count = e.min(e.sub(values["n"], first), LINES)
-            start = e.offset(source, e.mul(first, values["column_step"]))
-            into, step = e.offset(made, half * LINES), values["column_step"]
-            if spec.order == "table":
-                e.call(pack, start, step, values["order"], into, count, values["steps"])
+            first = minimum(column, p.n - 1)
+            count = minimum(p.n - first, LINES)
+            start = source + first * p.column_step
+            into, step = made + half * LINES, p.column_step
+            if p.order is not None:
+                e.call(pack, start, step, p.order, into, count, p.steps)
             else:
-                e.call(pack, start, step, values["term_step"], into, count, *sizes)
+                e.call(pack, start, step, p.term_step, into, count, terms, steps)
 
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        e.loop(lo, hi, 1, lambda i: panel(e, i))
-
+    with e.items() as i:
+        place, position = i % p.panels, i // p.panels
+        source, made = at_position(position, p.batch, p.source, p.made)
+        made = made + place * (p.steps * PANEL)
+        if spec.order == "transposed":
+            with e.loop(p.steps) as s:
+                first = s * terms_per_step(spec.source)
+                rows = source + first * p.term_step
+                terms = p.k - first
+                halves(place, rows, made + s * PANEL, terms, 1)
+        else:
+            halves(place, source, made, p.k, p.steps)
     name = f"pack_words_{spec.order}_{spec.source.name}"
-    return Contraction(builder.kernel(name, list(values.values()), write, [pack]), tuple(values))
+    return RecordedKernel(e.kernel(name, [pack]), p)
+
+
+class WeavingParameters(NamedTuple, Generic[P, S]):
+    """Parameters of a kernel that weaves words: see `weaving_kernel`."""
+
+    source: P
+    made: P
+    lines: S
+    terms: S
+    term_step: S
+    room: S
+    chunk: S
+    chunks: S
 
 
 @lru_cache(maxsize=16)
-def weaving_kernel(source: DType, *, rows: bool) -> Contraction:
+def weaving_kernel(source: DType, *, rows: bool) -> RecordedKernel:
     """A kernel that makes words of a whole matrix whose lines are neighbors.
 
     Its items are `chunk` steps of a group of lines. A panel, or a group of rows, has `room` steps.
     """
     pack = lines_function(Lines(source, "transposed", rows))
-    values = {"source": ir.pointer(source, "source"), "made": ir.pointer(dt.int32, "made")}
-    names = ("lines", "terms", "term_step", "room", "chunk", "chunks")
-    values |= {name: ir.size(name) for name in names}
     many = terms_per_step(source)
-
-    def item(e: Builder, i: Value) -> None:
-        group, first = (
-            e.div(i, values["chunks"]),
-            e.mul(e.rem(i, values["chunks"]), values["chunk"]),
-        )
-        place = e.mul(group, LINES)
-        line = e.min(place, e.sub(values["lines"], 1))
-        count = e.min(e.sub(values["lines"], line), LINES)
-        term = e.mul(first, many)
-        start = e.offset(values["source"], e.add(line, e.mul(term, values["term_step"])))
-        steps = e.min(values["chunk"], e.sub(values["room"], first))
+    e = KernelBuilder()
+    p = e.record(WeavingParameters[Pointer, Value], source=source, made=dt.int32)
+    with e.items() as i:
+        group, first = i // p.chunks, (i % p.chunks) * p.chunk
+        place = group * LINES
+        line = minimum(place, p.lines - 1)
+        count = minimum(p.lines - line, LINES)
+        term = first * many
+        start = p.source + (line + term * p.term_step)
+        steps = minimum(p.chunk, p.room - first)
         if rows:
-            into = e.mul(e.add(e.mul(group, values["room"]), first), GROUP)
+            into = (group * p.room + first) * GROUP
         else:
             halves = WIDTH // LINES
-            panel = e.add(e.mul(e.div(group, halves), values["room"]), first)
-            into = e.add(e.mul(panel, PANEL), e.mul(e.rem(group, halves), LINES))
-        left = e.max(e.sub(values["terms"], term), 0)
-        target = e.offset(values["made"], into)
-        e.call(pack, start, e.index(1), values["term_step"], target, count, left, steps)
-
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        e.loop(lo, hi, 1, lambda i: item(e, i))
-
+            panel = (group // halves) * p.room + first
+            into = panel * PANEL + (group % halves) * LINES
+        left = maximum(p.terms - term, 0)
+        target = p.made + into
+        e.call(pack, start, 1, p.term_step, target, count, left, steps)
     name = f"weave_{'rows' if rows else 'columns'}_{source.name}"
-    return Contraction(builder.kernel(name, list(values.values()), write, [pack]), tuple(values))
+    return RecordedKernel(e.kernel(name, [pack]), p)

@@ -13,6 +13,8 @@ from treadle.backends.api import Support, no, yes
 from treadle.backends.codegen.contraction.api import Answer, Request
 from treadle.backends.codegen.contraction.patches.operands import (
     AXES,
+    ReorderParameters,
+    SpreadParameters,
     reorder_kernel,
     spread_kernel,
 )
@@ -24,6 +26,7 @@ from treadle.backends.codegen.contraction.shared.geometry import (
     Planes,
     geometry_of,
 )
+from treadle.backends.codegen.contraction.shared.items import ItemTables
 from treadle.backends.codegen.contraction.shared.launch import Launches, packing_launch
 from treadle.backends.codegen.contraction.shared.offsets import (
     Sums,
@@ -173,13 +176,12 @@ def _prepare(launches: Launches, geometry: Geometry) -> None:
 
 def _multiply(launches: Launches, whole: Problem, part: Part) -> None:
     """The product of one part."""
-    launches.tables = {
-        "terms": launches.offsets(part.terms),
-        "columns": launches.offsets(part.columns),
-    }
+    terms, columns = (launches.offsets(table) for table in (part.terms, part.columns))
+    launches.tables = ItemTables(terms=terms, columns=columns)
     results = whole.results
     if part.places is not None:
-        launches.tables["places"] = launches.offsets(part.places)
+        places = launches.offsets(part.places)
+        launches.tables = launches.tables._replace(places=places)
         results = tuple(replace(c, table=True) for c in results)
     a = replace(whole.a, offset=whole.a.offset + part.start)
     n, k = count_of(part.columns), count_of(part.terms)
@@ -190,20 +192,19 @@ def _multiply(launches: Launches, whole: Problem, part: Part) -> None:
 def _reorder(launches: Launches, geometry: Geometry, a: Matrix, rows: int, place: Ref) -> Launch:
     """The launch that reorders the elements of a's rows."""
     order = np.zeros(0, np.int64) if geometry.order is None else geometry.order
-    arguments: dict[str, Ref | Dim] = {
-        "source": Ref("input", a.index, a.offset * a.dtype.itemsize),
-        "order": launches.constant(order.astype(np.int32)),
-        "target": place,
-        "rows": geometry.m,
-        "terms": geometry.a_row,
-        "group_step": geometry.order_steps[0],
-        "row_step": geometry.order_steps[1],
-    }
+    given: ReorderParameters[Ref, Dim] = ReorderParameters(
+        source=a.place,
+        order=launches.constant(order.astype(np.int32)),
+        target=place,
+        rows=geometry.m,
+        terms=geometry.a_row,
+        group_step=geometry.order_steps[0],
+        row_step=geometry.order_steps[1],
+    )
     kernel = reorder_kernel(a.dtype, launches.dtype)
     nbytes = 2 * rows * geometry.a_row * launches.dtype.itemsize
-    return Launch(
-        kernel.kernel,
-        tuple(arguments[name] for name in kernel.names),
+    return kernel.launch(
+        given,
         items=rows,
         serial=nbytes < 1 << 16,
         nbytes=nbytes,
@@ -215,18 +216,20 @@ def _spread(target: Target, planes: Planes, source: Matrix, dtype: DType, place:
     lead = AXES - len(planes.extents)
     of, at = ((1,) * lead + x for x in (planes.extents, planes.spread))
     lows, steps = (0,) * lead + planes.lows, (1,) * lead + planes.steps
-    arguments: dict[str, Ref | Dim] = {
-        "source": Ref("input", source.index, source.offset * source.dtype.itemsize),
-        "target": place,
-    }
-    for name, numbers in (("extent", of), ("low", lows), ("step", steps)):
-        arguments |= {f"{name}{i}": number for i, number in enumerate(numbers)}
-    arguments |= {"rows": at[0] * at[1], "height": at[1], "pitch": at[2]}
+    given: SpreadParameters[Ref, Dim] = SpreadParameters(
+        source=source.place,
+        target=place,
+        extents=of,
+        steps=steps,
+        lows=lows,
+        rows=at[0] * at[1],
+        height=at[1],
+        pitch=at[2],
+    )
     kernel = spread_kernel(source.dtype, dtype, target.lanes(dtype), apart=steps[2] != 1)
     nbytes = planes.count * planes.size * dtype.itemsize
-    return Launch(
-        kernel.kernel,
-        tuple(arguments[name] for name in kernel.names),
+    return kernel.launch(
+        given,
         items=planes.count,
         serial=estimate(nbytes) < 1 << 16,
         nbytes=nbytes,

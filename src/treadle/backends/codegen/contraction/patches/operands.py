@@ -3,96 +3,109 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
 
-from treadle.backends.codegen.contraction.shared.items import Contraction
-from treadle.backends.codegen.kernel import builder, ir
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.language import Pointer, Value
+from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
 AXES = 3
 """Spatial axes of the kernel that spreads; those a source lacks have extent 1."""
 
+P = TypeVar("P")
+S = TypeVar("S")
+
+
+class SpreadParameters(NamedTuple, Generic[P, S]):
+    """Parameters of a kernel that spreads planes: see `spread_kernel`."""
+
+    source: P
+    target: P
+    extents: tuple[S, ...]
+    steps: tuple[S, ...]
+    lows: tuple[S, ...]
+    rows: S
+    height: S
+    pitch: S
+
 
 @lru_cache(maxsize=64)
-def spread_kernel(source: DType, target: DType, lanes: int, *, apart: bool) -> Contraction:
+def spread_kernel(source: DType, target: DType, lanes: int, *, apart: bool) -> RecordedKernel:
     """A kernel that copies planes into zeros: item i is plane i.
 
     Cell (d, h, w) goes to (d * step0 + low0, h * step1 + low1, w * step2 + low2) of a plane of
     `rows` rows of `pitch` elements, `height` of them per d. `apart` allows for a last step over 1.
     """
-    values = {"source": ir.pointer(source), "target": ir.pointer(target)}
-    names = [f"{n}{i}" for n in ("extent", "step", "low") for i in range(AXES)]
-    values |= {name: ir.size(name) for name in (*names, "rows", "height", "pitch")}
-    extents = [values[f"extent{i}"] for i in range(AXES)]
-    steps = [values[f"step{i}"] for i in range(AXES)]
-    lows = [values[f"low{i}"] for i in range(AXES)]
+    e = KernelBuilder()
 
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        size = e.mul(values["rows"], values["pitch"])
-        cells = e.mul(e.mul(extents[0], extents[1]), extents[2])
+    def along(name: str) -> tuple[Value, ...]:
+        return tuple(e.sizes(*(f"{name}{i}" for i in range(AXES))))
 
-        def row(given: Value, made: Value) -> None:
-            def cell(w: Value) -> None:
-                place = e.add(e.mul(w, steps[2]), lows[2])
-                e.store(made, place, e.cast(e.load(given, w), target))
-
-            def together(w: Value, mask: Value | None = None) -> None:
-                value = e.cast(e.load(given, w, lanes, mask), target)
-                e.store(made, e.add(w, lows[2]), value, mask)
-
+    p = e.record(
+        SpreadParameters[Pointer, Value],
+        source=source,
+        target=target,
+        extents=lambda: along("extent"),
+        steps=lambda: along("step"),
+        lows=lambda: along("low"),
+    )
+    (deep, high, wide), steps, lows = p.extents, p.steps, p.lows
+    size = p.rows * p.pitch
+    cells = deep * high * wide
+    with e.items() as i:
+        given, made = p.source + i * cells, p.target + i * size
+        made.zero(size)
+        with e.loop(deep) as d, e.loop(high) as h:
+            line = (d * steps[0] + lows[0]) * p.height + lows[1]
+            line = line + h * steps[1]
+            begin = (d * high + h) * wide
+            row, into = given + begin, made + line * p.pitch
             if apart:
-                e.loop(0, extents[2], 1, cell)
-                return
-            whole = e.sub(extents[2], e.rem(extents[2], lanes))
-            e.loop(0, whole, lanes, together)
-            rest = e.sub(extents[2], whole)
-            e.branch(e.compare("lt", 0, rest), lambda: together(whole, e.first_lanes(rest, lanes)))
+                with e.loop(wide) as w:
+                    place = w * steps[2] + lows[2]
+                    into[place] = row[w].cast(target)
+            else:
+                whole = wide - wide % lanes
+                with e.loop(0, whole, lanes) as w:
+                    value = row.load(w, lanes).cast(target)
+                    into[w + lows[2]] = value
+                rest = wide - whole
+                with e.when(rest > 0):
+                    mask = e.first_lanes(rest, lanes)
+                    value = row.load(whole, lanes, mask).cast(target)
+                    into.store(whole + lows[2], value, mask)
+    return RecordedKernel(e.kernel(f"spread_{source.name}_{target.name}"), p)
 
-        def plane(i: Value) -> None:
-            given = e.offset(values["source"], e.mul(i, cells))
-            made = e.offset(values["target"], e.mul(i, size))
-            e.zero(made, size)
 
-            def each(d: Value, h: Value) -> None:
-                line = e.add(e.mul(e.add(e.mul(d, steps[0]), lows[0]), values["height"]), lows[1])
-                line = e.add(line, e.mul(h, steps[1]))
-                begin = e.mul(e.add(e.mul(d, extents[1]), h), extents[2])
-                row(e.offset(given, begin), e.offset(made, e.mul(line, values["pitch"])))
+class ReorderParameters(NamedTuple, Generic[P, S]):
+    """Parameters of a kernel that reorders rows: see `reorder_kernel`."""
 
-            e.loop(0, extents[0], 1, lambda d: e.loop(0, extents[1], 1, lambda h: each(d, h)))
-
-        e.loop(lo, hi, 1, plane)
-
-    kernel = builder.kernel(f"spread_{source.name}_{target.name}", list(values.values()), write)
-    return Contraction(kernel, tuple(values))
+    source: P
+    order: P
+    target: P
+    rows: S
+    terms: S
+    group_step: S
+    row_step: S
 
 
 @lru_cache(maxsize=64)
-def reorder_kernel(source: DType, target: DType) -> Contraction:
+def reorder_kernel(source: DType, target: DType) -> RecordedKernel:
     """A kernel that writes rows whose elements a table of offsets finds: item i is row i.
 
     Row r of group g begins at g * group_step + r * row_step of the source.
     """
-    values = {"source": ir.pointer(source), "order": ir.pointer(dt.int32)}
-    values["target"] = ir.pointer(target)
-    values |= {name: ir.size(name) for name in ("rows", "terms", "group_step", "row_step")}
-
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        def row(i: Value) -> None:
-            group = e.mul(e.div(i, values["rows"]), values["group_step"])
-            start = e.add(group, e.mul(e.rem(i, values["rows"]), values["row_step"]))
-            given = e.offset(values["source"], start)
-            made = e.offset(values["target"], e.mul(i, values["terms"]))
-
-            def term(k: Value) -> None:
-                value = e.load(given, e.cast(e.load(values["order"], k), dt.int64))
-                e.store(made, k, e.cast(value, target))
-
-            e.loop(0, values["terms"], 1, term)
-
-        e.loop(lo, hi, 1, row)
-
-    kernel = builder.kernel(f"reorder_{source.name}_{target.name}", list(values.values()), write)
-    return Contraction(kernel, tuple(values))
+    e = KernelBuilder()
+    kind = ReorderParameters[Pointer, Value]
+    p = e.record(kind, source=source, order=dt.int32, target=target)
+    with e.items() as i:
+        group = (i // p.rows) * p.group_step
+        start = group + (i % p.rows) * p.row_step
+        given = p.source + start
+        made = p.target + i * p.terms
+        with e.loop(p.terms) as t:
+            place = p.order[t].cast(dt.int64)
+            made.store(t, given[place].cast(target))
+    return RecordedKernel(e.kernel(f"reorder_{source.name}_{target.name}"), p)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from treadle.backends.codegen.contraction.product.blocks import Blocks, Room, best_blocks
 from treadle.backends.codegen.contraction.product.kernel import Spec
+from treadle.backends.codegen.contraction.shared.items import Division
 from treadle.backends.codegen.contraction.shared.pack import order_of
 from treadle.backends.codegen.contraction.shared.problem import Problem
 from treadle.backends.codegen.contraction.shared.tile import Form, Tile
@@ -32,7 +33,7 @@ class Schedule:
     """A kernel's constants, its sizes and how many items it runs."""
 
     spec: Spec
-    sizes: dict[str, Dim]
+    division: Division[Dim]
     items: Dim
 
 
@@ -54,9 +55,7 @@ def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = Fal
         height = max(1, height // most) * most
     panels = -(-problem.n // tile.width)
     row_items, panel_items = -(-problem.m // height), -(-panels // width)
-    sizes: dict[str, Dim] = {"height": height, "width": width, "block": min(height, most)}
-    sizes |= {"depth": depth}
-    sizes |= {"row_items": row_items, "panel_items": panel_items}
+    division = Division(height, width, min(height, most), depth, row_items, panel_items)
     spec = Spec(
         tile=tile,
         b=tile.dtype if packed else problem.b.dtype,
@@ -72,7 +71,7 @@ def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = Fal
         epilogue=problem.epilogue,
         measured=-1 if problem.moments is None else problem.moments.result,
     )
-    return Schedule(spec, sizes, problem.count * row_items * panel_items)
+    return Schedule(spec, division, problem.count * row_items * panel_items)
 
 
 def _blocks(problem: Problem, tile: Tile, target: Target, room: Room, in_place: bool) -> Blocks:

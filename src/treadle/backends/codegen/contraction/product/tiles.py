@@ -42,7 +42,7 @@ def multiply_in_tiles(launches: Launches) -> None:
 def multiply(launches: Launches, tile: Tile, *, packed: bool = False) -> None:
     """The product itself; `packed`: b has been made panels."""
     plan = schedule(launches.problem, tile, launches.target, packed=packed)
-    launches.add(contraction_kernel(plan.spec), plan.sizes, plan.items)
+    launches.add(contraction_kernel(plan.spec), launches.arguments(plan.division), plan.items)
 
 
 def _pack_panels(launches: Launches, tile: Tile) -> None:

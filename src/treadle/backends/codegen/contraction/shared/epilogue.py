@@ -6,21 +6,46 @@ over them, vector by vector: elementwise ops with further operands, then the sto
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from treadle.backends.codegen.contraction.shared.tile import Tile
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Number, Value
+from treadle.backends.codegen.kernel.builder import Builder, builder_of
+from treadle.backends.codegen.kernel.language import Number, Pointer, Value
 from treadle.backends.codegen.scalars.code import apply, compute_dtype, convert
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.ops.families import Elementwise
 
+T = TypeVar("T")
+R = TypeVar("R")
+S = TypeVar("S")
 Column = Literal["same", "next", "far", "table"]
 """How far apart an operand's elements of neighboring columns are: not at all, by one, by more, or
 as a table of offsets says."""
+
+
+class Sides(NamedTuple, Generic[T]):
+    """One thing for every further operand of an epilogue, and one for every result."""
+
+    extras: tuple[T, ...] = ()
+    results: tuple[T, ...] = ()
+
+    def map(self, function: Callable[[T], R]) -> Sides[R]:
+        """The results of a function, operands first."""
+        extras = tuple([function(x) for x in self.extras])
+        return Sides(extras, tuple([function(c) for c in self.results]))
+
+    def named(self, function: Callable[[str, T], R]) -> Sides[R]:
+        """The same of a function that takes names, too: x0, x1, ... and c0, c1, ..."""
+        extras = tuple([function(f"x{i}", x) for i, x in enumerate(self.extras)])
+        return Sides(extras, tuple([function(f"c{i}", c) for i, c in enumerate(self.results)]))
+
+    def zip(self, *others: Sides[Any]) -> Sides[Any]:
+        """Tuples of what belongs together."""
+        pairs = (zip(*given, strict=True) for given in zip(self, *others, strict=True))
+        return Sides(*map(tuple, pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +89,25 @@ class Epilogue:
     sources: tuple[Term, ...]
     results: tuple[Access, ...]
 
+    @property
+    def sides(self) -> Sides[Access]:
+        """How operands and results are met."""
+        return Sides(self.extras, self.results)
+
+    @property
+    def label(self) -> str:
+        """Names of the first steps, for that of a kernel."""
+        return "".join([f"_{step.op.name}" for step in self.steps[:3]])
+
     def stores_sums(self, dtype: DType) -> bool:
         """Whether the sums themselves, of this type, are the one result, stored row by row."""
         return (
             not self.steps and len(self.results) == 1 and self.results[0] == Access(dtype, "next")
         )
+
+
+NOTHING = Epilogue((), (), (), ())
+"""That of kernels that leave no results."""
 
 
 def plain(dtype: DType, column: Column = "next") -> Epilogue:
@@ -85,24 +124,42 @@ class Place:
     """
 
     access: Access
-    pointer: Value
+    pointer: Pointer
     row_step: Value
     column_step: Value
-    table: Value | None = None
-    rows: Value | None = None
+    table: Pointer | None = None
+    rows: Pointer | None = None
 
-    def start(self, e: Builder, row: Value) -> Value:
+    def start(self, row: Value | int) -> Value:
         """Elements from the pointer to a row."""
         if self.rows is not None:
-            row = e.cast(e.load(self.rows, row), dt.int64)
-        return e.mul(row, self.row_step)
+            row = self.rows[row].cast(dt.int64)
+        return row * self.row_step
+
+
+class RowSteps(NamedTuple, Generic[S]):
+    """Elements from row to row and from column to column."""
+
+    row: S
+    column: S
+
+
+def declare_pointers(e: Builder, epilogue: Epilogue) -> Sides[Pointer]:
+    """Parameters for the memory of operands and results: x0, x1, ... and c0, c1, ..."""
+    return epilogue.sides.named(lambda name, access: e.pointer(access.dtype, name))
+
+
+def declare_steps(e: Builder, epilogue: Epilogue, kind: type[R]) -> Sides[R]:
+    """Parameters for their steps, in records of a kind: x0_row, ..., c0_row, ..."""
+    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    return epilogue.sides.named(lambda name, _: kind(*e.sizes(*[f"{name}_{f}" for f in fields])))
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Sums in scratch: `rows` by at most the tile's width, `columns` of which count."""
 
-    pointer: Value
+    pointer: Pointer
     step: Value | int
     rows: Value
     columns: Value
@@ -113,8 +170,7 @@ def finish(
     tile: Tile,
     epilogue: Epilogue,
     block: Block,
-    extras: Sequence[Place],
-    results: Sequence[Place],
+    places: Sides[Place],
     *,
     ragged: bool = False,
 ) -> None:
@@ -126,38 +182,35 @@ def finish(
 
     def write(masks: Sequence[Value | None]) -> None:
         fixed = {
-            (i, v): load_operand(e, place, None, e.index(v * lanes), lanes, mask)
-            for i, place in enumerate(extras)
+            (i, v): load_operand(place, None, v * lanes, lanes, mask)
+            for i, place in enumerate(places.extras)
             if not place.access.by_row
             for v, mask in enumerate(masks)
         }
-
-        def row(r: Value) -> None:
+        with e.loop(block.rows) as r:
             for v, mask in enumerate(masks):
-                start = e.add(e.mul(r, block.step), v * lanes)
-                values: dict[Term, Value] = {Term("sum"): e.load(block.pointer, start, lanes)}
-                for i, place in enumerate(extras):
+                start = r * block.step + v * lanes
+                values: dict[Term, Value] = {Term("sum"): block.pointer.load(start, lanes)}
+                for i, place in enumerate(places.extras):
                     known = fixed.get((i, v))
                     values[Term("extra", i)] = (
-                        load_operand(e, place, r, e.index(v * lanes), lanes, mask)
-                        if known is None
-                        else known
+                        load_operand(place, r, v * lanes, lanes, mask) if known is None else known
                     )
                 apply_steps(e, epilogue, values)
-                for source, place in zip(epilogue.sources, results, strict=True):
-                    store_result(e, place, r, e.index(v * lanes), values[source], mask)
-
-        e.loop(0, block.rows, 1, row)
+                for source, place in zip(epilogue.sources, places.results, strict=True):
+                    store_result(place, r, v * lanes, values[source], mask)
 
     def write_part() -> None:
-        counts = [e.sub(block.columns, v * lanes) for v in range(tile.vectors)]
+        counts = [block.columns - v * lanes for v in range(tile.vectors)]
         write([e.first_lanes(count, lanes) for count in counts])
 
     if ragged:
         write_part()
-    else:
-        full = e.compare("le", tile.width, block.columns)
-        e.branch(full, lambda: write([None] * tile.vectors), write_part)
+        return
+    with e.when(tile.width <= block.columns):
+        write([None] * tile.vectors)
+    with e.otherwise():
+        write_part()
 
 
 def apply_steps(e: Builder, epilogue: Epilogue, values: dict[Term, Value]) -> None:
@@ -171,44 +224,39 @@ def apply_steps(e: Builder, epilogue: Epilogue, values: dict[Term, Value]) -> No
 
 
 def load_operand(
-    e: Builder,
-    place: Place,
-    row: Value | None,
-    column: Value,
-    lanes: int,
-    mask: Value | None,
+    place: Place, row: Value | int | None, column: Value | int, lanes: int, mask: Value | None
 ) -> Value:
     """An operand's elements at `lanes` columns, in the compute type."""
-    start = place.start(e, row) if row is not None else e.index(0)
+    start = place.start(row) if row is not None else 0
     if place.access.column == "same":
-        value = e.load(place.pointer, start)
+        value = place.pointer[start]
     elif place.access.column == "next":
-        value = e.load(place.pointer, e.add(start, column), lanes, mask)
+        value = place.pointer.load(start + column, lanes, mask)
     else:
-        value = e.gather(place.pointer, _far(e, place, start, column, lanes, mask), mask)
-    value = e.cast(value, compute_dtype(place.access.dtype))
-    return e.splat(value, lanes) if row is None else value
+        value = place.pointer.gather(_far(place, start, column, lanes, mask), mask)
+    value = value.cast(compute_dtype(place.access.dtype))
+    return value.splat(lanes) if row is None else value
 
 
 def store_result(
-    e: Builder, place: Place, row: Value, column: Value, value: Value, mask: Value | None
+    place: Place, row: Value | int, column: Value | int, value: Value, mask: Value | None
 ) -> None:
     """A result's elements at as many columns as the value has lanes."""
     wide = compute_dtype(place.access.dtype)
-    made = e.cast(value if value.dtype is wide else convert(value, wide), place.access.dtype)
-    start = place.start(e, row)
+    made = (value if value.dtype is wide else convert(value, wide)).cast(place.access.dtype)
+    start = place.start(row)
     if place.access.column == "next":
-        e.store(place.pointer, e.add(start, column), made, mask)
+        place.pointer.store(start + column, made, mask)
     else:
-        places = _far(e, place, start, column, made.lanes, mask)
-        e.scatter(place.pointer, places, made, mask)
+        places = _far(place, start, column, made.lanes, mask)
+        place.pointer.scatter(places, made, mask)
 
 
 def _far(
-    e: Builder, place: Place, start: Value, column: Value, lanes: int, mask: Value | None
+    place: Place, start: Value | int, column: Value | int, lanes: int, mask: Value | None
 ) -> Value:
     """Places of elements that are not neighbors."""
     if place.table is not None:
-        return e.add(e.cast(e.load(place.table, column, lanes, mask), dt.int64), start)
-    first = e.add(start, e.mul(column, place.column_step))
-    return e.add(e.mul(e.iota(dt.int64, lanes), place.column_step), first)
+        return place.table.load(column, lanes, mask).cast(dt.int64) + start
+    first = start + column * place.column_step
+    return builder_of(place.pointer).iota(dt.int64, lanes) * place.column_step + first

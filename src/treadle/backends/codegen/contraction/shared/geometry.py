@@ -20,7 +20,7 @@ from functools import reduce
 
 import numpy as np
 
-from treadle.backends.codegen.contraction.shared.launch import Area, Copies
+from treadle.backends.codegen.contraction.shared.launch import Area
 from treadle.backends.codegen.contraction.shared.offsets import (
     Offsets,
     Table,
@@ -31,6 +31,7 @@ from treadle.backends.codegen.contraction.shared.offsets import (
     scaled,
     steps_of,
 )
+from treadle.backends.codegen.contraction.shared.pack import Copies
 from treadle.backends.codegen.views import Dims, Shape, dense, extents, sizes_of
 from treadle.base.shape import product
 from treadle.base.symbol import Dim, is_identical, maximum

@@ -2,52 +2,144 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from treadle.backends.codegen.contraction.shared.epilogue import Access, Epilogue, Place
-from treadle.backends.codegen.kernel import ir
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value
+from treadle.backends.codegen.contraction.shared.epilogue import (
+    Access,
+    Epilogue,
+    Place,
+    RowSteps,
+    Sides,
+    declare_pointers,
+    declare_steps,
+)
+from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.language import Pointer, Value, minimum
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
-STATISTICS = ("means", "squares")
-"""Parameters for statistics of columns: see `Moments`."""
+P = TypeVar("P")
+S = TypeVar("S")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Contraction:
-    """A kernel and the names of its parameters, in order."""
+class Division(NamedTuple, Generic[S]):
+    """Rows and panels of an item, rows of a block, terms of a step; items by rows and panels."""
 
-    kernel: Kernel
-    names: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class Item:
-    """One work item: its matrices, and the rows and panels of the result it computes."""
-
-    a: Value
-    b: Value
-    extras: list[Place]
-    results: list[Place]
-    row: Value
-    rows: Value
-    panel: Value
-    panels: Value
+    height: S
+    width: S
+    block: S
+    depth: S
+    row_items: S
+    panel_items: S
 
 
-@dataclass(slots=True)
-class Items:
-    """Parameters of a kernel, and its items: (batch, group of panels, rows), the last one fastest.
+class ItemTables(NamedTuple, Generic[P]):
+    """Tables of offsets, those that a kernel has.
+
+    Attributes:
+        terms, columns: of the elements of patches.
+        row_table, term_table: of rows and terms of a.
+        b_table: of the terms that are picked of panels.
+        positions: numbers of the rows of results.
+        step_table, terms_table: of the steps of rows, and how many terms they have.
+        run_table: of runs of terms.
+        places: of the columns of results.
+    """
+
+    terms: P | None = None
+    columns: P | None = None
+    row_table: P | None = None
+    term_table: P | None = None
+    b_table: P | None = None
+    positions: P | None = None
+    step_table: P | None = None
+    terms_table: P | None = None
+    run_table: P | None = None
+    places: P | None = None
+
+
+class AxisSteps(NamedTuple, Generic[S]):
+    """Elements of every array from position to position of a batch axis."""
+
+    a: S
+    b: S
+    sides: Sides[S]
+
+    @property
+    def all(self) -> tuple[S, ...]:
+        """Every one."""
+        return (self.a, self.b, *self.sides.extras, *self.sides.results)
+
+
+class Statistics(NamedTuple, Generic[P]):
+    """Statistics of columns: see `Moments`."""
+
+    means: P
+    squares: P
+
+
+class RunSizes(NamedTuple, Generic[S]):
+    """Terms and words of a run."""
+
+    run: S
+    run_words: S
+
+
+class Shifts(NamedTuple, Generic[P, S]):
+    """Several products: where in b each of them begins, how many, and their steps."""
+
+    shift_table: P
+    shifts: S
+    panel_steps: S
+    steps: Sides[S]
+
+
+class ItemParameters(NamedTuple, Generic[P, S]):
+    """Parameters of a contraction's kernel: c[m, n] = sums of k terms of a and b.
+
+    Attributes:
+        memory, steps: of further operands and of results.
+        panel_terms: terms of a panel of b, if k of them are picked.
+        batch, axes: extents of the batch axes, and the steps along each.
+    """
+
+    a: P
+    b: P
+    memory: Sides[P]
+    tables: ItemTables[P]
+    statistics: Statistics[P] | None
+    m: S
+    n: S
+    k: S
+    division: Division[S]
+    a_row: S
+    a_term: S
+    b_term: S
+    b_column: S
+    panel_terms: S | None
+    runs: RunSizes[S] | None
+    steps: Sides[RowSteps[S]]
+    batch: tuple[S, ...]
+    axes: tuple[AxisSteps[S], ...]
+    shifts: Shifts[P, S] | None
+
+
+NO_TABLES = ItemTables[Any]()
+
+
+@dataclass(frozen=True, slots=True)
+class ItemSpec:
+    """What decides on the parameters of a kernel.
 
     Attributes:
         width: columns of a panel.
         a, b: element types of the operands.
         batch: number of batch axes.
-        epilogue: names the further operands and the results.
-        tables: names of the tables of offsets: see `Problem`.
+        epilogue: says which further operands and results there are.
+        tables: which tables there are.
         measured: whether statistics of a result are left beside it, which are of type a.
+        shifts: whether there are several products.
     """
 
     width: int
@@ -55,80 +147,117 @@ class Items:
     b: DType
     batch: int
     epilogue: Epilogue
-    tables: tuple[str, ...] = ()
+    tables: ItemTables[bool] = NO_TABLES
     measured: bool = False
-    parameters: dict[str, Value] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        accesses: list[tuple[str, DType]] = [("a", self.a), ("b", self.b)]
-        accesses += [(f"x{i}", x.dtype) for i, x in enumerate(self.epilogue.extras)]
-        accesses += [(f"c{i}", c.dtype) for i, c in enumerate(self.epilogue.results)]
-        for name, dtype in accesses:
-            self.parameters[name] = ir.pointer(dtype, name)
-        tables = [*self.tables]
-        tables += ["places"] if any(c.column == "table" for c in self.epilogue.results) else []
-        self.parameters |= {name: ir.pointer(dt.int32, name) for name in tables}
-        names = STATISTICS if self.measured else ()
-        self.parameters |= {name: ir.pointer(self.a, name) for name in names}
-        sizes = ["m", "n", "k", "height", "width", "block", "depth", "row_items", "panel_items"]
-        sizes += ["a_row", "a_term", "b_term", "b_column"]
-        sizes += ["panel_terms"] if "b_table" in self.tables else []
-        sizes += ["panel_terms", "run", "run_words"] if "run_table" in self.tables else []
-        sizes += [f"{name}_{axis}" for name, _ in accesses[2:] for axis in ("row", "column")]
-        sizes += [f"batch{i}" for i in range(self.batch)]
-        sizes += [f"{name}_batch{i}" for i in range(self.batch) for name, _ in accesses]
-        for name in sizes:
-            self.parameters[name] = ir.size(name)
-
-    def __getitem__(self, name: str) -> Value:
-        return self.parameters[name]
-
-    def locate(self, e: Builder, i: Value, group: Value) -> Item:
-        """Item `i`, which is one of the `row_items` items of its group of panels."""
-        row = e.mul(e.rem(i, self["row_items"]), self["height"])
-        batch = e.div(group, self["panel_items"])
-        panel = e.mul(e.rem(group, self["panel_items"]), self["width"])
-        last = e.div(e.add(self["n"], self.width - 1), self.width)
-        offsets = self._batch_offsets(e, batch)
-
-        def place(name: str, access: Access) -> Place:
-            pointer = e.offset(self[name], offsets[name])
-            steps = self[f"{name}_row"], self[f"{name}_column"]
-            table = self["places"] if access.column == "table" else None
-            rows = self["positions"] if "positions" in self.tables else None
-            return Place(access, pointer, *steps, table, rows)
-
-        return Item(
-            a=e.offset(self["a"], offsets["a"]),
-            b=e.offset(self["b"], offsets["b"]),
-            extras=[place(f"x{j}", x) for j, x in enumerate(self.epilogue.extras)],
-            results=[place(f"c{j}", c) for j, c in enumerate(self.epilogue.results)],
-            row=row,
-            rows=e.min(self["height"], e.sub(self["m"], row)),
-            panel=panel,
-            panels=e.min(self["width"], e.sub(last, panel)),
-        )
-
-    def _batch_offsets(self, e: Builder, batch: Value) -> dict[str, Value]:
-        """Elements from each pointer to its part for a position of the batch axes."""
-        pointers = [n for n, v in self.parameters.items() if v.type.pointer]
-        names = [n for n in pointers if n not in (*self.tables, "places", *STATISTICS)]
-        offsets = {name: e.index(0) for name in names}
-        for axis in reversed(range(self.batch)):
-            position = e.rem(batch, self[f"batch{axis}"]) if axis else batch
-            batch = e.div(batch, self[f"batch{axis}"]) if axis else batch
-            for name in names:
-                step = e.mul(position, self[f"{name}_batch{axis}"])
-                offsets[name] = e.add(offsets[name], step)
-        return offsets
+    shifts: bool = False
 
 
-def moved(e: Builder, place: Place, row: Value, column: Value) -> Place:
+def declare_items(e: KernelBuilder, spec: ItemSpec) -> ItemParameters[Pointer, Value]:
+    """The parameters of a kernel."""
+    axes, sides = range(spec.batch), spec.epilogue.sides
+    far = any(c.column == "table" for c in sides.results)
+    wanted = spec.tables._replace(places=far)
+
+    def axis_steps(i: int) -> AxisSteps[Value]:
+        a, b = e.sizes(f"a_batch{i}", f"b_batch{i}")
+        return AxisSteps(a, b, sides.named(lambda name, _: e.size(f"{name}_batch{i}")))
+
+    def tables() -> ItemTables[Pointer]:
+        named = zip(ItemTables._fields, wanted, strict=True)
+        return ItemTables(*[e.pointer(dt.int32, name) if has else None for name, has in named])
+
+    def statistics() -> Statistics[Pointer] | None:
+        kind = Statistics[Pointer]
+        return e.record(kind, means=spec.a, squares=spec.a) if spec.measured else None
+
+    def shifts() -> Shifts[Pointer, Value] | None:
+        def steps() -> Sides[Value]:
+            return sides.named(lambda name, _: e.size(f"{name}_shift"))
+
+        kind = Shifts[Pointer, Value]
+        return e.record(kind, shift_table=dt.int32, steps=steps) if spec.shifts else None
+
+    return e.record(
+        ItemParameters[Pointer, Value],
+        a=spec.a,
+        b=spec.b,
+        memory=lambda: declare_pointers(e, spec.epilogue),
+        tables=tables,
+        statistics=statistics,
+        division=lambda: e.record(Division[Value]),
+        panel_terms=lambda: e.size("panel_terms") if wanted.b_table or wanted.run_table else None,
+        runs=lambda: e.record(RunSizes[Value]) if wanted.run_table else None,
+        steps=lambda: declare_steps(e, spec.epilogue, RowSteps[Value]),
+        batch=lambda: tuple(e.sizes(*[f"batch{i}" for i in axes])),
+        axes=lambda: tuple([axis_steps(i) for i in axes]),
+        shifts=shifts,
+    )
+
+
+@dataclass(slots=True)
+class Item:
+    """One work item: its matrices, and the rows and panels of the result it computes."""
+
+    a: Pointer
+    b: Pointer
+    sides: Sides[Place]
+    row: Value
+    rows: Value
+    panel: Value
+    panels: Value
+
+    def places(self, row: Value, column: Value) -> Sides[Place]:
+        """Operands and results at a row and a column."""
+        results = [moved(place, row, column) for place in self.sides.results]
+        extras = [moved(place, row, column) for place in self.sides.extras]
+        return Sides((*extras,), (*results,))
+
+
+def locate(spec: ItemSpec, p: ItemParameters[Pointer, Value], i: Value, group: Value) -> Item:
+    """Item `i`, which is one of the `row_items` items of its group of panels.
+
+    Items are (batch, group of panels, rows), the last one fastest.
+    """
+    d = p.division
+    row = (i % d.row_items) * d.height
+    batch = group // d.panel_items
+    panel = (group % d.panel_items) * d.width
+    last = (p.n + (spec.width - 1)) // spec.width
+    offsets = _offsets(p, batch)
+
+    def place(given: tuple[Access, Pointer, RowSteps[Value], Value | int]) -> Place:
+        access, memory, steps, offset = given
+        table = p.tables.places if access.column == "table" else None
+        return Place(access, memory + offset, *steps, table, p.tables.positions)
+
+    return Item(
+        a=p.a + offsets.a,
+        b=p.b + offsets.b,
+        sides=spec.epilogue.sides.zip(p.memory, p.steps, offsets.sides).map(place),
+        row=row,
+        rows=minimum(d.height, p.m - row),
+        panel=panel,
+        panels=minimum(d.width, last - panel),
+    )
+
+
+def _offsets(p: ItemParameters[Pointer, Value], batch: Value) -> AxisSteps[Value | int]:
+    """Elements from every pointer to its part for a position of the batch axes."""
+    found: list[Value | int] = [0] * (2 + sum(map(len, p.memory)))
+    for axis in reversed(range(len(p.axes))):
+        position = batch % p.batch[axis] if axis else batch
+        batch = batch // p.batch[axis] if axis else batch
+        found = [at + position * step for at, step in zip(found, p.axes[axis].all, strict=True)]
+    cut = 2 + len(p.memory.extras)
+    return AxisSteps(found[0], found[1], Sides((*found[2:cut],), (*found[cut:],)))
+
+
+def moved(place: Place, row: Value | int, column: Value) -> Place:
     """The place of an operand or result for a block that begins at this row and column."""
     by_row = place.access.by_row and place.rows is None
-    start = e.mul(row, place.row_step) if by_row else e.index(0)
-    table = None if place.table is None else e.offset(place.table, column)
-    rows = None if place.rows is None else e.offset(place.rows, row)
+    start = row * place.row_step if by_row else 0
+    table = None if place.table is None else place.table + column
+    rows = None if place.rows is None else place.rows + row
     if place.access.column in ("next", "far"):
-        start = e.add(start, e.mul(column, place.column_step))
-    return replace(place, pointer=e.offset(place.pointer, start), table=table, rows=rows)
+        start = start + column * place.column_step
+    return replace(place, pointer=place.pointer + start, table=table, rows=rows)

@@ -7,16 +7,31 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from treadle.backends.codegen.contraction.shared.items import Contraction
+from treadle.backends.codegen.contraction.shared.epilogue import RowSteps
+from treadle.backends.codegen.contraction.shared.items import (
+    NO_TABLES,
+    AxisSteps,
+    Division,
+    ItemParameters,
+    ItemTables,
+    Statistics,
+)
 from treadle.backends.codegen.contraction.shared.offsets import (
     Sums,
     Table,
     columns_of,
     table_launch,
 )
-from treadle.backends.codegen.contraction.shared.pack import Packing, order_of, packing_kernel
+from treadle.backends.codegen.contraction.shared.pack import (
+    Copies,
+    Packing,
+    PackingParameters,
+    order_of,
+    packing_kernel,
+)
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.shared.tile import Tile
+from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Array, Launch, Lowered, Ref
 from treadle.base.dtype import DType
@@ -40,7 +55,7 @@ class Launches:
     prelude: list[Launch] = field(default_factory=list)
     workspaces: list[Dim] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
-    tables: dict[str, Ref | Dim] = field(default_factory=dict)
+    tables: ItemTables[Ref] = NO_TABLES
     unit: str = ""
 
     @property
@@ -85,12 +100,12 @@ class Launches:
         made = replace(made, batch=tuple(s.target for s in steps), row=pitch, column=1)
         self.problem = replace(problem, a=made)
 
-    def distinct(self, matrix: Matrix, count: Dim) -> tuple[tuple[Copies, ...], Dim]:
+    def distinct(self, matrix: Matrix, count: Dim) -> tuple[tuple[Copies[Dim], ...], Dim]:
         """Batch axes of a packed operand, `count` elements per matrix, and all its elements.
 
         Along axes on which the operand does not vary it is packed once.
         """
-        made: list[Copies] = []
+        made: list[Copies[Dim]] = []
         for extent, step in zip(reversed(self.problem.batch), reversed(matrix.batch), strict=True):
             made.append(Copies(1, 0, 0) if is_identical(step, 0) else Copies(extent, step, count))
             count *= made[-1].extent
@@ -110,13 +125,36 @@ class Launches:
         self.launches.append(table_launch(table, columns, place))
         return place
 
-    def add(self, made: Contraction, sizes: dict[str, Dim], items: Dim) -> None:
-        """A launch of the product; `sizes` go before those of the problem."""
+    def arguments(self, division: Division[Dim]) -> ItemParameters[Ref, Dim]:
+        """What a kernel of the product is given."""
         problem = self.problem
-        arguments = problem_sizes(problem) | sizes | pointers_of(problem) | self.tables
-        launch = Launch(
-            made.kernel,
-            tuple(arguments[name] for name in made.names),
+        return ItemParameters(
+            a=problem.a.place,
+            b=problem.b.place,
+            memory=problem.sides.map(lambda matrix: matrix.place),
+            tables=self.tables,
+            statistics=_statistics(problem),
+            m=problem.m,
+            n=problem.n,
+            k=problem.k,
+            division=division,
+            a_row=problem.a.row,
+            a_term=problem.a.column,
+            b_term=problem.b.row,
+            b_column=problem.b.column,
+            panel_terms=problem.panel_terms,
+            runs=None,
+            steps=problem.sides.map(lambda matrix: RowSteps(matrix.row, matrix.column)),
+            batch=problem.batch,
+            axes=tuple([_axis_steps(problem, axis) for axis in range(len(problem.batch))]),
+            shifts=None,
+        )
+
+    def add(self, made: RecordedKernel, given: ItemParameters[Ref, Dim], items: Dim) -> None:
+        """A launch of the product."""
+        problem = self.problem
+        launch = made.launch(
+            given,
             items=items,
             serial=max(estimate(problem.flops), estimate(least_bytes(problem))) < 1 << 17,
             flops=problem.flops,
@@ -137,15 +175,6 @@ class Launches:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
-    """A batch axis of a packing launch: how often, and the steps of source and target."""
-
-    extent: Dim
-    source: Dim
-    target: Dim
-
-
-@dataclass(frozen=True, slots=True)
 class Area:
     """What a packing launch moves; for panels the inner places are those of all panels."""
 
@@ -154,7 +183,7 @@ class Area:
     outer_step: Dim
     inner_step: Dim
     pitch: Dim
-    batch: Sequence[Copies] = ()
+    batch: Sequence[Copies[Dim]] = ()
 
 
 def packing_launch(packing: Packing, source: Matrix, place: Ref, area: Area) -> Launch:
@@ -166,71 +195,48 @@ def packing_launch(packing: Packing, source: Matrix, place: Ref, area: Area) -> 
         least = 64 // source.dtype.itemsize if packing.order == "transposed" else 8
         block = max(least, min(32, (1 << 15) // estimate(area.inner) // 8 * 8))
         blocks = -(-area.outer // block)
-    arguments: dict[str, Ref | Dim] = {
-        "source": Ref(source.kind, source.index, source.offset * source.dtype.itemsize),
-        "target": place,
-        "outer": area.outer,
-        "inner": area.inner,
-        "outer_step": area.outer_step,
-        "inner_step": area.inner_step,
-        "pitch": area.pitch,
-        "block": block,
-        "blocks": blocks,
-    }
-    copies: Dim = 1
-    for axis, steps in enumerate(area.batch):
-        arguments |= {f"batch{axis}": steps.extent, f"source_batch{axis}": steps.source}
-        arguments[f"target_batch{axis}"] = steps.target
-        copies *= steps.extent
+    given: PackingParameters[Ref, Dim] = PackingParameters(
+        source=source.place,
+        target=place,
+        outer=area.outer,
+        inner=area.inner,
+        outer_step=area.outer_step,
+        inner_step=area.inner_step,
+        pitch=area.pitch,
+        block=block,
+        blocks=blocks,
+        batch=(*area.batch,),
+    )
+    count = product(axis.extent for axis in area.batch)
     kernel = packing_kernel(packing)
     size = source.dtype.itemsize + packing.tile.dtype.itemsize
-    nbytes = copies * area.outer * area.inner * size
-    return Launch(
-        kernel.kernel,
-        tuple(arguments[name] for name in kernel.names),
-        items=copies * blocks,
+    nbytes = count * area.outer * area.inner * size
+    return kernel.launch(
+        given,
+        items=count * blocks,
         serial=estimate(nbytes) < 1 << 16,
         nbytes=nbytes,
     )
 
 
-def pointers_of(problem: Problem) -> dict[str, Ref | Dim]:
-    """The memory behind the pointer parameters."""
-    found: dict[str, Ref | Dim] = {
-        name: Ref(x.kind, x.index, x.offset * x.dtype.itemsize) for name, x in _named(problem)
-    }
-    if problem.moments is not None:
-        found["means"] = Ref("output", problem.moments.means)
-        found["squares"] = Ref("output", problem.moments.squares)
-    return found
+def _statistics(problem: Problem) -> Statistics[Ref] | None:
+    found = problem.moments
+    if found is None:
+        return None
+    return Statistics(Ref("output", found.means), Ref("output", found.squares))
 
 
-def problem_sizes(problem: Problem) -> dict[str, Ref | Dim]:
-    """Extents and strides by parameter."""
-    sizes: dict[str, Ref | Dim] = {"m": problem.m, "n": problem.n, "k": problem.k}
-    sizes |= {"panel_terms": problem.panel_terms}
-    sizes |= {"a_row": problem.a.row, "a_term": problem.a.column}
-    sizes |= {"b_term": problem.b.row, "b_column": problem.b.column}
-    for axis, extent in enumerate(problem.batch):
-        sizes[f"batch{axis}"] = extent
-    for name, matrix in _named(problem):
-        sizes |= {f"{name}_row": matrix.row, f"{name}_column": matrix.column}
-        sizes |= {f"{name}_batch{axis}": step for axis, step in enumerate(matrix.batch)}
-    return sizes
-
-
-def _named(problem: Problem) -> list[tuple[str, Matrix]]:
-    named = [("a", problem.a), ("b", problem.b)]
-    named += [(f"x{i}", x) for i, x in enumerate(problem.extras)]
-    return named + [(f"c{i}", c) for i, c in enumerate(problem.results)]
+def _axis_steps(problem: Problem, axis: int) -> AxisSteps[Dim]:
+    sides = problem.sides.map(lambda matrix: matrix.batch[axis])
+    return AxisSteps(problem.a.batch[axis], problem.b.batch[axis], sides)
 
 
 def least_bytes(problem: Problem) -> Dim:
     """Bytes of every array, read or written once."""
     m, n, k = problem.m, problem.n, problem.k
     total: Dim = 0
-    for name, matrix in _named(problem):
-        rows, columns = {"a": (m, k), "b": (k, n)}.get(name, (m, n))
+    shapes = [(m, k), (k, n), *[(m, n)] * (len(problem.arrays) - 2)]
+    for matrix, (rows, columns) in zip(problem.arrays, shapes, strict=True):
         axes = [(rows, matrix.row), (columns, matrix.column)]
         axes += zip(problem.batch, matrix.batch, strict=True)
         count = product(extent for extent, step in axes if not is_identical(step, 0))

@@ -7,17 +7,21 @@ that counts reads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from treadle.backends.codegen.contraction.shared.tile import Tile
-from treadle.backends.codegen.kernel import builder, ir
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function, Kernel, Value
+from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
+from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, shuffle
+from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.base.dtype import DType
 from treadle.base.symbol import Dim, is_identical
 
+P = TypeVar("P")
+S = TypeVar("S")
 Order = Literal["straight", "transposed", "strided"]
 """Which step of the source is 1: the inner one, the outer one, or neither."""
 
@@ -35,113 +39,86 @@ def pack_function(tile: Tile, source: DType, order: Order, *, panel: bool) -> Fu
 
     `panel` says that `inner` is at most the width of the tile: short rows, many of them.
     """
-    given, made = ir.pointer(source, "source"), ir.pointer(tile.dtype, "target")
-    names = ("outer_step", "inner_step", "pitch", "outer", "inner")
-    outer_step, inner_step, pitch, outer, inner = (ir.size(n) for n in names)
-    writer = _Writer(tile, given, outer_step, inner_step, made, pitch, outer, inner)
-    write = {
+    writer = _Writer(Builder(), tile, source)
+    {
         "straight": writer.panel if panel else writer.rows,
         "transposed": writer.transposed,
         "strided": writer.strided,
-    }[order]
-    parameters = (given, outer_step, inner_step, made, pitch, outer, inner)
-    kind = "panel" if panel else "rows"
-    return builder.function(f"pack_{kind}_{order}_{source.name}", parameters, write)
+    }[order]()
+    return writer.e.function(f"pack_{'panel' if panel else 'rows'}_{order}_{source.name}")
 
 
 class _Writer:
     """The bodies of the packing functions, over the same parameters."""
 
-    def __init__(self, tile: Tile, source: Value, outer_step: Value, *others: Value) -> None:
-        self.tile, self.lanes, self.source, self.outer_step = tile, tile.lanes, source, outer_step
-        self.inner_step, self.target, self.pitch, self.outer, self.inner = others
+    def __init__(self, e: Builder, tile: Tile, source: DType) -> None:
+        self.e, self.tile, self.lanes = e, tile, tile.lanes
+        self.source = e.pointer(source, "source")
+        self.outer_step, self.inner_step = e.sizes("outer_step", "inner_step")
+        self.target = e.pointer(tile.dtype, "target")
+        self.pitch, self.outer, self.inner = e.sizes("pitch", "outer", "inner")
 
-    def _load(self, e: Builder, place: Value, lanes: int, mask: Value | None = None) -> Value:
-        return e.cast(e.load(self.source, place, lanes, mask), self.tile.dtype)
+    def _load(self, place: Value, lanes: int, mask: Value | None = None) -> Value:
+        return self.source.load(place, lanes, mask).cast(self.tile.dtype)
 
-    def panel(self, e: Builder) -> None:
+    def panel(self) -> None:
         """Whole rows of a panel at once."""
-        lanes, vectors = self.lanes, self.tile.vectors
+        e, lanes, vectors = self.e, self.lanes, self.tile.vectors
 
         def copy(masks: list[Value | None]) -> None:
-            def row(o: Value) -> None:
-                start, target = e.mul(o, self.outer_step), e.mul(o, self.pitch)
+            with e.loop(self.outer) as o:
+                start, target = o * self.outer_step, o * self.pitch
                 for v, mask in enumerate(masks):
-                    value = self._load(e, e.add(start, v * lanes), lanes, mask)
-                    e.store(self.target, e.add(target, v * lanes), value)
+                    value = self._load(start + v * lanes, lanes, mask)
+                    self.target[target + v * lanes] = value
 
-            e.loop(0, self.outer, 1, row)
+        with e.when(self.tile.width <= self.inner):
+            copy([None] * vectors)
+        with e.otherwise():
+            copy([e.first_lanes(self.inner - v * lanes, lanes) for v in range(vectors)])
 
-        e.branch(
-            e.compare("le", self.tile.width, self.inner),
-            lambda: copy([None] * vectors),
-            lambda: copy(
-                [e.first_lanes(e.sub(self.inner, v * lanes), lanes) for v in range(vectors)]
-            ),
-        )
-
-    def rows(self, e: Builder) -> None:
+    def rows(self) -> None:
         """Row after row, vector after vector."""
-        lanes = self.lanes
-        whole = e.sub(self.inner, e.rem(self.inner, lanes))
+        e, lanes = self.e, self.lanes
+        whole = self.inner - self.inner % lanes
+        with e.loop(self.outer) as o:
+            start, target = o * self.outer_step, o * self.pitch
+            with e.loop(0, whole, lanes) as i:
+                value = self._load(start + i, lanes)
+                self.target[target + i] = value
+            with e.when(whole < self.inner):
+                mask = e.first_lanes(self.inner - whole, lanes)
+                value = self._load(start + whole, lanes, mask)
+                self.target.store(target + whole, value, mask)
 
-        def row(o: Value) -> None:
-            start, target = e.mul(o, self.outer_step), e.mul(o, self.pitch)
-
-            def copy(i: Value, mask: Value | None = None) -> None:
-                value = self._load(e, e.add(start, i), lanes, mask)
-                e.store(self.target, e.add(target, i), value, mask)
-
-            def rest() -> None:
-                copy(whole, e.first_lanes(e.sub(self.inner, whole), lanes))
-
-            e.loop(0, whole, lanes, copy)
-            e.branch(e.compare("lt", whole, self.inner), rest)
-
-        e.loop(0, self.outer, 1, row)
-
-    def transposed(self, e: Builder) -> None:
+    def transposed(self) -> None:
         """Square blocks, transposed in registers; inner places beyond the end repeat the last."""
-        lanes = self.lanes
-        last = e.sub(self.inner, 1)
-        whole = e.sub(self.outer, e.rem(self.outer, lanes))
-
-        def column(i: Value) -> None:
-            starts = [e.mul(e.min(e.add(i, j), last), self.inner_step) for j in range(lanes)]
-
-            def block(o: Value) -> None:
-                square = [self._load(e, e.add(start, o), lanes) for start in starts]
-                for j, value in enumerate(transpose(e, square)):
-                    place = e.add(e.mul(e.add(o, j), self.pitch), i)
-                    e.store(self.target, place, value)
-
-            def single(o: Value) -> None:
-                place = e.add(e.mul(o, self.pitch), i)
+        e, lanes = self.e, self.lanes
+        last = self.inner - 1
+        whole = self.outer - self.outer % lanes
+        with e.loop(0, self.inner, lanes) as i:
+            starts = [minimum(i + j, last) * self.inner_step for j in range(lanes)]
+            with e.loop(0, whole, lanes) as o:
+                square = [self._load(start + o, lanes) for start in starts]
+                for j, value in enumerate(transpose(square)):
+                    place = (o + j) * self.pitch + i
+                    self.target[place] = value
+            with e.loop(whole, self.outer) as o:
+                place = o * self.pitch + i
                 for j, start in enumerate(starts):
-                    value = self._load(e, e.add(start, o), 1)
-                    e.store(self.target, e.add(place, j), value)
+                    value = self._load(start + o, 1)
+                    self.target[place + j] = value
 
-            e.loop(0, whole, lanes, block)
-            e.loop(whole, self.outer, 1, single)
-
-        e.loop(0, self.inner, lanes, column)
-
-    def strided(self, e: Builder) -> None:
+    def strided(self) -> None:
         """Element after element."""
-
-        def row(o: Value) -> None:
-            start, target = e.mul(o, self.outer_step), e.mul(o, self.pitch)
-
-            def single(i: Value) -> None:
-                value = self._load(e, e.add(start, e.mul(i, self.inner_step)), 1)
-                e.store(self.target, e.add(target, i), value)
-
-            e.loop(0, self.inner, 1, single)
-
-        e.loop(0, self.outer, 1, row)
+        with self.e.loop(self.outer) as o:
+            start, target = o * self.outer_step, o * self.pitch
+            with self.e.loop(self.inner) as i:
+                value = self._load(start + i * self.inner_step, 1)
+                self.target[target + i] = value
 
 
-def transpose(e: Builder, rows: list[Value]) -> list[Value]:
+def transpose(rows: list[Value]) -> list[Value]:
     """As many vectors as each has lanes, transposed: halves, then halves of halves, change places.
 
     `len(rows)` is a power of two.
@@ -155,8 +132,8 @@ def transpose(e: Builder, rows: list[Value]) -> list[Value]:
         for i in range(count):
             if not i & distance:
                 pair = rows[i], rows[i + distance]
-                made[i] = e.shuffle(*pair, first)
-                made[i + distance] = e.shuffle(*pair, second)
+                made[i] = shuffle(*pair, first)
+                made[i + distance] = shuffle(*pair, second)
         rows = made
         distance //= 2
     return rows
@@ -180,50 +157,74 @@ class Packing:
     batch: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackingKernel:
-    """A kernel and the names of its parameters, in order."""
+class Copies(NamedTuple, Generic[S]):
+    """A batch axis of a copy: how often, and the steps of source and target."""
 
-    kernel: Kernel
-    names: tuple[str, ...]
+    extent: S
+    source: S
+    target: S
+
+
+def copies(e: Builder, rank: int) -> tuple[Copies[Value], ...]:
+    """Parameters for some batch axes."""
+    names = ("batch", "source_batch", "target_batch")
+    return tuple(Copies(*e.sizes(*(f"{name}{i}" for name in names))) for i in range(rank))
+
+
+def at_position(
+    position: Value, batch: Sequence[Copies[Value]], source: Pointer, target: Pointer
+) -> tuple[Pointer, Pointer]:
+    """Source and target of a position of the batch axes, the last one running fastest."""
+    for axis in reversed(range(len(batch))):
+        at = position % batch[axis].extent if axis else position
+        position = position // batch[axis].extent if axis else position
+        source = source + at * batch[axis].source
+        target = target + at * batch[axis].target
+    return source, target
+
+
+class PackingParameters(NamedTuple, Generic[P, S]):
+    """Parameters of a packing kernel: `inner` places of panels are those of all panels."""
+
+    source: P
+    target: P
+    outer: S
+    inner: S
+    outer_step: S
+    inner_step: S
+    pitch: S
+    block: S
+    blocks: S
+    batch: tuple[Copies[S], ...]
 
 
 @lru_cache(maxsize=256)
-def packing_kernel(packing: Packing) -> PackingKernel:
+def packing_kernel(packing: Packing) -> RecordedKernel:
     """The kernel; panels of a matrix follow one another, [panel][outer][width]."""
-    tile, batch = packing.tile, range(packing.batch)
+    tile = packing.tile
     pack = pack_function(tile, packing.source, packing.order, panel=packing.panels)
-    values = {"source": ir.pointer(packing.source), "target": ir.pointer(tile.dtype)}
-    names = ["outer", "inner", "outer_step", "inner_step", "pitch", "block", "blocks"]
-    names += [f"{n}{i}" for i in batch for n in ("batch", "source_batch", "target_batch")]
-    values |= {name: ir.size(name) for name in names}
-
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        def item(i: Value) -> None:
-            place, position = e.rem(i, values["blocks"]), e.div(i, values["blocks"])
-            source, target = values["source"], values["target"]
-            for axis in reversed(batch):
-                at = e.rem(position, values[f"batch{axis}"]) if axis else position
-                position = e.div(position, values[f"batch{axis}"]) if axis else position
-                source = e.offset(source, e.mul(at, values[f"source_batch{axis}"]))
-                target = e.offset(target, e.mul(at, values[f"target_batch{axis}"]))
-            outer, inner = values["outer"], values["inner"]
-            if packing.panels:
-                first = e.mul(place, tile.width)
-                source = e.offset(source, e.mul(first, values["inner_step"]))
-                target = e.offset(target, e.mul(first, outer))
-                inner = e.min(e.sub(inner, first), tile.width)
-            else:
-                first = e.mul(place, values["block"])
-                source = e.offset(source, e.mul(first, values["outer_step"]))
-                target = e.offset(target, e.mul(first, values["pitch"]))
-                outer = e.min(e.sub(outer, first), values["block"])
-            steps = values["outer_step"], values["inner_step"]
-            e.call(pack, source, *steps, target, values["pitch"], outer, inner)
-
-        e.loop(lo, hi, 1, item)
-
+    e = KernelBuilder()
+    p = e.record(
+        PackingParameters[Pointer, Value],
+        source=packing.source,
+        target=tile.dtype,
+        batch=lambda: copies(e, packing.batch),
+    )
+    with e.items() as i:
+        place, position = i % p.blocks, i // p.blocks
+        source, target = at_position(position, p.batch, p.source, p.target)
+        outer, inner = p.outer, p.inner
+        if packing.panels:
+            first = place * tile.width
+            source = source + first * p.inner_step
+            target = target + first * outer
+            inner = minimum(inner - first, tile.width)
+        else:
+            first = place * p.block
+            source = source + first * p.outer_step
+            target = target + first * p.pitch
+            outer = minimum(outer - first, p.block)
+        e.call(pack, source, p.outer_step, p.inner_step, target, p.pitch, outer, inner)
     kind = "panels" if packing.panels else "rows"
     name = f"pack_{kind}_{packing.order}_{packing.source.name}"
-    kernel = builder.kernel(name, list(values.values()), write, [pack])
-    return PackingKernel(kernel, tuple(values))
+    return RecordedKernel(e.kernel(name, [pack]), p)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from treadle.backends.codegen.contraction.shared.epilogue import Access, Column, Epilogue
+from treadle.backends.codegen.contraction.shared.epilogue import Access, Column, Epilogue, Sides
 from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.backends.codegen.views import Strided
+from treadle.backends.program import Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
@@ -43,6 +44,11 @@ class Matrix:
         *batch, row, column = view.strides
         integer = dtype in (dt.int8, dt.uint8, dt.int16)
         return Matrix(kind, view.index, dtype, view.offset, tuple(batch), row, column, integer)
+
+    @property
+    def place(self) -> Ref:
+        """Where it begins."""
+        return Ref(self.kind, self.index, self.offset * self.dtype.itemsize)
 
     def transposed(self) -> Matrix:
         """Rows and columns change places."""
@@ -105,6 +111,11 @@ class Problem:
         return (self.a, self.b, *self.extras, *self.results)
 
     @property
+    def sides(self) -> Sides[Matrix]:
+        """Further operands, and results."""
+        return Sides(self.extras, self.results)
+
+    @property
     def count(self) -> Dim:
         """How many matrices there are."""
         return product(self.batch)
@@ -139,9 +150,12 @@ class Problem:
             found = found._with_batch_in_rows()
             found = found._transposed() if found._lies_by_columns() else found
         found = found._with_steps_of_units()
-        accesses = tuple(x.access() for x in found.extras), tuple(c.access() for c in found.results)
-        epilogue = replace(found.epilogue, extras=accesses[0], results=accesses[1])
-        return replace(found, epilogue=epilogue)
+        return found.accessed()
+
+    def accessed(self) -> Problem:
+        """The same, whose epilogue says how operands and results lie."""
+        extras, results = self.sides.map(Matrix.access)
+        return replace(self, epilogue=replace(self.epilogue, extras=extras, results=results))
 
     def _map(self, batch: tuple[Dim, ...], *arrays: Matrix) -> Problem:
         count = len(self.extras)

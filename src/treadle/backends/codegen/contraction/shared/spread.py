@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from treadle.backends.codegen.contraction.shared.items import Contraction
 from treadle.backends.codegen.contraction.shared.pack import Order, order_of, pack_function
 from treadle.backends.codegen.contraction.shared.problem import Matrix
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
-from treadle.backends.codegen.kernel import builder, ir
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.language import Pointer, Value
+from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Dims, Shape, dense
 from treadle.backends.program import Launch, Ref
@@ -31,11 +30,8 @@ _LINE = 64
 """Bytes of a cache line."""
 CLASH = 1024
 """Cells that are a multiple of this many bytes apart compete for a few lines of the first cache."""
-_SIZES = (
-    *("depth", "height", "extent_d", "extent_h", "low_d", "low_h", "step_d", "step_h"),
-    *("source_n", "source_d", "source_h", "line", "lead", "tail", "first"),
-    *("outer_step", "inner_step", "pitch", "outer", "inner"),
-)
+P = TypeVar("P")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,70 +165,103 @@ def _launch(
     lead, tail = low_w * pitch, (low_w + extent_w) * pitch
     if step_w != 1:
         lead, tail = line, line
-    sizes = {
-        **{"depth": depth, "height": height, "extent_d": extent_d, "extent_h": extent_h},
-        **{"low_d": low_d, "low_h": low_h, "step_d": step_d, "step_h": step_h},
-        **{"source_n": source.strides[0], "source_d": source_d, "source_h": source_h},
-        **{"line": line, "lead": lead, "tail": tail, "first": low_w * pitch},
-        **{"outer_step": source_w, "inner_step": source.strides[1], "pitch": step_w * pitch},
-        **{"outer": outer, "inner": inner},
-    }
     matrix = source.matrix
-    pointer = Ref(matrix.kind, matrix.index, matrix.offset * matrix.dtype.itemsize)
-    arguments: dict[str, Ref | Dim] = {"source": pointer, "target": place, **sizes}
+    given: CellsParameters[Ref, Dim] = CellsParameters(
+        source=matrix.place,
+        target=place,
+        depth=depth,
+        height=height,
+        extent_d=extent_d,
+        extent_h=extent_h,
+        low_d=low_d,
+        low_h=low_h,
+        step_d=step_d,
+        step_h=step_h,
+        source_n=source.strides[0],
+        source_d=source_d,
+        source_h=source_h,
+        line=line,
+        lead=lead,
+        tail=tail,
+        first=low_w * pitch,
+        outer_step=source_w,
+        inner_step=source.strides[1],
+        pitch=step_w * pitch,
+        outer=outer,
+        inner=inner,
+    )
     kernel = spread_cells_kernel(tile, matrix.dtype, order)
     lines = images * depth * height
     nbytes = lines * line * tile.dtype.itemsize
-    return Launch(
-        kernel.kernel,
-        tuple(arguments[name] for name in kernel.names),
+    return kernel.launch(
+        given,
         items=lines,
         serial=estimate(nbytes) < 1 << 16,
         nbytes=2 * nbytes,
     )
 
 
+class CellsParameters(NamedTuple, Generic[P, S]):
+    """Parameters of a kernel that spreads cells: see `spread_cells_kernel`.
+
+    A line of the target has `line` elements, of which those before `lead` and from `tail` on are
+    zeros; what is packed goes to the places from `first` on.
+    """
+
+    source: P
+    target: P
+    depth: S
+    height: S
+    extent_d: S
+    extent_h: S
+    low_d: S
+    low_h: S
+    step_d: S
+    step_h: S
+    source_n: S
+    source_d: S
+    source_h: S
+    line: S
+    lead: S
+    tail: S
+    first: S
+    outer_step: S
+    inner_step: S
+    pitch: S
+    outer: S
+    inner: S
+
+
 @lru_cache(maxsize=64)
-def spread_cells_kernel(tile: Tile, source: DType, order: Order) -> Contraction:
+def spread_cells_kernel(tile: Tile, source: DType, order: Order) -> RecordedKernel:
     """The kernel: source positions (d, h) go to (d * step_d + low_d, h * step_h + low_h)."""
     pack = pack_function(tile, source, order, panel=False)
-    values = {"source": ir.pointer(source, "source"), "target": ir.pointer(tile.dtype, "target")}
-    values |= {name: ir.size(name) for name in _SIZES}
+    e = KernelBuilder()
+    p = e.record(CellsParameters[Pointer, Value], source=source, target=tile.dtype)
 
-    def place(e: Builder, at: Value, axis: str) -> tuple[Value, Value]:
+    def place(at: Value, step: Value, low: Value, extent: Value) -> tuple[Value, Value]:
         """The place in the source of a line of the target, and whether there is one."""
-        step = values[f"step_{axis}"]
-        behind = e.sub(at, values[f"low_{axis}"])
-        found = e.div(behind, step)
-        exists = e.bitwise("and", e.compare("le", 0, behind), e.compare("lt", found, extent(axis)))
-        return found, e.bitwise("and", exists, e.compare("eq", e.mul(found, step), behind))
+        behind = at - low
+        found = behind // step
+        exists = (behind >= 0) & (found < extent)
+        return found, exists & (found * step == behind)
 
-    def extent(axis: str) -> Value:
-        return values[f"extent_{axis}"]
-
-    def line(e: Builder, i: Value) -> None:
-        made = e.offset(values["target"], e.mul(i, values["line"]))
-        rest = e.div(i, values["height"])
-        h, there = place(e, e.rem(i, values["height"]), "h")
-        d, also = place(e, e.rem(rest, values["depth"]), "d")
-        n = e.div(rest, values["depth"])
-
-        def copy() -> None:
-            start = e.mul(n, values["source_n"])
-            start = e.add(start, e.mul(d, values["source_d"]))
-            start = e.add(start, e.mul(h, values["source_h"]))
-            e.zero(made, values["lead"])
-            steps = values["outer_step"], values["inner_step"]
-            target = e.offset(made, values["first"])
-            sizes = values["pitch"], values["outer"], values["inner"]
-            e.call(pack, e.offset(values["source"], start), *steps, target, *sizes)
-            e.zero(e.offset(made, values["tail"]), e.sub(values["line"], values["tail"]))
-
-        e.branch(e.bitwise("and", there, also), copy, lambda: e.zero(made, values["line"]))
-
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        e.loop(lo, hi, 1, lambda i: line(e, i))
-
+    with e.items() as i:
+        made = p.target + i * p.line
+        rest = i // p.height
+        h, there = place(i % p.height, p.step_h, p.low_h, p.extent_h)
+        d, also = place(rest % p.depth, p.step_d, p.low_d, p.extent_d)
+        n = rest // p.depth
+        with e.when(there & also):
+            start = n * p.source_n
+            start = start + d * p.source_d
+            start = start + h * p.source_h
+            made.zero(p.lead)
+            into = made + p.first
+            steps = p.outer_step, p.inner_step
+            e.call(pack, p.source + start, *steps, into, p.pitch, p.outer, p.inner)
+            (made + p.tail).zero(p.line - p.tail)
+        with e.otherwise():
+            made.zero(p.line)
     name = f"spread_cells_{order}_{source.name}_{tile.dtype.name}"
-    kernel = builder.kernel(name, list(values.values()), write, [pack])
-    return Contraction(kernel, tuple(values))
+    return RecordedKernel(e.kernel(name, [pack]), p)

@@ -6,13 +6,15 @@ register. What it stays below is the number of registers: sums, one row of b, on
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from treadle.backends.codegen.kernel import builder, ir
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function, Value
+from treadle.backends.codegen.kernel.builder import Builder, builder_of
+from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.language import Pointer, Value, fma, minimum, select
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -55,15 +57,15 @@ class Tile:
         return full, -(-rest // self.small)
 
 
-def full_tiles(e: Builder, tile: Tile, rows: Value) -> Value:
+def full_tiles(tile: Tile, rows: Value) -> Value:
     """How many full tiles begin so many rows; see `Tile.cut`."""
-    full, rest = e.div(rows, tile.rows), e.rem(rows, tile.rows)
+    full, rest = rows // tile.rows, rows % tile.rows
     spare = 2 * tile.small - tile.rows
     if spare <= 0:
         return full
-    borrow = e.bitwise("and", e.compare("lt", 0, rest), e.compare("le", rest, spare))
-    borrow = e.bitwise("and", borrow, e.compare("lt", 0, full))
-    return e.select(borrow, e.sub(full, 1), full)
+    borrow = (rest > 0) & (rest <= spare)
+    borrow = borrow & (full > 0)
+    return select(borrow, full - 1, full)
 
 
 def choose_tile(target: Target, dtype: DType, rows: int, columns: int) -> Tile:
@@ -87,42 +89,46 @@ def choose_tile(target: Target, dtype: DType, rows: int, columns: int) -> Tile:
 class _Operands:
     """Parameters of both operands, and where the elements of a form lie."""
 
-    def __init__(self, tile: Tile, form: Form) -> None:
+    def __init__(self, e: Builder, tile: Tile, form: Form) -> None:
         self.form, self.tabled = form, form in ("table", "picked")
-        self.a, self.b = (ir.pointer(tile.dtype, name) for name in ("a", "b"))
-        self.a_step, self.b_step = (ir.size(name) for name in ("a_step", "b_step"))
-        names = ("row_table", "term_table", "b_table")
-        self.row_table, self.term_table, self.b_table = (ir.pointer(dt.int32, n) for n in names)
+        self.a = e.pointer(tile.dtype, "a")
+        if self.tabled:
+            self.row_table = e.pointer(dt.int32, "row_table")
+            self.term_table = e.pointer(dt.int32, "term_table")
+        else:
+            self.a_step = e.size("a_step")
+        self.b = e.pointer(tile.dtype, "b")
+        if form == "picked":
+            self.b_table = e.pointer(dt.int32, "b_table")
+        else:
+            self.b_step = e.size("b_step")
 
-    @property
-    def parameters(self) -> list[Value]:
-        """Those that tell where a and b lie."""
-        a = [self.row_table, self.term_table] if self.tabled else [self.a_step]
-        return [self.a, *a, self.b, self.b_table if self.form == "picked" else self.b_step]
-
-    def starts(self, e: Builder, rows: list[Value]) -> list[Value]:
+    def starts(self, rows: list[Value]) -> list[Pointer]:
         """Where rows of a begin."""
         if self.form == "row":
-            return [e.offset(self.a, e.mul(row, self.a_step)) for row in rows]
-        return [_at(e, self.a, self.row_table, row) if self.tabled else self.a for row in rows]
+            return [self.a + row * self.a_step for row in rows]
+        return [_at(self.a, self.row_table, row) if self.tabled else self.a for row in rows]
 
-    def places(
-        self, e: Builder, k: Value, column: Value, starts: list[Value], rows: list[Value]
-    ) -> list[tuple[Value, Value]]:
-        """Pointer and index of an element of every row of a; `column` is that of the term."""
+    def elements(
+        self, k: Value, column: Pointer, starts: list[Pointer], rows: list[Value]
+    ) -> Iterator[Value]:
+        """An element of every row of a, loaded one by one; `column` is that of the term."""
         if self.form == "column":
-            return [(column, row) for row in rows]
-        place = e.cast(e.load(self.term_table, k), dt.int64) if self.tabled else k
-        return [(start, place) for start in starts]
+            yield from (column[row] for row in rows)
+            return
+        place = self.term_table[k].cast(dt.int64) if self.tabled else k
+        yield from (start[place] for start in starts)
 
-    def panel(self, e: Builder, k: Value, panel: Value) -> Value:
+    def panel(self, k: Value, panel: Pointer) -> Pointer:
         """A row of b; `panel` follows the one before."""
-        return _at(e, self.b, self.b_table, k) if self.form == "picked" else panel
+        return _at(self.b, self.b_table, k) if self.form == "picked" else panel
 
-    def following(self, e: Builder, column: Value, panel: Value) -> tuple[Value, Value]:
-        """What the next term has in their place."""
-        column = e.offset(column, self.a_step) if self.form == "column" else column
-        return column, panel if self.form == "picked" else e.offset(panel, self.b_step)
+    def advance(self, places: list[Pointer]) -> None:
+        """Move the column of a and the row of b to those of the next term."""
+        if self.form == "column":
+            places[0] = places[0] + self.a_step
+        if self.form != "picked":
+            places[1] = places[1] + self.b_step
 
 
 @lru_cache(maxsize=256)
@@ -135,69 +141,60 @@ def tile_function(tile: Tile, form: Form, *, small: bool, accumulate: bool) -> F
     nothing outside is read or written. With `accumulate`, the sums are added to c where `add` is
     not 0.
     """
-    rows, given = tile.small if small else tile.rows, _Operands(tile, form)
-    c, terms, c_step = ir.pointer(tile.dtype, "c"), ir.size("terms"), ir.size("c_step")
-    count, add = ir.size("count"), ir.size("add")
-    parameters = [*given.parameters, terms, c, c_step, *[count] * small, *[add] * accumulate]
-
-    def write(e: Builder) -> None:
-        last = e.sub(count, 1) if small else None
-        places = [e.index(r) if last is None or r == 0 else e.min(last, r) for r in range(rows)]
-        starts = given.starts(e, places)
-        zero = e.constant(0, tile.dtype, tile.lanes)
-
-        def term(k: Value, column: Value, follows: Value, *sums: Value) -> tuple[Value, ...]:
-            panel = given.panel(e, k, follows)
-            if tile.rows <= 2 and form != "picked":
-                _fetch(e, tile, panel, given.b_step)
-            row = [e.load(panel, v * tile.lanes, tile.lanes) for v in range(tile.vectors)]
-            made: list[Value] = []
-            for r, where in enumerate(given.places(e, k, column, starts, places)):
-                x = e.splat(e.load(*where), tile.lanes)
-                for v in range(tile.vectors):
-                    made.append(multiply_add(e, x, row[v], sums[r * tile.vectors + v]))
-            return (*given.following(e, column, follows), *made)
-
-        initial = (given.a, given.b, *[zero] * (rows * tile.vectors))
-        sums = e.loop(0, terms, 1, term, initial)[2:]
-        targets = [e.offset(c, e.mul(place, c_step)) for place in places]
-        if accumulate:
-            sums = added(e, tile, targets, sums, add)
-        for i, value in enumerate(sums):
-            e.store(targets[i // tile.vectors], i % tile.vectors * tile.lanes, value)
-
+    e, rows = Builder(), tile.small if small else tile.rows
+    given = _Operands(e, tile, form)
+    terms, c, c_step = e.size("terms"), e.pointer(tile.dtype, "c"), e.size("c_step")
+    last = e.size("count") - 1 if small else None
+    lines = [e.index(r) if last is None or r == 0 else minimum(last, r) for r in range(rows)]
+    starts = given.starts(lines)
+    places = [given.a, given.b]
+    sums = [[e.constant(0, tile.dtype, tile.lanes)] * tile.vectors for _ in range(rows)]
+    with e.loop(0, terms, carrying=(places, *sums)) as k:
+        panel = given.panel(k, places[1])
+        if tile.rows <= 2 and form != "picked":
+            _fetch(tile, panel, given.b_step)
+        row = [panel.load(v * tile.lanes, tile.lanes) for v in range(tile.vectors)]
+        elements = given.elements(k, places[0], starts, lines)
+        for x, line in zip(elements, sums, strict=True):
+            x = x.splat(tile.lanes)
+            line[:] = [multiply_add(x, y, total) for y, total in zip(row, line, strict=True)]
+        given.advance(places)
+    targets = [c + line * c_step for line in lines]
+    if accumulate:
+        add_what_is_there(tile, targets, sums, e.size("add"))
+    for target, line in zip(targets, sums, strict=True):
+        for v, value in enumerate(line):
+            target[v * tile.lanes] = value
     size = f"{rows}x{tile.width}{'_small' if small else ''}{'_add' if accumulate else ''}"
-    return builder.function(f"tile_{form}_{size}_{tile.dtype.name}", parameters, write)
+    return e.function(f"tile_{form}_{size}_{tile.dtype.name}")
 
 
-def multiply_add(e: Builder, x: Value, y: Value, total: Value) -> Value:
+def multiply_add(x: Value, y: Value, total: Value) -> Value:
     """total + x * y."""
-    return e.add(total, e.mul(x, y)) if total.dtype.is_integer else e.fma(x, y, total)
+    return total + x * y if total.dtype.is_integer else fma(x, y, total)
 
 
-def _at(e: Builder, pointer: Value, table: Value, index: Value) -> Value:
+def _at(pointer: Pointer, table: Pointer, index: Value) -> Pointer:
     """The pointer moved by an entry of a table."""
-    return e.offset(pointer, e.cast(e.load(table, index), dt.int64))
+    return pointer + table[index].cast(dt.int64)
 
 
-def _fetch(e: Builder, tile: Tile, panel: Value, step: Value) -> None:
+def _fetch(tile: Tile, panel: Pointer, step: Value) -> None:
     """Ask for a later row of b: with few rows of a it comes from memory, from page after page."""
-    later = e.mul(step, _AHEAD)
+    later = step * _AHEAD
     for first in range(0, tile.width, 64 // tile.dtype.itemsize):
-        e.prefetch(panel, e.add(later, first))
+        panel.prefetch(later + first)
 
 
-def added(
-    e: Builder, tile: Tile, targets: list[Value], sums: tuple[Value, ...], add: Value
-) -> tuple[Value, ...]:
-    """The sums plus what the targets hold, unless `add` is 0."""
-
-    def then() -> tuple[Value, ...]:
+def add_what_is_there(
+    tile: Tile, targets: list[Pointer], sums: list[list[Value]], add: Value
+) -> None:
+    """Add what the targets hold to the sums, unless `add` is 0."""
+    with builder_of(add).when(add != 0, changing=(*sums,)):
         # All loads come before all stores: rows of a small tile may be the same.
         old = [
-            e.load(targets[i // tile.vectors], i % tile.vectors * tile.lanes, tile.lanes)
-            for i in range(len(sums))
+            [target.load(v * tile.lanes, tile.lanes) for v in range(tile.vectors)]
+            for target in targets
         ]
-        return tuple(e.add(x, y) for x, y in zip(sums, old, strict=True))
-
-    return e.branch(e.compare("ne", add, 0), then, lambda: sums, sums)
+        for line, there in zip(sums, old, strict=True):
+            line[:] = map(operator.add, line, there)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from treadle.backends.api import Support, no, yes
 from treadle.backends.codegen.contraction.api import Answer, Request
@@ -24,11 +24,16 @@ from treadle.backends.codegen.contraction.shared.positions import Part, forward_
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.shared.spread import Margins, Source, spread
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
-from treadle.backends.codegen.contraction.weights.kernel import Spec, weight_kernels
+from treadle.backends.codegen.contraction.weights.kernel import (
+    Spec,
+    Steps,
+    WeightParameters,
+    weight_kernels,
+)
 from treadle.backends.codegen.contraction.weights.pairs import lower_weight_pairs
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import extents
-from treadle.backends.program import Launch, Lowered, Ref
+from treadle.backends.program import Lowered, Ref
 from treadle.base.estimates import estimate, is_many
 from treadle.base.symbol import Dim, Expr, is_identical
 from treadle.ops.conv import ConvGradWeight
@@ -189,24 +194,10 @@ def _launch(
     step = 0 if count_of(part.axes[-1]) == 1 else op.strides[-1]
     apart = estimate(step * spatial[-1] * size) if step else 0
     packs = plan.depth * plan.pitch * size <= _PACKED and (taps == 1 or apart > _APART)
-    tables = {
-        "term_table": joined(images, part.rows(spatial)),
-        "row_table": joined(part.reads(spatial), steps_of(plan.chunk, 1)),
-        "order": grid(steps_of(plan.chunk, 1), steps_of(taps, plan.chunk)),
-    }
+    term_table = launches.offsets(joined(images, part.rows(spatial)))
+    row_table = launches.offsets(joined(part.reads(spatial), steps_of(plan.chunk, 1)))
+    order = launches.offsets(grid(steps_of(plan.chunk, 1), steps_of(taps, plan.chunk)))
     dy = problem.b
-    arguments: dict[str, Ref | Dim] = {
-        **{"a": _pointer(source.matrix), "b": _pointer(dy), "channels": channels, "taps": taps},
-        **{"a_group": channels, "b_group": dy.batch[0], "b_term": dy.row, "b_column": dy.column},
-        **{name: launches.offsets(table) for name, table in tables.items()},
-        **_sizes(plan, problem, channels),
-        **_others(problem),
-    }
-    epilogue = replace(
-        problem.epilogue,
-        extras=tuple(x.access() for x in problem.extras),
-        results=tuple(c.access() for c in problem.results),
-    )
     spec = Spec(
         plan.tile,
         dy.dtype,
@@ -215,49 +206,61 @@ def _launch(
         (plan.depth * plan.pitch if packs else 0, plan.depth * plan.width * width),
         plan.sums,
         is_many(plan.parts),
-        epilogue,
+        problem.accessed().epilogue,
     )
+    partials = None
     if is_many(plan.parts):
         count = plan.items * plan.parts * plan.sums
-        arguments["partials"] = launches.workspace(count * plan.tile.dtype.itemsize)
-    first, *rest = weight_kernels(spec)
-    for items, flops, made in (
-        (plan.items * plan.parts, problem.flops, first),
-        *((plan.items, 0, made) for made in rest),
-    ):
-        launch = Launch(
-            made.kernel,
-            tuple(arguments[name] for name in made.names),
-            items=items,
-            serial=estimate(problem.flops) < 1 << 17,
-            flops=flops,
-            nbytes=plan.items * plan.sums * plan.tile.dtype.itemsize,
-        )
-        launches.launches.append(launch)
+        partials = launches.workspace(count * plan.tile.dtype.itemsize)
+    panels = -(-problem.m // plan.tile.width)
+    given: WeightParameters[Ref, Dim] = WeightParameters(
+        a=source.matrix.place,
+        b=dy.place,
+        partials=partials,
+        term_table=term_table,
+        row_table=row_table,
+        order=order,
+        memory=problem.sides.map(lambda matrix: matrix.place),
+        k=problem.k,
+        n=problem.m,
+        channels=channels,
+        taps=taps,
+        chunk=plan.chunk,
+        rows=plan.rows,
+        depth=plan.depth,
+        pitch=plan.pitch,
+        chunks=-(-channels // plan.chunk),
+        panel_items=-(-panels // plan.width),
+        width=plan.width,
+        parts=plan.parts,
+        part=plan.part,
+        a_group=channels,
+        b_group=dy.batch[0],
+        b_term=dy.row,
+        b_column=dy.column,
+        steps=problem.sides.map(_steps),
+    )
+    _add(launches, plan, spec, given)
     return launches.lowered()
 
 
-def _sizes(plan: _Plan, problem: Problem, channels: int) -> dict[str, Ref | Dim]:
-    """Extents of the problem and of its items."""
-    panels = -(-problem.m // plan.tile.width)
-    return {
-        **{"k": problem.k, "n": problem.m, "chunk": plan.chunk, "rows": plan.rows},
-        **{"depth": plan.depth, "pitch": plan.pitch, "width": plan.width},
-        **{"chunks": -(-channels // plan.chunk), "panel_items": -(-panels // plan.width)},
-        **{"parts": plan.parts, "part": plan.part},
-    }
+def _add(launches: Launches, plan: _Plan, spec: Spec, given: WeightParameters[Ref, Dim]) -> None:
+    """The launch that makes sums, and those that add up and store them."""
+    flops = launches.problem.flops
+    first, *rest = weight_kernels(spec)
+    for items, work, made in (
+        (plan.items * plan.parts, flops, first),
+        *((plan.items, 0, made) for made in rest),
+    ):
+        launch = made.launch(
+            given,
+            items=items,
+            serial=estimate(flops) < 1 << 17,
+            flops=work,
+            nbytes=plan.items * plan.sums * plan.tile.dtype.itemsize,
+        )
+        launches.launches.append(launch)
 
 
-def _others(problem: Problem) -> dict[str, Ref | Dim]:
-    """Further operands and results by parameter."""
-    named = [(f"x{i}", matrix) for i, matrix in enumerate(problem.extras)]
-    named += [(f"c{i}", matrix) for i, matrix in enumerate(problem.results)]
-    found: dict[str, Ref | Dim] = {}
-    for name, matrix in named:
-        found |= {name: _pointer(matrix), f"{name}_batch": matrix.batch[0]}
-        found |= {f"{name}_row": matrix.row, f"{name}_column": matrix.column}
-    return found
-
-
-def _pointer(matrix: Matrix) -> Ref:
-    return Ref(matrix.kind, matrix.index, matrix.offset * matrix.dtype.itemsize)
+def _steps(matrix: Matrix) -> Steps[Dim]:
+    return Steps(matrix.batch[0], matrix.row, matrix.column)

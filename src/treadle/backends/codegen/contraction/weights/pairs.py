@@ -18,6 +18,7 @@ from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.pairs.launches import Shifted, multiply_shifted
 from treadle.backends.codegen.contraction.pairs.tiles import Unit
 from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
+from treadle.backends.codegen.contraction.shared.epilogue import Sides
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import fixed
 from treadle.backends.codegen.contraction.shared.positions import forward_part
@@ -50,18 +51,15 @@ def lower_weight_pairs(
         extras, results, epilogue = reader.read()
     except Refused as refusal:
         return no("layout", str(refusal))
-    steps = {f"x{i}_shift": int(m.batch[0]) for i, m in enumerate(extras)}
-    steps |= {f"c{i}_shift": int(m.batch[0]) for i, m in enumerate(results)}
-    extras = tuple(replace(m, batch=()) for m in extras)
-    results = tuple(replace(m, batch=()) for m in results)
+    sides = Sides(extras, results)
+    steps = sides.map(lambda matrix: matrix.batch[0])
+    extras, results = sides.map(lambda matrix: replace(matrix, batch=()))
     x, dy = (
         Source(Matrix.of("input", v.type.dtype, view), view.shape, view.strides)
         for v, view in zip(anchor.inputs, views, strict=True)
     )
     problem = Problem((), outputs, channels, 0, dy.matrix, x.matrix, extras, results, epilogue)
-    accesses = tuple(m.access() for m in extras), tuple(m.access() for m in results)
-    epilogue = replace(epilogue, extras=accesses[0], results=accesses[1])
-    launches = Launches(replace(problem, epilogue=epilogue), target, reader.constants)
+    launches = Launches(problem.accessed(), target, reader.constants)
     margins, part = forward_part(op, x.shape, (*kernel,))
     begins = Margins((0,) * len(kernel), op.strides, margins.extents)
     if taps == 1 and margins.extents == x.shape[2:]:

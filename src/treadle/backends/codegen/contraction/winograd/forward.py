@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 from treadle.backends.api import Support, no, yes
 from treadle.backends.codegen.contraction.api import Answer, Request
 from treadle.backends.codegen.contraction.product.tiles import multiply
 from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
-from treadle.backends.codegen.contraction.shared.epilogue import Epilogue, plain
+from treadle.backends.codegen.contraction.shared.epilogue import NOTHING, Sides, plain
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
 from treadle.backends.codegen.contraction.winograd.kernels import (
     PAD,
     TERMS,
+    MapParameters,
+    MapSteps,
     Part,
+    ResultSizes,
     Spec,
+    WeightParameters,
     map_kernel,
     weight_kernel,
 )
@@ -30,7 +35,6 @@ from treadle.backends.codegen.contraction.winograd.maps import (
     even_block,
     launch_of,
     pitch_of,
-    place_of,
     stack_of,
 )
 from treadle.backends.codegen.views import (
@@ -151,6 +155,21 @@ def _maps_of(op: WinogradConv, anchor: Node) -> Maps:
     )
 
 
+class _Area(NamedTuple):
+    """Tiles of a block, and the steps of values and of sums from tile to tile, point to point."""
+
+    block: int
+    pitch: int
+    point: int
+    sums_pitch: int
+    sums_point: int
+
+
+def _steps_of(matrix: Matrix) -> MapSteps[Dim]:
+    image, line = matrix.batch
+    return MapSteps(image, line, matrix.row, matrix.column)
+
+
 @dataclass(slots=True)
 class _Plan:
     """Sizes of the launches of one convolution."""
@@ -177,9 +196,8 @@ class _Plan:
         block = even_block(maps.tiles, min(most, share), tile.rows)
         if most >= _BLOCK[0] and maps.tiles > (_ITEMS - 1) * block:
             spec = self._spec("whole", values, sums)
-            sizes = {"block": block, "pitch": pitch, "point": block * pitch + PAD}
-            sizes |= {"sums_pitch": tile.width, "sums_point": block * tile.width + PAD}
-            self._launch(spec, {"panels": panels}, sizes, (0, maps.tiles))
+            area = _Area(block, pitch, block * pitch + PAD, tile.width, block * tile.width + PAD)
+            self._launch(spec, area, (0, maps.tiles), panels=panels)
         else:
             self._in_three(panels, pitch)
 
@@ -193,8 +211,7 @@ class _Plan:
         point, sums_point = (chunk * n + PAD for n in (pitch, sums_pitch))
         values = launches.workspace(maps.points * point * size)
         sums = launches.workspace(maps.points * sums_point * size)
-        sizes = {"block": max(1, min(8, chunk // 16)), "pitch": pitch, "point": point}
-        sizes |= {"sums_pitch": sums_pitch, "sums_point": sums_point}
+        area = _Area(max(1, min(8, chunk // 16)), pitch, point, sums_pitch, sums_point)
         ours = launches.problem
         a = stack_of(values, self.dtype, point, pitch)
         b = stack_of(panels, self.dtype, maps.weights(tile.width), tile.width)
@@ -202,22 +219,17 @@ class _Plan:
         inputs, results = self._spec("inputs", 0, 0), self._spec("results", 0, 0)
         for first in range(0, maps.tiles, chunk):
             count = min(chunk, maps.tiles - first)
-            self._launch(inputs, {"values": values}, sizes, (first, count))
+            self._launch(inputs, area, (first, count), values=values)
             extents = (maps.points,), count, width, maps.inputs
             launches.problem = Problem(*extents, a, b, (), (c,), plain(self.dtype))
             multiply(launches, tile, packed=True)
             launches.problem = ours
-            self._launch(results, {"sums": sums}, sizes, (first, count))
+            self._launch(results, area, (first, count), sums=sums)
 
     def _spec(self, part: Part, values: int, sums: int) -> Spec:
-        problem, patch = self.launches.problem, _PATCH if part != "results" else 0
-        epilogue = Epilogue((), (), (), ())
-        if part != "inputs":
-            epilogue = replace(
-                problem.epilogue,
-                extras=tuple(x.access() for x in problem.extras),
-                results=tuple(c.access() for c in problem.results),
-            )
+        patch = _PATCH if part != "results" else 0
+        accessed = self.launches.problem.accessed().epilogue
+        epilogue = NOTHING if part == "inputs" else accessed
         return Spec(part, self.maps.m, self.tile, epilogue, values, sums, patch)
 
     def _weights(self) -> Ref:
@@ -232,41 +244,50 @@ class _Plan:
         steps = (9, 9 * maps.inputs)
         if self.turned:
             steps = 9 * maps.outputs, 9
-        arguments: dict[str, Ref | Dim] = {
-            "weight": place_of(weight),
-            "panels": place,
-            "terms": maps.inputs,
-            "columns": maps.outputs,
-            "term_step": steps[0],
-            "column_step": steps[1],
-            "blocks": blocks,
-            "point": point,
-        }
+        given: WeightParameters[Ref, Dim] = WeightParameters(
+            weight=weight.place,
+            panels=place,
+            terms=maps.inputs,
+            columns=maps.outputs,
+            term_step=steps[0],
+            column_step=steps[1],
+            blocks=blocks,
+            point=point,
+        )
         made = weight_kernel(maps.m, tile, turned=self.turned)
         total = nbytes + 9 * maps.inputs * maps.outputs * self.dtype.itemsize
-        launch = launch_of(made, arguments, panels * blocks, 0, total)
+        launch = launch_of(made, given, panels * blocks, 0, total)
         (launches.prelude if is_frozen else launches.launches).append(launch)
         return place
 
     def _launch(
-        self, spec: Spec, pointers: dict[str, Ref], sizes: dict[str, int], tiles: tuple[int, int]
+        self,
+        spec: Spec,
+        area: _Area,
+        tiles: tuple[int, int],
+        *,
+        panels: Ref | None = None,
+        values: Ref | None = None,
+        sums: Ref | None = None,
     ) -> None:
         """Launch one of the kernels over blocks of `tiles`, the first one and how many."""
         maps, problem = self.maps, self.launches.problem
-        arguments: dict[str, Ref | Dim] = {"x": place_of(problem.a), **pointers, **sizes}
-        arguments |= maps.sizes() | {"first": tiles[0], "tiles": tiles[1]}
-        arguments |= {"columns": maps.outputs, "panels_point": maps.weights(self.tile.width)}
-        arguments |= {"result_height": maps.result[0], "result_width": maps.result[1]}
-        named = [(f"x{i}", x) for i, x in enumerate(problem.extras)]
-        named += [(f"c{i}", c) for i, c in enumerate(problem.results)]
-        for name, matrix in named:
-            arguments |= {name: place_of(matrix), f"{name}_row": matrix.row}
-            arguments |= {f"{name}_image": matrix.batch[0], f"{name}_line": matrix.batch[1]}
-            arguments[f"{name}_column"] = matrix.column
-        made = map_kernel(spec)
+        sides = problem.sides if spec.makes_results else Sides[Matrix]()
+        given: MapParameters[Ref, Dim] = MapParameters(
+            x=problem.a.place,
+            panels=panels,
+            values=values,
+            sums=sums,
+            memory=sides.map(lambda matrix: matrix.place),
+            block=maps.block_sizes(tiles, area.block, maps.outputs, area.pitch, area.point),
+            source=maps.source_sizes(maps.weights(self.tile.width)),
+            result=ResultSizes(*maps.result, area.sums_pitch, area.sums_point),
+            steps=sides.map(_steps_of),
+        )
         flops, nbytes = (n * tiles[1] // maps.tiles for n in self._work(spec.part))
-        items = -(-tiles[1] // sizes["block"])
-        self.launches.launches.append(launch_of(made, arguments, items, flops, nbytes))
+        items = -(-tiles[1] // area.block)
+        launch = launch_of(map_kernel(spec), given, items, flops, nbytes)
+        self.launches.launches.append(launch)
 
     def _work(self, part: Part) -> tuple[int, int]:
         """Operations and bytes of a launch."""

@@ -13,22 +13,40 @@ from treadle.backends.api import Support, no, yes
 from treadle.backends.codegen.contraction.api import Answer, Request
 from treadle.backends.codegen.contraction.product.tiles import multiply
 from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
-from treadle.backends.codegen.contraction.shared.epilogue import Access, Epilogue, Step, Term, plain
+from treadle.backends.codegen.contraction.shared.epilogue import (
+    NOTHING,
+    Access,
+    Epilogue,
+    RowSteps,
+    Sides,
+    Step,
+    Term,
+    plain,
+)
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
 from treadle.backends.codegen.contraction.winograd.forward import is_channels_last
-from treadle.backends.codegen.contraction.winograd.kernels import PAD, Part, map_kernel
+from treadle.backends.codegen.contraction.winograd.kernels import (
+    PAD,
+    MapParameters,
+    Part,
+    map_kernel,
+)
 from treadle.backends.codegen.contraction.winograd.kernels import Spec as MapSpec
 from treadle.backends.codegen.contraction.winograd.maps import (
     Maps,
     even_block,
     launch_of,
     pitch_of,
-    place_of,
     stack_of,
 )
-from treadle.backends.codegen.contraction.winograd.taps import TAPS, Spec, taps_kernel
+from treadle.backends.codegen.contraction.winograd.taps import (
+    TAPS,
+    TapsParameters,
+    TapsSpec,
+    taps_kernel,
+)
 from treadle.backends.codegen.views import extents
 from treadle.backends.program import Ref
 from treadle.base.dtype import DType
@@ -45,7 +63,6 @@ _VALUES = 1 << 22, 1 << 24
 through it. More of them where there are many sums, to which every chunk is added."""
 _SUMS = 1 << 22
 """Bytes of the sums of one product, where a product has all tiles."""
-_NO_EPILOGUE = Epilogue((), (), (), ())
 
 
 def claims(request: Request) -> Support:
@@ -155,15 +172,23 @@ class _Plan:
         self, part: Part, maps: Maps, source: Matrix, made: Matrix, tiles: tuple[int, int]
     ) -> None:
         """The tiles of an operand from the first on, so many."""
-        first, count = tiles
-        spec = MapSpec(part, maps.m, self.tile, _NO_EPILOGUE, 0, 0, _PATCH)
+        count = tiles[1]
+        spec = MapSpec(part, maps.m, self.tile, NOTHING, 0, 0, _PATCH)
         block = max(1, min(8, count // 16))
-        arguments: dict[str, Ref | Dim] = {"x": place_of(source), "values": place_of(made)}
-        arguments |= maps.sizes() | {"first": first, "tiles": count, "block": block, "columns": 0}
-        arguments |= {"pitch": made.row, "point": made.batch[0], "panels_point": 0}
+        given: MapParameters[Ref, Dim] = MapParameters(
+            x=source.place,
+            panels=None,
+            values=made.place,
+            sums=None,
+            memory=Sides(),
+            block=maps.block_sizes(tiles, block, 0, made.row, made.batch[0]),
+            source=maps.source_sizes(),
+            result=None,
+            steps=Sides(),
+        )
         numbers = maps.points * count * maps.inputs
         nbytes = 2 * numbers * self.dtype.itemsize
-        launch = launch_of(map_kernel(spec), arguments, -(-count // block), 4 * numbers, nbytes)
+        launch = launch_of(map_kernel(spec), given, -(-count // block), 4 * numbers, nbytes)
         self.launches.launches.append(launch)
 
     def _multiply(
@@ -187,19 +212,17 @@ class _Plan:
     def _finish(self, sums: Matrix, first: int, rows: int) -> None:
         """The taps of some output channels, stored."""
         maps, problem = self.maps, self.launches.problem
-        accesses = tuple(x.access() for x in problem.extras)
-        results = tuple(c.access() for c in problem.results)
-        epilogue = replace(problem.epilogue, extras=accesses, results=results)
-        arguments: dict[str, Ref | Dim] = {"sums": place_of(sums), "first": first}
-        arguments["channels"] = maps.inputs
-        arguments |= {"sums_pitch": sums.row, "sums_point": sums.batch[0]}
-        named = [(f"x{i}", x) for i, x in enumerate(problem.extras)]
-        named += [(f"c{i}", c) for i, c in enumerate(problem.results)]
-        for name, matrix in named:
-            arguments |= {name: place_of(matrix), f"{name}_row": matrix.row}
-            arguments[f"{name}_column"] = matrix.column
+        given: TapsParameters[Ref, Dim] = TapsParameters(
+            sums=sums.place,
+            memory=problem.sides.map(lambda matrix: matrix.place),
+            first=first,
+            channels=maps.inputs,
+            sums_pitch=sums.row,
+            sums_point=sums.batch[0],
+            steps=problem.sides.map(lambda matrix: RowSteps(matrix.row, matrix.column)),
+        )
         numbers = rows * maps.inputs
         nbytes = (maps.points + TAPS) * numbers * self.dtype.itemsize
-        made = taps_kernel(Spec(maps.m, self.tile, epilogue))
-        launch = launch_of(made, arguments, rows, 3 * maps.points * numbers, nbytes)
+        made = taps_kernel(TapsSpec(maps.m, self.tile, problem.accessed().epilogue))
+        launch = launch_of(made, given, rows, 3 * maps.points * numbers, nbytes)
         self.launches.launches.append(launch)

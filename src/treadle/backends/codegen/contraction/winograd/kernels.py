@@ -12,19 +12,24 @@ is no narrower code for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from treadle.backends.codegen.contraction.shared.epilogue import (
+    NOTHING,
     Access,
     Block,
     Epilogue,
     Place,
+    Sides,
+    declare_pointers,
+    declare_steps,
     finish,
 )
-from treadle.backends.codegen.contraction.shared.items import Contraction, moved
+from treadle.backends.codegen.contraction.shared.items import moved
 from treadle.backends.codegen.contraction.shared.pack import pack_function
 from treadle.backends.codegen.contraction.shared.tile import Tile, tile_function
 from treadle.backends.codegen.contraction.winograd.transforms import (
@@ -34,11 +39,14 @@ from treadle.backends.codegen.contraction.winograd.transforms import (
     of_weight,
     twice,
 )
-from treadle.backends.codegen.kernel import builder, ir
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function, Value
+from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
+from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum, select
+from treadle.backends.codegen.kernel.records import RecordedKernel, required
 from treadle.base.dtype import DType
 
+P = TypeVar("P")
+S = TypeVar("S")
 Part = Literal["whole", "inputs", "gradients", "results"]
 """What a kernel does: everything, or what comes before or after the products.
 
@@ -69,9 +77,20 @@ class Spec:
         return (self.m + 2) ** 2
 
     @property
+    def reads_maps(self) -> bool:
+        """Whether it begins with what is read from maps."""
+        return self.part != "results"
+
+    @property
     def makes_results(self) -> bool:
         """Whether it goes as far as the results."""
         return self.part in ("whole", "results")
+
+    @property
+    def memory(self) -> tuple[str, ...]:
+        """Names of the pointers that the part has."""
+        parts = {"whole": ("x", "panels"), "results": ("sums",)}
+        return parts.get(self.part, ("x", "values"))
 
     @property
     def reads(self) -> int:
@@ -82,6 +101,19 @@ class Spec:
         """What transforms a tile that was read."""
         return input_function(self.m, self.reads, self.tile.dtype, self.tile.lanes)
 
+    def tile_functions(self) -> tuple[Function, Function]:
+        """What multiplies: full tiles, and the last rows."""
+        big, small = (
+            tile_function(self.tile, "row", small=s, accumulate=False) for s in (False, True)
+        )
+        return big, small
+
+    def functions(self) -> list[Function]:
+        """What the entry calls."""
+        found = [self.input_function()] if self.reads_maps else []
+        found += self.tile_functions() if self.part == "whole" else ()
+        return found + ([result_function(self.m, self.tile)] if self.makes_results else [])
+
 
 @lru_cache(maxsize=64)
 def input_function(m: int, reads: int, dtype: DType, lanes: int) -> Function:
@@ -90,55 +122,54 @@ def input_function(m: int, reads: int, dtype: DType, lanes: int) -> Function:
     `line` and `pixel` are the steps of the source, `point` is that of the target. Tiles of inputs
     read m + 2 cells per axis, those of dy m.
     """
-    source, target = ir.pointer(dtype, "source"), ir.pointer(dtype, "target")
-    line, pixel, point, channels = (ir.size(n) for n in ("line", "pixel", "point", "channels"))
-    size, transform = range(reads), of_gradient(m) if reads == m else of_input(m)
-
-    def write(e: Builder) -> None:
-        places = [[e.add(e.mul(line, y), e.mul(pixel, x)) for x in size] for y in size]
-
-        def vector(k: Value) -> None:
-            start = e.min(k, e.sub(channels, lanes))
-            here, there = e.offset(source, start), e.offset(target, start)
-            square = [[e.load(here, place, lanes) for place in row] for row in places]
-            for y, row in enumerate(twice(e, transform, square)):
-                for x, value in enumerate(row):
-                    e.store(there, e.mul(point, y * (m + 2) + x), value)
-
-        e.loop(0, channels, lanes, vector)
-
-    parameters = (source, line, pixel, target, point, channels)
+    e, size = Builder(), range(reads)
+    source, (line, pixel) = e.pointer(dtype, "source"), e.sizes("line", "pixel")
+    target, (point, channels) = e.pointer(dtype, "target"), e.sizes("point", "channels")
+    transform = of_gradient(m) if reads == m else of_input(m)
+    places = [[line * y + pixel * x for x in size] for y in size]
+    with e.loop(0, channels, lanes) as k:
+        start = minimum(k, channels - lanes)
+        here, there = source + start, target + start
+        square = [[here.load(place, lanes) for place in row] for row in places]
+        for y, row in enumerate(twice(transform, square)):
+            for x, value in enumerate(row):
+                there[point * (y * (m + 2) + x)] = value
     kind = "gradient" if reads == m else "input"
-    return builder.function(f"winograd_{kind}_{m}", parameters, write)
+    return e.function(f"winograd_{kind}_{m}")
 
 
 @lru_cache(maxsize=64)
 def result_function(m: int, tile: Tile) -> Function:
     """A function of (sums, point, target): one tile of one panel, m * m rows of its width."""
-    sums, target, point = ir.pointer(tile.dtype), ir.pointer(tile.dtype), ir.size("point")
-    size = range(m + 2)
-
-    def write(e: Builder) -> None:
-        def vector(v: Value) -> None:
-            here, there = e.offset(sums, v), e.offset(target, v)
-            square = [
-                [e.load(here, e.mul(point, y * len(size) + x), tile.lanes) for x in size]
-                for y in size
-            ]
-            for y, row in enumerate(twice(e, of_products(m), square)):
-                for x, value in enumerate(row):
-                    e.store(there, (y * m + x) * tile.width, value)
-
-        e.loop(0, tile.width, tile.lanes, vector)
-
-    return builder.function(f"winograd_result_{m}", (sums, point, target), write)
+    e, size = Builder(), range(m + 2)
+    sums, point, target = e.pointer(tile.dtype), e.size("point"), e.pointer(tile.dtype)
+    with e.loop(0, tile.width, tile.lanes) as v:
+        here, there = sums + v, target + v
+        square = [[here.load(point * (y * len(size) + x), tile.lanes) for x in size] for y in size]
+        for y, row in enumerate(twice(of_products(m), square)):
+            for x, value in enumerate(row):
+                there[(y * m + x) * tile.width] = value
+    return e.function(f"winograd_result_{m}")
 
 
 # -- weights -----------------------------------------------------------------------------------
 
 
+class WeightParameters(NamedTuple, Generic[P, S]):
+    """Parameters of a kernel that transforms weights: see `weight_kernel`."""
+
+    weight: P
+    panels: P
+    terms: S
+    columns: S
+    term_step: S
+    column_step: S
+    blocks: S
+    point: S
+
+
 @lru_cache(maxsize=64)
-def weight_kernel(m: int, tile: Tile, *, turned: bool) -> Contraction:
+def weight_kernel(m: int, tile: Tile, *, turned: bool) -> RecordedKernel:
     """A kernel from weights to panels [point][panel][term][width]; an item is some terms of one.
 
     A term is an input channel and a column an output channel of the convolution. The nine taps of
@@ -146,305 +177,265 @@ def weight_kernel(m: int, tile: Tile, *, turned: bool) -> Contraction:
     term follow one another, where else the terms of a column do.
     """
     width, taps = tile.width, 9
-    values = {"weight": ir.pointer(tile.dtype), "panels": ir.pointer(tile.dtype)}
-    names = ("terms", "columns", "term_step", "column_step", "blocks", "point")
-    values |= {name: ir.size(name) for name in names}
-    weight, panels, terms, columns, term_step, column_step, blocks, point = values.values()
+    order = [*range(taps)][:: -1 if turned else 1]
     pack = pack_function(tile, tile.dtype, "transposed", panel=True)
-
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        # Columns that do not exist stay what they are: numbers that count for nothing.
-        scratch = e.stack(tile.dtype, TERMS * taps * width)
-        e.zero(scratch, TERMS * taps * width)
-        points = [e.mul(point, p) for p in range((m + 2) ** 2)]
-
-        def item(i: Value) -> None:
-            panel, first = e.div(i, blocks), e.mul(e.rem(i, blocks), TERMS)
-            count = e.min(e.sub(terms, first), TERMS)
-            column = e.mul(panel, width)
-            source = e.offset(weight, e.add(e.mul(first, term_step), e.mul(column, column_step)))
-            inner = e.min(e.sub(columns, column), width)
-
-            def run(start: Value, target: Value, length: Value | int) -> None:
-                e.call(pack, start, 1, column_step, target, width, length, inner)
-
-            def single(c: Value) -> None:
-                target = e.offset(scratch, e.mul(c, taps * width))
-                run(e.offset(source, e.mul(c, term_step)), target, taps)
-
-            if turned:
-                e.loop(0, count, 1, single)
-            else:
-                run(source, scratch, e.mul(count, taps))
-            place = e.mul(e.add(e.mul(panel, terms), first), width)
-            target = e.offset(panels, place)
-            e.loop(0, count, 1, lambda c: term(e.mul(c, width), target))
-
-        def term(c: Value, target: Value) -> None:
-            here = e.offset(scratch, e.mul(c, taps))
-
-            def vector(v: Value) -> None:
-                start, there = e.offset(here, v), e.offset(target, e.add(c, v))
-                given = [
-                    e.load(start, tap * width, tile.lanes)
-                    for tap in (reversed(range(taps)) if turned else range(taps))
-                ]
-                square = [given[3 * y : 3 * y + 3] for y in range(3)]
-                made = [value for row in twice(e, of_weight(m), square) for value in row]
+    e = KernelBuilder()
+    p = e.record(WeightParameters[Pointer, Value], weight=tile.dtype, panels=tile.dtype)
+    # Columns that do not exist stay what they are: numbers that count for nothing.
+    scratch = e.stack(tile.dtype, TERMS * taps * width)
+    scratch.zero(TERMS * taps * width)
+    points = [p.point * i for i in range((m + 2) ** 2)]
+    with e.items() as i:
+        panel, first = i // p.blocks, (i % p.blocks) * TERMS
+        count = minimum(p.terms - first, TERMS)
+        column = panel * width
+        source = p.weight + (first * p.term_step + column * p.column_step)
+        columns = minimum(p.columns - column, width)
+        if turned:
+            with e.loop(count) as c:
+                into = scratch + c * (taps * width)
+                given = source + c * p.term_step
+                e.call(pack, given, 1, p.column_step, into, width, taps, columns)
+        else:
+            e.call(pack, source, 1, p.column_step, scratch, width, count * taps, columns)
+        target = p.panels + (panel * p.terms + first) * width
+        with e.loop(count) as c:
+            term = c * width
+            here = scratch + term * taps
+            with e.loop(0, width, tile.lanes) as v:
+                start, there = here + v, target + (term + v)
+                loaded = [start.load(tap * width, tile.lanes) for tap in order]
+                square = [loaded[3 * y : 3 * y + 3] for y in range(3)]
+                made = [value for row in twice(of_weight(m), square) for value in row]
                 for place, value in zip(points, made, strict=True):
-                    e.store(there, place, value)
-
-            e.loop(0, width, tile.lanes, vector)
-
-        e.loop(lo, hi, 1, item)
-
-    kernel = builder.kernel(f"winograd_weight_{m}", list(values.values()), write, [pack])
-    return Contraction(kernel, tuple(values))
+                    there[place] = value
+    return RecordedKernel(e.kernel(f"winograd_weight_{m}", [pack]), p)
 
 
 # -- maps --------------------------------------------------------------------------------------
 
 
+class MapSteps(NamedTuple, Generic[S]):
+    """Elements from image to image, line to line, cell to cell and channel to channel."""
+
+    image: S
+    line: S
+    row: S
+    column: S
+
+
+class BlockSizes(NamedTuple, Generic[S]):
+    """Tiles [first, first + tiles), in blocks; and the steps from tile to tile, point to point.
+
+    `across` and `down` are tiles per line and per column of a map; `columns`, channels of results.
+    """
+
+    first: S
+    tiles: S
+    across: S
+    down: S
+    block: S
+    columns: S
+    pitch: S
+    point: S
+
+
+class SourceSizes(NamedTuple, Generic[S]):
+    """The maps that are read, and the step of the weights from point to point."""
+
+    channels: S
+    height: S
+    width: S
+    top: S
+    left: S
+    x_image: S
+    x_line: S
+    panels_point: S
+
+
+class ResultSizes(NamedTuple, Generic[S]):
+    """The maps that are made, and the steps of sums from tile to tile and from point to point."""
+
+    result_height: S
+    result_width: S
+    sums_pitch: S
+    sums_point: S
+
+
+class MapParameters(NamedTuple, Generic[P, S]):
+    """Parameters of a kernel over maps: those that its part needs."""
+
+    x: P | None
+    panels: P | None
+    values: P | None
+    sums: P | None
+    memory: Sides[P]
+    block: BlockSizes[S]
+    source: SourceSizes[S] | None
+    result: ResultSizes[S] | None
+    steps: Sides[MapSteps[S]]
+
+
 @lru_cache(maxsize=256)
-def map_kernel(spec: Spec) -> Contraction:
+def map_kernel(spec: Spec) -> RecordedKernel:
     """The kernel of a specification; its items are blocks of tiles."""
-    writer = _Writer(spec)
-    steps = "".join(f"_{s.op.name}" for s in spec.epilogue.steps[:3])
-    name = f"winograd_{spec.part}_{spec.m}{steps}"
-    kernel = builder.kernel(
-        name, list(writer.parameters.values()), writer.write, writer.functions()
-    )
-    return Contraction(kernel, tuple(writer.parameters))
-
-
-_SIZES = ("first", "tiles", "across", "down", "block", "columns", "pitch", "point")
-_SOURCE = ("channels", "height", "width", "top", "left", "x_image", "x_line", "panels_point")
-_RESULT = ("result_height", "result_width", "sums_pitch", "sums_point")
-
-
-@dataclass(slots=True)
-class _Writer:
-    """Writes one kernel."""
-
-    spec: Spec
-    parameters: dict[str, Value] = field(default_factory=dict)
-    patch: Value = field(init=False)
-    made: Value = field(init=False)
-
-    def __post_init__(self) -> None:
-        spec, dtype = self.spec, self.spec.tile.dtype
-        pointers = {
-            "whole": ("x", "panels"),
-            "inputs": ("x", "values"),
-            "gradients": ("x", "values"),
-            "results": ("sums",),
-        }[spec.part]
-        self.parameters |= {name: ir.pointer(dtype, name) for name in pointers}
-        accesses = self._accesses() if spec.makes_results else {}
-        self.parameters |= {name: ir.pointer(a.dtype, name) for name, a in accesses.items()}
-        sizes = [*_SIZES, *(_SOURCE if spec.part != "results" else ())]
-        sizes += _RESULT if spec.makes_results else ()
-        sizes += [f"{n}_{step}" for n in accesses for step in ("image", "line", "row", "column")]
-        self.parameters |= {name: ir.size(name) for name in sizes}
-
-    def _accesses(self) -> dict[str, Access]:
-        epilogue = self.spec.epilogue
-        found = {f"x{i}": x for i, x in enumerate(epilogue.extras)}
-        return found | {f"c{i}": c for i, c in enumerate(epilogue.results)}
-
-    def functions(self) -> list[Function]:
-        """What the entry calls."""
-        spec, tile = self.spec, self.spec.tile
-        found: list[Function] = []
-        if spec.part != "results":
-            found.append(spec.input_function())
-        if spec.part == "whole":
-            found += [tile_function(tile, "row", small=s, accumulate=False) for s in (False, True)]
-        if spec.makes_results:
-            found.append(result_function(spec.m, tile))
-        return found
-
-    def __getitem__(self, name: str) -> Value:
-        return self.parameters[name]
-
-    def write(self, e: Builder, lo: Value, hi: Value) -> None:
-        """The entry."""
-        spec, dtype, width = self.spec, self.spec.tile.dtype, self.spec.tile.width
-        if spec.part != "results":
-            self.patch = e.stack(dtype, spec.patch)
-        if spec.makes_results:
-            self.made = e.stack(dtype, spec.m**2 * width)
-        values = e.stack(dtype, spec.values) if spec.part == "whole" else None
-        sums = e.stack(dtype, spec.sums) if spec.part == "whole" else None
-
-        def item(i: Value) -> None:
-            start = e.mul(i, self["block"])
-            count = e.min(self["block"], e.sub(self["tiles"], start))
-            first = e.add(self["first"], start)
-            if values is not None:
-                self._inputs(e, values, first, count)
-            elif spec.part != "results":
-                self._inputs(e, self._row(e, "values", "pitch", start), first, count)
-
-            def panel(column: Value) -> None:
-                here = sums
+    e, tile = KernelBuilder(), spec.tile
+    p = _parameters(e, spec)
+    patch = e.stack(tile.dtype, spec.patch) if spec.reads_maps else None
+    made = e.stack(tile.dtype, spec.m**2 * tile.width) if spec.makes_results else None
+    whole = spec.part == "whole"
+    values = e.stack(tile.dtype, spec.values) if whole else None
+    sums = e.stack(tile.dtype, spec.sums) if whole else None
+    writer = _Writer(e, spec, p)
+    with e.items() as i:
+        start = i * p.block.block
+        count = minimum(p.block.block, p.block.tiles - start)
+        first = p.block.first + start
+        if patch is not None:
+            target = required(p.values) + start * p.block.pitch if values is None else values
+            writer.transform_inputs(patch, target, first, count)
+        if made is not None:
+            with e.loop(0, p.block.columns, tile.width) as column:
                 if values is not None and sums is not None:
-                    self._products(e, values, sums, column, count)
+                    here = sums
+                    writer.multiply(values, sums, column, count)
                 else:
-                    here = e.offset(self._row(e, "sums", "sums_pitch", start), column)
-                if here is not None:
-                    self._results(e, here, first, count, column)
+                    here = required(p.sums) + start * required(p.result).sums_pitch + column
+                writer.write_results(made, here, first, count, column)
+    kernel = e.kernel(f"winograd_{spec.part}_{spec.m}{spec.epilogue.label}", spec.functions())
+    return RecordedKernel(kernel, p)
 
-            if spec.makes_results:
-                e.loop(0, self["columns"], width, panel)
 
-        e.loop(lo, hi, 1, item)
+def _parameters(e: Builder, spec: Spec) -> MapParameters[Pointer, Value]:
+    def memory(name: str) -> Pointer | None:
+        return e.pointer(spec.tile.dtype, name) if name in spec.memory else None
 
-    def _row(self, e: Builder, name: str, pitch: str, tile: Value) -> Value:
-        return e.offset(self[name], e.mul(tile, self[pitch]))
+    epilogue = spec.epilogue if spec.makes_results else NOTHING
+    return e.record(
+        MapParameters[Pointer, Value],
+        x=lambda: memory("x"),
+        panels=lambda: memory("panels"),
+        values=lambda: memory("values"),
+        sums=lambda: memory("sums"),
+        memory=lambda: declare_pointers(e, epilogue),
+        block=lambda: e.record(BlockSizes[Value]),
+        source=lambda: e.record(SourceSizes[Value]) if spec.reads_maps else None,
+        result=lambda: e.record(ResultSizes[Value]) if spec.makes_results else None,
+        steps=lambda: declare_steps(e, epilogue, MapSteps[Value]),
+    )
 
-    def _each(
-        self,
-        e: Builder,
-        first: Value,
-        count: Value,
-        body: Callable[[Value, Value, Value, Value], None],
-    ) -> None:
-        """`body(t, image, y, x)` for tiles first + t; y and x count tiles."""
-        across, down = self["across"], self["down"]
-        line = e.div(first, across)
 
-        def turn(t: Value, image: Value, y: Value, x: Value) -> tuple[Value, Value, Value]:
-            body(t, image, y, x)
-            after = e.add(x, 1)
-            ends = e.compare("eq", after, across)
-            below = e.select(ends, e.add(y, 1), y)
-            over = e.compare("eq", below, down)
-            following = e.select(over, e.add(image, 1), image)
-            return following, e.select(over, 0, below), e.select(ends, 0, after)
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes the parts of one kernel."""
 
-        start = e.div(line, down), e.rem(line, down), e.rem(first, across)
-        e.loop(0, count, 1, turn, start)
+    e: Builder
+    spec: Spec
+    p: MapParameters[Pointer, Value]
+
+    @contextmanager
+    def _tiles(self, first: Value, count: Value) -> Iterator[tuple[Value, Value, Value, Value]]:
+        """A loop over t with tile first + t: its image, and its line and place there, in tiles."""
+        across, down = self.p.block.across, self.p.block.down
+        line = first // across
+        at = [line // down, line % down, first % across]
+        with self.e.loop(count, carrying=at) as t:
+            image, y, x = at
+            yield t, image, y, x
+            after = x + 1
+            ends = after == across
+            below = select(ends, y + 1, y)
+            over = below == down
+            at[:] = select(over, image + 1, image), select(over, 0, below), select(ends, 0, after)
 
     # -- inputs ----------------------------------------------------------------------------
 
-    def _inputs(self, e: Builder, target: Value, first: Value, count: Value) -> None:
-        """Transform the inputs of some tiles."""
-        spec, transform = self.spec, self.spec.input_function()
-        size, channels = spec.reads, self["channels"]
-        rows, cells = e.sub(self["height"], size), e.sub(self["width"], size)
+    def transform_inputs(self, patch: Pointer, target: Pointer, first: Value, count: Value) -> None:
+        """Transform the inputs of some tiles; those at the border are copied to `patch` before."""
+        e, spec, point, p = self.e, self.spec, self.p.block.point, required(self.p.source)
+        transform, size = spec.input_function(), spec.reads
+        rows, cells = p.height - size, p.width - size
+        with self._tiles(first, count) as (t, image, ty, tx):
+            y, x = ty * spec.m - p.top, tx * spec.m - p.left
+            source = required(self.p.x) + image * p.x_image
+            inside = maximum(-y, y - rows) <= 0
+            within = maximum(-x, x - cells) <= 0
+            tile: list[Any] = [patch, p.channels]
+            with e.when(inside & within, changing=tile):
+                tile[:] = source + (y * p.x_line + x * p.channels), p.x_line
+            with e.otherwise():
+                self._copy(source, patch, y, x)
+                tile[1] = p.channels * size
+            row = target + t * self.p.block.pitch
+            e.call(transform, *tile, p.channels, row, point, p.channels)
 
-        def single(t: Value, image: Value, ty: Value, tx: Value) -> None:
-            y, x = e.sub(e.mul(ty, spec.m), self["top"]), e.sub(e.mul(tx, spec.m), self["left"])
-            source = e.offset(self["x"], e.mul(image, self["x_image"]))
-            inside = e.compare("le", e.max(e.neg(y), e.sub(y, rows)), 0)
-            within = e.compare("le", e.max(e.neg(x), e.sub(x, cells)), 0)
-
-            def there() -> tuple[Value, Value]:
-                place = e.add(e.mul(y, self["x_line"]), e.mul(x, channels))
-                return e.offset(source, place), self["x_line"]
-
-            def copied() -> tuple[Value, Value]:
-                self._copy(e, source, y, x)
-                return self.patch, e.mul(channels, size)
-
-            begin, line = e.branch(
-                e.bitwise("and", inside, within), there, copied, (self.patch, channels)
-            )
-            row = e.offset(target, e.mul(t, self["pitch"]))
-            e.call(transform, begin, line, channels, row, self["point"], channels)
-
-        self._each(e, first, count, single)
-
-    def _copy(self, e: Builder, source: Value, top: Value, left: Value) -> None:
+    def _copy(self, source: Pointer, patch: Pointer, top: Value, left: Value) -> None:
         """Inputs of a tile at the border, among zeros."""
-        size, channels = self.spec.reads, self["channels"]
-        low = e.min(e.max(e.neg(left), 0), size)
-        high = e.max(e.min(e.sub(self["width"], left), size), low)
-        cells = [e.mul(n, channels) for n in (low, e.sub(high, low), e.sub(e.index(size), high))]
-
-        def line(r: Value) -> None:
-            y = e.add(top, r)
-            target = e.offset(self.patch, e.mul(r, e.mul(channels, size)))
-            outside = e.max(e.neg(y), e.add(e.sub(y, self["height"]), 1))
-            exists = e.bitwise("and", e.compare("le", outside, 0), e.compare("lt", low, high))
-
-            def copy() -> None:
-                e.zero(target, cells[0])
-                start = e.add(e.mul(y, self["x_line"]), e.mul(e.add(left, low), channels))
-                e.copy(e.offset(target, cells[0]), e.offset(source, start), cells[1])
-                e.zero(e.offset(target, e.add(cells[0], cells[1])), cells[2])
-
-            e.branch(exists, copy, lambda: e.zero(target, e.mul(channels, size)))
-
-        e.loop(0, size, 1, line)
+        e, size, p = self.e, self.spec.reads, required(self.p.source)
+        low = minimum(maximum(-left, 0), size)
+        high = maximum(minimum(p.width - left, size), low)
+        before, inside, after = [n * p.channels for n in (low, high - low, size - high)]
+        with e.loop(size) as r:
+            y = top + r
+            target = patch + r * (p.channels * size)
+            outside = maximum(-y, y - p.height + 1)
+            exists = (outside <= 0) & (low < high)
+            with e.when(exists):
+                target.zero(before)
+                start = y * p.x_line + (left + low) * p.channels
+                (target + before).copy_from(source + start, inside)
+                (target + (before + inside)).zero(after)
+            with e.otherwise():
+                target.zero(p.channels * size)
 
     # -- products --------------------------------------------------------------------------
 
-    def _products(
-        self, e: Builder, values: Value, sums: Value, column: Value, count: Value
-    ) -> None:
+    def multiply(self, values: Pointer, sums: Pointer, column: Value, count: Value) -> None:
         """Multiply a block of tiles with one panel, point by point."""
-        spec, tile, terms = self.spec, self.spec.tile, self["channels"]
-        big, small = (tile_function(tile, "row", small=s, accumulate=False) for s in (False, True))
-        whole = e.sub(count, e.rem(count, tile.rows))
-
-        def point(p: Value) -> None:
-            a = e.offset(values, e.mul(p, self["point"]))
-            b = e.offset(self["panels"], e.mul(p, self["panels_point"]))
-            b = e.offset(b, e.mul(terms, column))
-            c = e.offset(sums, e.mul(p, self["sums_point"]))
+        e, spec, tile, p = self.e, self.spec, self.spec.tile, self.p
+        source, (pitch, point) = required(p.source), (p.block.pitch, p.block.point)
+        big, small = spec.tile_functions()
+        whole = count - count % tile.rows
+        with e.loop(spec.points) as i:
+            a = values + i * point
+            b = required(p.panels) + i * source.panels_point + source.channels * column
+            c = sums + i * required(p.result).sums_point
 
             def multiply(function: Function, r: Value, *last: Value) -> None:
-                start, target = e.mul(r, self["pitch"]), e.mul(r, tile.width)
-                rows = e.offset(a, start), self["pitch"], b, e.index(tile.width), terms
-                e.call(function, *rows, e.offset(c, target), e.index(tile.width), *last)
+                start, target = r * pitch, r * tile.width
+                given = a + start, pitch, b, tile.width, source.channels
+                e.call(function, *given, c + target, tile.width, *last)
 
-            e.loop(0, whole, tile.rows, lambda r: multiply(big, r))
-            e.loop(whole, count, tile.small, lambda r: multiply(small, r, e.sub(count, r)))
-
-        e.loop(0, spec.points, 1, point)
+            with e.loop(0, whole, tile.rows) as r:
+                multiply(big, r)
+            with e.loop(whole, count, tile.small) as r:
+                multiply(small, r, count - r)
 
     # -- results ---------------------------------------------------------------------------
 
-    def _results(self, e: Builder, sums: Value, first: Value, count: Value, column: Value) -> None:
+    def write_results(
+        self, made: Pointer, sums: Pointer, first: Value, count: Value, column: Value
+    ) -> None:
         """Transform the sums of some tiles and one panel, apply the epilogue, and store."""
-        spec, tile = self.spec, self.spec.tile
-        transform, m = result_function(spec.m, tile), spec.m
-        columns = e.sub(self["columns"], column)
+        e, spec, tile, m = self.e, self.spec, self.spec.tile, self.spec.m
+        transform, p = result_function(m, tile), required(self.p.result)
+        columns = self.p.block.columns - column
+        with self._tiles(first, count) as (t, image, ty, tx):
+            e.call(transform, sums + t * p.sums_pitch, p.sums_point, made)
+            y, x = ty * m, tx * m
+            rows = minimum(p.result_height - y, m)
+            cells = minimum(p.result_width - x, m)
+            with e.loop(rows) as r:
+                places = self._places(image, y + r, x, column)
+                block = Block(made + r * (m * tile.width), tile.width, cells, columns)
+                finish(e, tile, spec.epilogue, block, places)
 
-        def single(t: Value, image: Value, ty: Value, tx: Value) -> None:
-            e.call(
-                transform,
-                e.offset(sums, e.mul(t, self["sums_pitch"])),
-                self["sums_point"],
-                self.made,
-            )
-            y, x = e.mul(ty, m), e.mul(tx, m)
-            rows = e.min(e.sub(self["result_height"], y), m)
-            cells = e.min(e.sub(self["result_width"], x), m)
+    def _places(self, image: Value, line: Value, cell: Value, column: Value) -> Sides[Place]:
+        """Operands and results at a cell and a channel."""
 
-            def line(r: Value) -> None:
-                places = {
-                    name: self._place(e, name, access, (image, e.add(y, r), x, column))
-                    for name, access in self._accesses().items()
-                }
-                extras = [place for name, place in places.items() if name.startswith("x")]
-                results = [place for name, place in places.items() if name.startswith("c")]
-                start = e.offset(self.made, e.mul(r, m * tile.width))
-                block = Block(start, tile.width, cells, columns)
-                finish(e, tile, spec.epilogue, block, extras, results)
+        def place(given: tuple[Access, Pointer, MapSteps[Value]]) -> Place:
+            access, memory, steps = given
+            start = image * steps.image + line * steps.line
+            return moved(Place(access, memory + start, steps.row, steps.column), cell, column)
 
-            e.loop(0, rows, 1, line)
-
-        self._each(e, first, count, single)
-
-    def _place(
-        self, e: Builder, name: str, access: Access, where: tuple[Value, Value, Value, Value]
-    ) -> Place:
-        """An operand or result at an image, a line, a cell and a channel."""
-        image, line, cell, column = where
-        start = e.mul(image, self[f"{name}_image"])
-        start = e.add(start, e.mul(line, self[f"{name}_line"]))
-        place = Place(access, self[name], self[f"{name}_row"], self[f"{name}_column"])
-        return moved(e, replace(place, pointer=e.offset(self[name], start)), cell, column)
+        return self.spec.epilogue.sides.zip(self.p.memory, self.p.steps).map(place)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
-from treadle.backends.codegen.contraction.shared.items import Contraction
 from treadle.backends.codegen.contraction.shared.problem import Matrix
-from treadle.backends.codegen.contraction.winograd.kernels import PAD
+from treadle.backends.codegen.contraction.winograd.kernels import PAD, BlockSizes, SourceSizes
+from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.backends.program import Launch, Ref
 from treadle.base.dtype import DType
 from treadle.base.symbol import Dim
@@ -48,13 +49,17 @@ class Maps:
         """Elements of the transformed weights of one point, in panels of this width."""
         return -(-self.outputs // width) * width * self.inputs + PAD
 
-    def sizes(self) -> dict[str, int]:
+    def source_sizes(self, panels_point: int = 0) -> SourceSizes[Dim]:
         """What a kernel that reads the source is told about it."""
-        (down, across), (height, width) = self.grid, self.source
-        line = width * self.inputs
-        found = {"across": across, "down": down, "channels": self.inputs}
-        found |= {"height": height, "width": width, "top": self.low[0], "left": self.low[1]}
-        return found | {"x_image": height * line, "x_line": line}
+        (height, width), line = self.source, self.source[1] * self.inputs
+        return SourceSizes(self.inputs, height, width, *self.low, height * line, line, panels_point)
+
+    def block_sizes(
+        self, tiles: tuple[int, int], block: int, columns: int, pitch: Dim, point: Dim
+    ) -> BlockSizes[Dim]:
+        """Blocks of `tiles`: the first one, and how many."""
+        down, across = self.grid
+        return BlockSizes(*tiles, across, down, block, columns, pitch, point)
 
 
 def even_block(tiles: int, most: int, rows: int) -> int:
@@ -72,25 +77,12 @@ def pitch_of(count: int) -> int:
     return -(-count // 16) * 16 + PAD
 
 
-def place_of(matrix: Matrix) -> Ref:
-    """Where an operand begins."""
-    return Ref(matrix.kind, matrix.index, matrix.offset * matrix.dtype.itemsize)
-
-
 def stack_of(place: Ref, dtype: DType, batch: int, row: int) -> Matrix:
     """One matrix per point, `batch` elements apart."""
     return Matrix(place.kind, place.index, dtype, 0, (batch,), row, 1)
 
 
-def launch_of(
-    made: Contraction, arguments: dict[str, Ref | Dim], items: int, flops: int, nbytes: int
-) -> Launch:
-    """A launch that takes what its kernel names."""
-    return Launch(
-        made.kernel,
-        tuple(arguments[name] for name in made.names),
-        items=items,
-        serial=max(flops, nbytes) < 1 << 17,
-        flops=flops,
-        nbytes=nbytes,
-    )
+def launch_of(made: RecordedKernel, given: Any, items: int, flops: int, nbytes: int) -> Launch:
+    """A launch, which one thread runs alone where there is little to do."""
+    serial = max(flops, nbytes) < 1 << 17
+    return made.launch(given, items=items, serial=serial, flops=flops, nbytes=nbytes)

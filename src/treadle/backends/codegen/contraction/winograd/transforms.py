@@ -17,11 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value
+from treadle.backends.codegen.kernel.language import Value, fma
 
 Values = list[Value]
-Transform = Callable[[Builder, Sequence[Value]], Values]
+Transform = Callable[[Sequence[Value]], Values]
 
 A = 0.5**0.5
 B = 2.0**0.5
@@ -53,72 +52,72 @@ def of_taps(m: int) -> Transform:
     return _taps_4 if m == 4 else _taps_2
 
 
-def twice(e: Builder, transform: Transform, square: Sequence[Sequence[Value]]) -> list[Values]:
+def twice(transform: Transform, square: Sequence[Sequence[Value]]) -> list[Values]:
     """A transform of the columns, then of the rows of what that gives."""
-    columns = [transform(e, column) for column in zip(*square, strict=True)]
-    return [transform(e, row) for row in zip(*columns, strict=True)]
+    columns = [transform(column) for column in zip(*square, strict=True)]
+    return [transform(row) for row in zip(*columns, strict=True)]
 
 
-def _input_2(e: Builder, d: Sequence[Value]) -> Values:
-    return [e.sub(d[0], d[2]), e.add(d[1], d[2]), e.sub(d[2], d[1]), e.sub(d[3], d[1])]
+def _input_2(d: Sequence[Value]) -> Values:
+    return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[3] - d[1]]
 
 
-def _weight_2(e: Builder, g: Sequence[Value]) -> Values:
-    even, odd = e.mul(e.add(g[0], g[2]), 0.5), e.mul(g[1], 0.5)
-    return [g[0], e.add(even, odd), e.sub(even, odd), g[2]]
+def _weight_2(g: Sequence[Value]) -> Values:
+    even, odd = (g[0] + g[2]) * 0.5, g[1] * 0.5
+    return [g[0], even + odd, even - odd, g[2]]
 
 
-def _products_2(e: Builder, y: Sequence[Value]) -> Values:
-    return [e.add(y[0], e.add(y[1], y[2])), e.add(e.sub(y[1], y[2]), y[3])]
+def _products_2(y: Sequence[Value]) -> Values:
+    return [y[0] + (y[1] + y[2]), y[1] - y[2] + y[3]]
 
 
-def _gradient_2(e: Builder, y: Sequence[Value]) -> Values:
-    return [y[0], e.add(y[0], y[1]), e.sub(y[0], y[1]), y[1]]
+def _gradient_2(y: Sequence[Value]) -> Values:
+    return [y[0], y[0] + y[1], y[0] - y[1], y[1]]
 
 
-def _taps_2(e: Builder, p: Sequence[Value]) -> Values:
-    even, odd = e.mul(e.add(p[1], p[2]), 0.5), e.mul(e.sub(p[1], p[2]), 0.5)
-    return [e.add(p[0], even), odd, e.add(even, p[3])]
+def _taps_2(p: Sequence[Value]) -> Values:
+    even, odd = (p[1] + p[2]) * 0.5, (p[1] - p[2]) * 0.5
+    return [p[0] + even, odd, even + p[3]]
 
 
-def _input_4(e: Builder, d: Sequence[Value]) -> Values:
-    found = [e.fma(d[2], -2.5, e.add(d[0], d[4]))]
+def _input_4(d: Sequence[Value]) -> Values:
+    found = [fma(d[2], -2.5, d[0] + d[4])]
     for square, point in ((2.0, A), (0.5, B)):
-        even, odd = e.fma(d[2], -square, d[4]), e.fma(d[1], -square, d[3])
-        found += [e.fma(odd, point, even), e.fma(odd, -point, even)]
-    return [*found, e.fma(d[3], -2.5, e.add(d[1], d[5]))]
+        even, odd = fma(d[2], -square, d[4]), fma(d[1], -square, d[3])
+        found += [fma(odd, point, even), fma(odd, -point, even)]
+    return [*found, fma(d[3], -2.5, d[1] + d[5])]
 
 
-def _weight_4(e: Builder, g: Sequence[Value]) -> Values:
+def _weight_4(g: Sequence[Value]) -> Values:
     found = [g[0]]
     for point, scale in ((A, -2 / 3), (B, 1 / 6)):
-        even = e.mul(e.fma(g[2], point * point, g[0]), scale)
-        odd = e.mul(g[1], point * scale)
-        found += [e.add(even, odd), e.sub(even, odd)]
+        even = fma(g[2], point * point, g[0]) * scale
+        odd = g[1] * (point * scale)
+        found += [even + odd, even - odd]
     return [*found, g[2]]
 
 
-def _products_4(e: Builder, y: Sequence[Value]) -> Values:
-    s, d = e.add(y[1], y[2]), e.sub(y[1], y[2])
-    t, u = e.add(y[3], y[4]), e.sub(y[3], y[4])
+def _products_4(y: Sequence[Value]) -> Values:
+    s, d = y[1] + y[2], y[1] - y[2]
+    t, u = y[3] + y[4], y[3] - y[4]
     return [
-        e.add(y[0], e.add(s, t)),
-        e.mul(e.fma(u, 2.0, d), A),
-        e.fma(t, 2.0, e.mul(s, 0.5)),
-        e.fma(e.fma(u, 8.0, d), A / 2, y[5]),
+        y[0] + (s + t),
+        fma(u, 2.0, d) * A,
+        fma(t, 2.0, s * 0.5),
+        fma(fma(u, 8.0, d), A / 2, y[5]),
     ]
 
 
-def _gradient_4(e: Builder, y: Sequence[Value]) -> Values:
+def _gradient_4(y: Sequence[Value]) -> Values:
     found = [y[0]]
     for point in (A, B):
-        even = e.fma(y[2], point * point, y[0])
-        odd = e.mul(e.fma(y[3], point * point, y[1]), point)
-        found += [e.add(even, odd), e.sub(even, odd)]
+        even = fma(y[2], point * point, y[0])
+        odd = fma(y[3], point * point, y[1]) * point
+        found += [even + odd, even - odd]
     return [*found, y[3]]
 
 
-def _taps_4(e: Builder, p: Sequence[Value]) -> Values:
-    s, t = e.mul(e.add(p[1], p[2]), -2 / 3), e.mul(e.add(p[3], p[4]), 1 / 6)
-    d, u = e.mul(e.sub(p[1], p[2]), -2 / 3 * A), e.mul(e.sub(p[3], p[4]), B / 6)
-    return [e.add(p[0], e.add(s, t)), e.add(d, u), e.fma(t, 2.0, e.fma(s, 0.5, p[5]))]
+def _taps_4(p: Sequence[Value]) -> Values:
+    s, t = (p[1] + p[2]) * (-2 / 3), (p[3] + p[4]) * (1 / 6)
+    d, u = (p[1] - p[2]) * (-2 / 3 * A), (p[3] - p[4]) * (B / 6)
+    return [p[0] + (s + t), d + u, fma(t, 2.0, fma(s, 0.5, p[5]))]
