@@ -7,10 +7,10 @@ import pytest
 from tests.backends.codegen.contractions import check, fused, lowered, types_of, values
 from tests.backends.codegen.execution import assembly
 
-from treadle.backends.codegen.contraction.product.schedule import schedule
 from treadle.backends.codegen.contraction.shared.body import anchor_of, read_product
 from treadle.backends.codegen.contraction.shared.pack import order_of, pack_function, transpose
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile, tile_function
+from treadle.backends.codegen.contraction.tiles.schedule import schedule
 from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, TARGETS

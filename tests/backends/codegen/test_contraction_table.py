@@ -30,35 +30,36 @@ def padded(padding: int, groups: int = 1) -> Conv:
 
 
 MAPS = numbers(2, 16, 8, 8)
+BYTES = numbers(64, 64, dtype="int8")
 
 
-@pytest.mark.parametrize(
-    ("strategy", "asked", "op", "operands"),
-    [
-        ("patches", [], padded(1), (MAPS, numbers(16, 16, 3, 3))),
-        ("depthwise", ["patches"], padded(1, 16), (MAPS, numbers(16, 1, 3, 3))),
-        ("direct", ["patches", "depthwise"], padded(1), (MAPS, numbers(16, 16, 3, 3))),
-        (
-            "direct: tiles",
-            ["patches", "depthwise", "dots", "pairs", "words"],
-            padded(0),
-            (MAPS, numbers(16, 16, 1, 1)),
-        ),
-        (
-            "weights",
-            ["patches", "depthwise"],
-            ConvGradWeight((1, 1), ((1, 1), (1, 1)), (1, 1), 1, (3, 3)),
-            (MAPS, MAPS),
-        ),
-        ("winograd", [], WinogradConv(*EVEN, 4, False), (MAPS, numbers(16, 16, 3, 3))),
-        (
-            "direct",
-            ["winograd", "patches", "depthwise"],
-            WinogradConv(*EVEN, 4, False),
-            (MAPS[:, :4], numbers(16, 4, 3, 3)),
-        ),
-    ],
-)
+CONVOLVED: list[tuple[str, list[str], Any, tuple[Any, ...]]] = [
+    ("patches", [], padded(1), (MAPS, numbers(16, 16, 3, 3))),
+    ("depthwise", ["patches"], padded(1, 16), (MAPS, numbers(16, 1, 3, 3))),
+    ("direct", ["patches", "depthwise"], padded(1), (MAPS, numbers(16, 16, 3, 3))),
+    (
+        "direct: tiles",
+        ["patches", "depthwise", *(s.name for s in PRODUCTS[:-1])],
+        padded(0),
+        (MAPS, numbers(16, 16, 1, 1)),
+    ),
+    (
+        "weights",
+        ["patches", "depthwise"],
+        ConvGradWeight((1, 1), ((1, 1), (1, 1)), (1, 1), 1, (3, 3)),
+        (MAPS, MAPS),
+    ),
+    ("winograd", [], WinogradConv(*EVEN, 4, False), (MAPS, numbers(16, 16, 3, 3))),
+    (
+        "direct",
+        ["winograd", "patches", "depthwise"],
+        WinogradConv(*EVEN, 4, False),
+        (MAPS[:, :4], numbers(16, 4, 3, 3)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("strategy", "asked", "op", "operands"), CONVOLVED)
 def test_who_computes_a_convolution(
     strategy: str, asked: list[str], op: Any, operands: tuple[Any, ...]
 ) -> None:
@@ -71,34 +72,32 @@ def test_who_computes_a_convolution(
     assert all(reason for _, reason in made.refused)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "op", "dtype", "rows", "target"),
-    [
-        ("dots", Matmul(False, True), "float32", 2, AVX2),
-        ("tiles", Matmul(False, True), "float32", 64, AVX2),
-        ("words", IntMatmul(False, True), "int8", 64, AVX2),
-        ("pairs", IntMatmul(False, True), "int8", 64, replace(AVX2, matrices=True)),
-    ],
-)
-def test_who_multiplies(strategy: str, op: Op, dtype: str, rows: int, target: Any) -> None:
-    made = lowered(op, (numbers(rows, 64, dtype=dtype), numbers(64, 64, dtype=dtype)), (), target)
+MULTIPLIED: list[tuple[str, Op, Any, Any, Any]] = [
+    ("dots", Matmul(False, True), numbers(2, 64), numbers(64, 64), AVX2),
+    ("tiles", Matmul(False, True), numbers(64, 64), numbers(64, 64), AVX2),
+    ("integers", IntMatmul(False, True), BYTES, BYTES, AVX2),
+    ("pairs", IntMatmul(False, True), BYTES, BYTES, replace(AVX2, matrices=True)),
+]
+
+
+@pytest.mark.parametrize(("strategy", "op", "x", "y", "target"), MULTIPLIED)
+def test_who_multiplies(strategy: str, op: Op, x: Any, y: Any, target: Any) -> None:
+    made = lowered(op, (x, y), (), target)
     assert made.strategy == strategy
     names = [s.name for s in PRODUCTS]
     assert [name for name, _ in made.refused] == names[: names.index(strategy)]
 
 
 def test_every_strategy_is_tried_above() -> None:
-    assert {s.name for s in CONVOLUTIONS} == {
-        *("winograd", "patches", "depthwise", "weights", "direct"),
-    }
-    assert [s.name for s in PRODUCTS] == ["dots", "pairs", "words", "tiles"]
+    assert {s.name for s in CONVOLUTIONS} == {name.partition(":")[0] for name, *_ in CONVOLVED}
+    assert {s.name for s in PRODUCTS} == {name for name, *_ in MULTIPLIED}
 
 
 def test_integers_are_words_in_either_order_of_axes() -> None:
     op = IntConv((1, 1), ((0, 0), (0, 0)), (1, 1), 1)
     maps, weight = numbers(1, 8, 4, 4, dtype="int8"), numbers(8, 8, 1, 1, dtype="int8")
-    assert lowered(op, (maps, weight), target=AVX2).strategy == "direct: words"
-    assert lowered(*channels_last(op, maps, weight), target=AVX2).strategy == "direct: words"
+    assert lowered(op, (maps, weight), target=AVX2).strategy == "direct: integers"
+    assert lowered(*channels_last(op, maps, weight), target=AVX2).strategy == "direct: integers"
 
 
 def test_reports_say_who_computes_and_who_refused() -> None:

@@ -9,10 +9,10 @@ import pytest
 from tests.backends.codegen.contractions import check, lowered, types_of
 
 from treadle.backends.codegen import tuned
-from treadle.backends.codegen.contraction.product.blocks import Blocks, Room
-from treadle.backends.codegen.contraction.product.schedule import schedule
 from treadle.backends.codegen.contraction.shared.problem import Problem
 from treadle.backends.codegen.contraction.shared.tile import choose_tile
+from treadle.backends.codegen.contraction.tiles.blocks import Blocks, Room
+from treadle.backends.codegen.contraction.tiles.schedule import schedule
 from treadle.backends.codegen.target import AVX2, AVX512
 from treadle.backends.program import Lowered
 from treadle.base import dtype as dt

@@ -10,7 +10,7 @@ from tests.backends.codegen.contractions import check, fused, interpreted, lower
 from tests.backends.codegen.execution import assembly
 from tests.backends.codegen.irregular import HOST, one_by_one, whole
 
-from treadle.backends.codegen.contraction.integers.launches import runs_of
+from treadle.backends.codegen.contraction.integers.lower import runs_of
 from treadle.backends.codegen.contraction.integers.words import terms_per_word
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, NEON_DOT, TARGETS
 from treadle.base import dtype as dt

@@ -19,12 +19,12 @@ from treadle.backends.codegen.contraction.api import (
 from treadle.backends.codegen.contraction.depthwise import lower as depthwise
 from treadle.backends.codegen.contraction.direct import lower as direct
 from treadle.backends.codegen.contraction.dots import lower as dots
-from treadle.backends.codegen.contraction.integers import launches as integers
-from treadle.backends.codegen.contraction.pairs import launches as pairs
+from treadle.backends.codegen.contraction.integers import lower as integers
+from treadle.backends.codegen.contraction.pairs import lower as pairs
 from treadle.backends.codegen.contraction.patches import lower as patches
-from treadle.backends.codegen.contraction.product import tiles
 from treadle.backends.codegen.contraction.shared.body import Reading, read_product
 from treadle.backends.codegen.contraction.shared.launch import Launches
+from treadle.backends.codegen.contraction.tiles import lower as tiles
 from treadle.backends.codegen.contraction.weights import lower as weights
 from treadle.backends.codegen.contraction.winograd import forward, gradient
 from treadle.backends.program import Lowered
@@ -46,7 +46,7 @@ CONVOLUTIONS = (
 PRODUCTS = (
     ProductStrategy("dots", dots.claims, dots.lower),
     ProductStrategy("pairs", pairs.claims, pairs.lower),
-    ProductStrategy("words", integers.claims, integers.lower),
+    ProductStrategy("integers", integers.claims, integers.lower),
     ProductStrategy("tiles", tiles.claims, tiles.lower),
 )
 

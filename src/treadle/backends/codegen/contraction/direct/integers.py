@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from treadle.backends.api import Support, no
-from treadle.backends.codegen.contraction.integers.launches import multiply_words, runs_of
+from treadle.backends.codegen.contraction.integers.lower import multiply_words, runs_of
 from treadle.backends.codegen.contraction.integers.words import terms_per_word
 from treadle.backends.codegen.contraction.shared.body import Reading
 from treadle.backends.codegen.contraction.shared.launch import Launches

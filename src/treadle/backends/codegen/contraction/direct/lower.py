@@ -18,9 +18,7 @@ from treadle.backends.codegen.contraction.direct.integers import Window, lower_p
 from treadle.backends.codegen.contraction.direct.pairs import Pixels, lower_pixel_pairs
 from treadle.backends.codegen.contraction.direct.panels import Weight, panels_of
 from treadle.backends.codegen.contraction.dots import lower as dots
-from treadle.backends.codegen.contraction.pairs.launches import unit_of
-from treadle.backends.codegen.contraction.product.schedule import measures
-from treadle.backends.codegen.contraction.product.tiles import multiply
+from treadle.backends.codegen.contraction.pairs.lower import unit_of
 from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Reading, Refused
 from treadle.backends.codegen.contraction.shared.form import Form
 from treadle.backends.codegen.contraction.shared.items import ItemTables
@@ -39,6 +37,8 @@ from treadle.backends.codegen.contraction.shared.positions import Part, forward_
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.shared.spread import Margins, Source, clashes, spread
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
+from treadle.backends.codegen.contraction.tiles.lower import multiply
+from treadle.backends.codegen.contraction.tiles.schedule import measures
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import (
     Blocked,

@@ -13,7 +13,7 @@ import numpy as np
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.direct.panels import Weight
-from treadle.backends.codegen.contraction.pairs.launches import multiply_tabled, steps_of_runs
+from treadle.backends.codegen.contraction.pairs.lower import multiply_tabled, steps_of_runs
 from treadle.backends.codegen.contraction.pairs.tiles import Unit
 from treadle.backends.codegen.contraction.pairs.words import terms_per_step
 from treadle.backends.codegen.contraction.shared.body import Reading

@@ -18,7 +18,6 @@ from treadle.backends.codegen.contraction.patches.operands import (
     reorder_kernel,
     spread_kernel,
 )
-from treadle.backends.codegen.contraction.product.tiles import multiply_in_tiles
 from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
 from treadle.backends.codegen.contraction.shared.geometry import (
     Geometry,
@@ -38,6 +37,7 @@ from treadle.backends.codegen.contraction.shared.offsets import (
 from treadle.backends.codegen.contraction.shared.pack import Packing
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.shared.tile import choose_tile
+from treadle.backends.codegen.contraction.tiles.lower import multiply_in_tiles
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import (
     sizes_of,

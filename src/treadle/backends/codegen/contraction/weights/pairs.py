@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from treadle.backends.api import Support, no
-from treadle.backends.codegen.contraction.pairs.launches import Shifted, multiply_shifted
+from treadle.backends.codegen.contraction.pairs.lower import Shifted, multiply_shifted
 from treadle.backends.codegen.contraction.pairs.tiles import Unit
 from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
 from treadle.backends.codegen.contraction.shared.epilogue import Sides

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from treadle.backends.api import Support, no, yes
 from treadle.backends.codegen.contraction.api import Answer, Request
-from treadle.backends.codegen.contraction.product.tiles import multiply
 from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
 from treadle.backends.codegen.contraction.shared.epilogue import NOTHING, Sides, plain
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
+from treadle.backends.codegen.contraction.tiles.lower import multiply
 from treadle.backends.codegen.contraction.winograd.kernels import (
     PAD,
     TERMS,

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from treadle.backends.api import Support, no, yes
 from treadle.backends.codegen.contraction.api import Answer, Request
-from treadle.backends.codegen.contraction.product.tiles import multiply
 from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
 from treadle.backends.codegen.contraction.shared.epilogue import (
     NOTHING,
@@ -26,6 +25,7 @@ from treadle.backends.codegen.contraction.shared.epilogue import (
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
+from treadle.backends.codegen.contraction.tiles.lower import multiply
 from treadle.backends.codegen.contraction.winograd.forward import is_channels_last
 from treadle.backends.codegen.contraction.winograd.kernels import (
     PAD,

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from treadle.backends.codegen.contraction.product.patches import patch_function
 from treadle.backends.codegen.contraction.shared.epilogue import Block, Epilogue, finish
 from treadle.backends.codegen.contraction.shared.items import (
     Item,
@@ -29,6 +28,7 @@ from treadle.backends.codegen.contraction.shared.items import (
 from treadle.backends.codegen.contraction.shared.moments import moments_function
 from treadle.backends.codegen.contraction.shared.pack import Order, pack_function
 from treadle.backends.codegen.contraction.shared.tile import Form, Tile, full_tiles, tile_function
+from treadle.backends.codegen.contraction.tiles.patches import patch_function
 from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.ir import Function, Kernel
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, select

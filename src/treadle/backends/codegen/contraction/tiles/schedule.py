@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from treadle.backends.codegen.contraction.product.blocks import Blocks, Room, best_blocks
-from treadle.backends.codegen.contraction.product.kernel import Spec
 from treadle.backends.codegen.contraction.shared.items import Division
 from treadle.backends.codegen.contraction.shared.pack import order_of
 from treadle.backends.codegen.contraction.shared.problem import Problem
 from treadle.backends.codegen.contraction.shared.tile import Form, Tile
+from treadle.backends.codegen.contraction.tiles.blocks import Blocks, Room, best_blocks
+from treadle.backends.codegen.contraction.tiles.kernel import Spec
 from treadle.backends.codegen.target import Target
 from treadle.base.estimates import at_most, estimate
 from treadle.base.symbol import Dim, is_identical

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from treadle.backends.api import Support, yes
-from treadle.backends.codegen.contraction.product.kernel import contraction_kernel
-from treadle.backends.codegen.contraction.product.schedule import reads_in_place, schedule
 from treadle.backends.codegen.contraction.shared.launch import Area, Launches, packing_launch
 from treadle.backends.codegen.contraction.shared.pack import Packing, order_of
 from treadle.backends.codegen.contraction.shared.problem import Problem
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
+from treadle.backends.codegen.contraction.tiles.kernel import contraction_kernel
+from treadle.backends.codegen.contraction.tiles.schedule import reads_in_place, schedule
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered
 from treadle.base.estimates import estimate
