@@ -97,7 +97,12 @@ def test_classes_are_those_of_the_page() -> None:
             "只有程序运行时",
             "F.where",
         ),
-        ("mge.jit.compile(lambda x: x[x > 0])(F.ones(3))", "的长度只有运行时才知道", "固定的大小"),
+        (
+            "mge.jit.compile(lambda x: mge.jit.cond(x[0] > 0, lambda: x[x > 0].sum(), "
+            "lambda: x.sum()))(F.ones(3))",
+            "的长度只有运行时才知道",
+            "固定的大小",
+        ),
         (
             "mge.autodiff.GradManager().attach(F.ones(1)).backward(F.ones(1))",
             "没有计算历史",

@@ -588,12 +588,6 @@ def test_places_of_a_dynamic_axis() -> None:
         compiled(mge.tensor(np.ones((1, 2), "float32")))
 
 
-def test_what_only_a_run_can_tell_is_said_to_be_so() -> None:
-    x = mge.tensor([1.0, -2.0, 3.0])
-    with pytest.raises(mge.TreadleError, match=r"nonzero.* are known only at run time"):
-        mge.jit.compile(lambda x: F.max(x[x > 0]))(x)
-
-
 def test_a_tensor_that_is_passed_and_reached_is_two_inputs() -> None:
     w, z = mge.tensor([2.0]), mge.tensor([5.0])
     f = mge.jit.compile(lambda x: x * w)

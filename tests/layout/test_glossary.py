@@ -47,8 +47,8 @@ ORDINARY = """
     namespace naming native network noise norm normalize numbering numbers object objects
     offsets open opened opening openings operand operands operators opt optimization optimize
     optimizer options order ordering orders origins ownership pack package packages packed
-    padding page pair pairs parallel param parameters parser part partial partition parts path
-    performance persistent phases picture pipeline place placed places placing plain planned
+    padding page pair pairs parallel param parameters parser part partial parting partition parts
+    path performance persistent picture pipeline place placed places placing plain planned
     platforms polynomials pool portable positions precision preload prepare prepared
     preprocessing preview printer printing private problem process processes product products
     profile profiler profiling progress properties protocol prune quant quantize quantizing
@@ -56,13 +56,13 @@ ORDINARY = """
     recorded records recurrent recursion reduce reference references registration registry
     remap rendered rendering repeated report requantize requests resample result retype row rows run
     runner running runtime sample sampler samples sampling sandbox sanity saved saving scale scaler
-    scales scan scheduler scope scoring searching section select sending sequence sequential
-    serialization serve server service session settings several shake shape shapes shaping shared
-    shrinking signal signals silent simplify simulator sizes slicing sliding small sockets sort
-    source sources spec special spelled spelling splitting squares stacked state statistics
-    stats status step stepping steps stored strict strings subject summary super synchronous
-    table tables template tensor tensors text together tolerance tool toolchain tools top
-    tracebacks tracer trainer training transfer transform transforms translation transpose tree
+    scales scan scheduler scope scoring searching section select selection sending sequence
+    sequential serialization serve server service session settings several shake shape shapes
+    shaping shared shrinking signal signals silent simplify simulator sizes slicing sliding small
+    sockets sort source sources spec special spelled spelling splitting squares stacked state
+    statistics stats status step stepping steps stored strict strings subject summary super
+    synchronous table tables template tensor tensors text together tolerance tool toolchain tools
+    top tracebacks tracer trainer training transfer transform transforms translation transpose tree
     trial trig tuned tuner tuning tuple types unary unpack untraced utils var vector vectors
     verify version viewer vision visit visualize wanted watch watcher watching weight weights
     work worker workers writer written

@@ -14,7 +14,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle import optimizer as optim
 from treadle.autodiff import GradManager
-from treadle.base.errors import CompileError, IndexRangeError, NumericError
+from treadle.base.errors import IndexRangeError, NumericError
 from treadle.jit import TraceError
 
 
@@ -306,11 +306,6 @@ def test_an_error_of_a_host_op_leaves_the_program_usable() -> None:
         np.testing.assert_array_equal(f(eye).numpy(), np.eye(3) * 2)
         with pytest.raises(NumericError, match="singular"):
             f(eye * 0)
-
-
-def test_results_whose_size_depends_on_data_are_refused() -> None:
-    with pytest.raises(CompileError, match="known only at run time"):
-        mge.jit.compile(lambda x: x[x > 0])(ramp(4))
 
 
 def test_infinities_do_not_vanish() -> None:

@@ -14,7 +14,7 @@ from functools import lru_cache, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from treadle.base.errors import TreadleError
-from treadle.base.symbol import DECISIONS, Decisions, Dim, Relation, evaluate
+from treadle.base.symbol import DECISIONS, Decisions, Dim, Expr, Relation, evaluate, minimum
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,6 +75,29 @@ def is_one_now(x: Dim) -> bool:
     if isinstance(x, int) or asked is None or asked.hints or not asked.knows(x):
         return False
     return evaluate(x, asked.values) == 1
+
+
+def data_decide(x: Dim) -> bool:
+    """Return whether an extent of the program that is captured is one that only a run knows."""
+    asked = DECISIONS.get()
+    return isinstance(x, Expr) and asked is not None and not asked.knows(x)
+
+
+def is_equal(x: Dim, y: Dim) -> bool:
+    """Return whether two extents are equal, as far as the call tells.
+
+    One that data decide equals itself alone: a 1 or a 0 does not stretch or vanish.
+    """
+    if isinstance(x, int) and isinstance(y, int):
+        return x == y
+    return x is y or (not data_decide(x - y) and bool(x == y))
+
+
+def at_most(x: Dim, most: Dim) -> Dim:
+    """The smaller of two extents; x where the second one is a symbol of the call, which decides."""
+    if data_decide(most):
+        return minimum(x, most)
+    return min(x, most) if isinstance(x, int) and isinstance(most, int) else x
 
 
 class Remembered(Generic[P, R]):

@@ -72,3 +72,7 @@ def _floor_divide(x: float, y: float) -> float:
     if _is_infinite(x):
         return x
     return (0 if x >= 0 else -1) if _is_infinite(y) else x // y
+
+
+FUNCTIONS = {"floordiv": floordiv, "mod": mod, "min": minimum, "max": maximum}
+"""Bounds of functions of two extents, by name."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from treadle.base.errors import ShapeError, TreadleError
-from treadle.base.guards import require
+from treadle.base.guards import is_equal, require
 from treadle.base.symbol import D, Dim, Expr, Relation, equal, is_identical
 
 Shape: TypeAlias = tuple[Dim, ...]
@@ -78,13 +78,18 @@ def normalize_axes(axes: int | Iterable[int] | None, ndim: int, op: str) -> tupl
     return tuple(result)
 
 
+def is_same(x: Shape, y: Shape) -> bool:
+    """Return whether two shapes are equal, as far as the call tells (see `symbol.is_equal`)."""
+    return x is y or (len(x) == len(y) and all(map(is_equal, x, y)))
+
+
 def broadcast_shapes(op: str, *shapes: Shape) -> Shape:
     """NumPy's broadcasting rule over one or more shapes.
 
     Raises:
         ShapeError: two extents on one axis differ and neither is 1.
     """
-    if all(s == shapes[0] for s in shapes):
+    if all(is_same(s, shapes[0]) for s in shapes):
         return shapes[0]
     ndim = max(len(s) for s in shapes)
     result: list[Dim] = []
@@ -98,9 +103,9 @@ def broadcast_shapes(op: str, *shapes: Shape) -> Shape:
 
 
 def _broadcast_dim(op: str, x: Dim, y: Dim, axis: int, shapes: tuple[Shape, ...]) -> Dim:
-    if y == 1 or x == y:
+    if is_equal(y, 1) or is_equal(x, y):
         return x
-    if x == 1:
+    if is_equal(x, 1):
         return y
     require_equal(
         x,
@@ -120,7 +125,8 @@ def can_broadcast(shape: Shape, target: Shape) -> bool:
     if len(shape) > len(target):
         return False
     offset = len(target) - len(shape)
-    return all(d == 1 or d == t for d, t in zip(shape, target[offset:], strict=True))
+    pairs = zip(shape, target[offset:], strict=True)
+    return all(is_equal(d, 1) or is_equal(d, t) for d, t in pairs)
 
 
 def row_major_strides(shape: Sequence[D]) -> tuple[D, ...]:

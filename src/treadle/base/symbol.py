@@ -98,7 +98,7 @@ class Apply:
     @property
     def bounds(self) -> Interval:
         """Inclusive bounds, from those of the operands."""
-        return _INTERVALS[self.function](bounds(self.x), bounds(self.y))
+        return interval.FUNCTIONS[self.function](bounds(self.x), bounds(self.y))
 
     @property
     def divisor(self) -> int:
@@ -110,12 +110,6 @@ class Apply:
 
 
 Atom: TypeAlias = Symbol | Apply
-_INTERVALS: dict[Function, Callable[[Interval, Interval], Interval]] = {
-    "floordiv": interval.floordiv,
-    "mod": interval.mod,
-    "min": interval.minimum,
-    "max": interval.maximum,
-}
 
 
 Operation: TypeAlias = Callable[[Any, Any], Any]
@@ -485,7 +479,11 @@ def equal(x: Dim, y: Dim) -> Relation:
 
 
 def less_equal(x: Dim, y: Dim) -> Relation:
-    """x <= y."""
+    """x <= y; a minimum is at most each of its operands."""
+    (monomial, factor), *others = _terms(x)
+    atom = monomial[0] if len(monomial) == factor == 1 and not others else None
+    if isinstance(atom, Apply) and atom.function == "min" and (atom.x is y or atom.y is y):
+        return Relation(">=0", 0)
     return Relation(">=0", y - x)
 
 

@@ -12,7 +12,7 @@ from treadle.cli import arguments as a
 from treadle.cli.console import progress, show_json
 from treadle.cli.models.opening import open_model, parsed_shapes, random_inputs
 from treadle.cli.models.settings import Tuning
-from treadle.engine.pipeline import Stages
+from treadle.engine.phases import stages_of
 from treadle.inspect import Inspected
 
 Page = Annotated[
@@ -70,7 +70,7 @@ def command(
     options = Tuning(level=level, disable=disable, file=engine_options).options()
     with progress(f"opening {source.name}") as now:
         model = open_model(source, parsed_shapes(shape or []))
-        program = Inspected(Stages(model.graph, options=options))
+        program = Inspected(stages_of(model.graph, options=options))
         now.tell("compiling")
         program.lower()
         if measure:

@@ -22,7 +22,7 @@ from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Loaded
 from treadle.engine.report import CompileReport
 from treadle.engine.spread import Places
-from treadle.engine.targets import Divided, target_of
+from treadle.engine.targets import Divided, Target, target_of
 from treadle.graph.ir import Graph
 
 After = TypeVar("After")
@@ -42,6 +42,7 @@ class Stages:
         home: the device that the program lives on; None for the host.
         places: where everything is, on several devices.
         crossing: lowers the ops for another machine, in place of the home's compiler.
+        target: the place itself, in place of what `home` and the rest say.
 
     Attributes:
         source: what was captured.
@@ -58,9 +59,11 @@ class Stages:
         places: Places | None = None,
         *,
         crossing: Compiler | None = None,
+        target: Target | None = None,
     ) -> None:
         self.source = Captured(captured, interface or Interface(), options or Options())
-        self.target = target_of(self.source.options, home, places, crossing, _start)
+        chosen = self.source.options
+        self.target = target or target_of(chosen, home, places, crossing, _start)
         self.home = home
         self.report = CompileReport(captured.name)
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from treadle.base.dtype import DType, as_dtype, float32
 from treadle.base.errors import DTypeError, ShapeError, TreadleError
+from treadle.base.guards import data_decide
 from treadle.base.quantized import quantized_type_of
-from treadle.base.symbol import Dim, Expr
+from treadle.base.symbol import Dim, Expr, maximum
 from treadle.engine.devices.names import default_device, resolve
 from treadle.engine.eager.hostdata import as_host_array
 from treadle.functional.arguments import as_tensor, extents
@@ -142,7 +143,7 @@ def arange(
         raise ValueError(f"arange: bounds and step must be finite, got {start}, {stop}, {step}")
     exact = all(isinstance(v, (int, Expr)) for v in (first, last, stride))
     length = -((first - last) // stride) if exact else math.ceil((last - first) / stride)
-    count = max(0, length)
+    count = maximum(0, length) if data_decide(length) else max(0, length)
     return _create("arange", creation.Iota(first, stride, count, as_dtype(dtype)), device)
 
 

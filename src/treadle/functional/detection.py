@@ -14,17 +14,19 @@ import numpy as np
 
 from treadle.base.dialect import Dialect
 from treadle.base.errors import ShapeError, UnsupportedOp
+from treadle.base.shape import require_equal
 from treadle.base.symbol import Dim
 from treadle.functional.arguments import as_float, as_tensor, call, pair, promote_all
 from treadle.functional.elemwise import abs as magnitude
 from treadle.functional.elemwise import clip, floor, maximum, minimum
 from treadle.functional.elemwise import round as rounded
 from treadle.functional.math import matmul
-from treadle.functional.tensor import expand_dims, stack, where, zeros_like
+from treadle.functional.tensor import expand_dims, non_zero, stack, where, zeros_like
 from treadle.functional.windows import avg_pool2d, pad
 from treadle.ops.check import InRange
 from treadle.ops.gather import Take
-from treadle.ops.regions import NonMaxSuppression, RegionArgmax
+from treadle.ops.regions import KeptBoxes, RegionArgmax
+from treadle.ops.sort import Sort
 from treadle.tensor import Tensor
 
 __all__ = ["correlation", "deformable_psroi_pooling", "nms", "nvof", "roi_align", "roi_pooling"]
@@ -34,7 +36,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_thresh: float, max_output: int | None
     """Numbers of the boxes that no better box covers, best score first: int32 (count,).
 
     A box is dropped if its intersection over union with a box that was kept exceeds `iou_thresh`.
-    The count depends on the data, so a compiled function cannot hold the call.
+    Data decide the count, so what follows in a compiled function is a program of its own.
 
     Args:
         boxes: (N, 4).
@@ -52,9 +54,23 @@ def nms(boxes: Tensor, scores: Tensor, iou_thresh: float, max_output: int | None
     """
     if iou_thresh < 0:
         raise AssertionError(f"nms: iou_thresh must not be negative, got {iou_thresh}")
-    given = promote_all([as_float(boxes), as_float(scores)])
+    corners, values = (x.detach() for x in promote_all([as_float(boxes), as_float(scores)]))
+    if corners.dtype not in KeptBoxes.dtypes:
+        corners, values = corners.astype("float32"), values.astype("float32")
+    if corners.ndim != 2 or values.ndim != 1 or corners.shape[1] != 4:
+        raise _misfit_of_boxes(boxes, scores)
+    require_equal(corners.shape[0], values.shape[0], lambda: _misfit_of_boxes(boxes, scores))
+    given = [expand_dims(corners, 0), expand_dims(values, (0, 1))]
+    order = Sort(2).outputs(-given[1])[1]
     most = None if max_output is None else int(max_output)
-    return call("nms", NonMaxSuppression(float(iou_thresh), most), *(x.detach() for x in given))
+    kept = call("nms", KeptBoxes(float(iou_thresh), most), *given, order).reshape(-1)
+    return call("nms", Take(0), kept, non_zero(kept >= 0)[:, 0])
+
+
+def _misfit_of_boxes(boxes: Tensor, scores: Tensor) -> ShapeError:
+    saw = f"boxes {as_tensor(boxes).type}, scores {as_tensor(scores).type}"
+    hint = "give a score per box"
+    return ShapeError("nms", "takes boxes [n,4] and scores [n]", saw=saw, hint=hint)
 
 
 def roi_pooling(

@@ -13,6 +13,7 @@ from typing import Any
 
 from treadle.base.dtype import bool_, int32, uint8
 from treadle.base.errors import ShapeError
+from treadle.base.guards import at_most
 from treadle.base.quantized import BUILTIN, quantized_type
 from treadle.engine.eager.dispatch import eager_type
 from treadle.functional import elemwise as ew
@@ -408,11 +409,9 @@ def topk(
             saw=str(x.type),
             hint=f"use a k from 1 to {x.shape[-1]}" if x.ndim else "a scalar has no axes",
         )
-    extent: Any = x.shape[-1]
-    k, descending = builtins.abs(k), descending != (k < 0)
-    if isinstance(extent, builtins.int):  # Where it is a symbol, the op judges.
-        k = builtins.min(k, extent)
-    op = sorting.TopK(x.ndim - 1, k, descending, kth_only or not no_sort)
+    most: Any = at_most(builtins.abs(k), x.shape[-1])
+    descending = descending != (k < 0)
+    op = sorting.TopK(x.ndim - 1, most, descending, kth_only or not no_sort)
     values, indices = op.outputs(x)
     return (values[..., -1], indices[..., -1]) if kth_only else (values, indices)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from treadle.base.errors import GraphError, ShapeError, TreadleError
 from treadle.base.shape import Shape, format_shape
-from treadle.base.symbol import Dim, Expr, Symbol, symbol
+from treadle.base.symbol import Dim, Expr, Relation, Symbol, always, symbol
 from treadle.base.symbol import evaluate as evaluate_extent
 from treadle.base.symbol import symbols_of as symbols_of_extent
 from treadle.base.types import TensorType
@@ -137,7 +137,10 @@ def op_at(op: Op, values: Mapping[str, Dim]) -> Op:
 
 
 def specialize(graph: Graph, values: Mapping[str, Dim]) -> Graph:
-    """The graph for given values of its symbolic extents, in types, attributes and regions."""
+    """The graph for given values of its symbolic extents, in types, attributes and regions.
+
+    Guards on extents that are left are kept; the others must hold.
+    """
     return _specialized(graph, _Substitution(values))
 
 
@@ -158,7 +161,10 @@ def _specialized(graph: Graph, change: _Substitution) -> Graph:
             change.follow(types, made)
         renamed.update(zip(node.outputs, made.outputs, strict=True))
         nodes.append(made)
-    return Graph(graph.name, inputs, tuple(nodes), tuple([renamed[v] for v in graph.outputs]))
+    guards = (Relation(g.kind, change(g.expr)) for g in graph.guards)
+    left = tuple(dict.fromkeys(g for g in guards if isinstance(g.expr, Expr) and not always(g)))
+    outputs = tuple([renamed[v] for v in graph.outputs])
+    return Graph(graph.name, inputs, tuple(nodes), outputs, left)
 
 
 class _Substitution:

@@ -17,6 +17,7 @@ from treadle.base.errors import EngineError
 from treadle.engine.devices.names import CompNode, default_device
 from treadle.engine.execute import DeviceExecutor, Executor, Runner, Scheduler, Stepwise, Timeline
 from treadle.engine.options import Options
+from treadle.engine.phases import PhasedRunner
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface, Plan
 from treadle.engine.report import CompileReport
@@ -100,7 +101,9 @@ class Inspected:
 
     @property
     def parts(self) -> tuple[Inspected, ...]:
-        """Programs of the parts, if it is on several devices and compiled."""
+        """Programs of the parts: of several devices, if compiled, or of phases that have run."""
+        if isinstance(self.executor, PhasedRunner):
+            return tuple(map(Inspected, self.executor.latest))
         divided = self.stages.made("divided")
         return () if divided is None else tuple(map(Inspected, divided.parts))
 
@@ -158,8 +161,8 @@ class Inspected:
 
         if isinstance(self.stages.target, Compiled):
             return to_text(self.explain(), full=full)
-        executor = self.compile()  # The course of a program that runs op by op is a table.
-        table = executor.table() if isinstance(executor, Stepwise) else ""
+        executor = self.compile()  # The course of a program without a plan is a table.
+        table = executor.table() if isinstance(executor, Stepwise | PhasedRunner) else ""
         parts = [part.explained(full=full) for part in self.parts]
         return "\n\n".join((f"{self.report}\n\n{table}".rstrip(), *parts))
 

@@ -37,6 +37,7 @@ from treadle.graph.analysis import has_effect
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.gradient import undifferentiable
 from treadle.graph.ir import Value
+from treadle.graph.value_numbers import Deciding
 from treadle.jit.captured import (
     Argument,
     Captured,
@@ -161,7 +162,7 @@ class Capture:
         self._made: list[weakref.ref[Tensor]] = []
         self._outputs: dict[Any, int] = {}
         self._kinds: list[EagerType] = []
-        self._promotions = promotions()
+        self._deciding, self._promotions = Deciding(self._builder), promotions()
 
     # -- what modes.Capturing asks for -----------------------------------------------------
 
@@ -174,7 +175,7 @@ class Capture:
             # The program has its own names of devices: it may run elsewhere, or on the host alone.
             stays = before.memory == device.memory or self._where.follow(operands[0].value, device)
             op = Identity() if stays else Transfer("")
-        results = self._wrapped(self._builder.apply(undifferentiable(op), operands), device)
+        results = self._wrapped(self._deciding.apply(undifferentiable(op), operands), device)
         if any([t._kind.quantized is not None or t._kind.format is not DEFAULT for t in inputs]):
             _carry(op, inputs, results, device)
         return results

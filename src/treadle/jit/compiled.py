@@ -16,9 +16,10 @@ from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.modes import ACTIVE, LOCAL
 from treadle.base.spelling import refuse
-from treadle.engine.execute import Instance, Timeline
+from treadle.engine.execute import Instance, Runner, Timeline
 from treadle.engine.execute.counters import Counters
 from treadle.engine.options import Options
+from treadle.engine.phases import PhasedRunner, Phases
 from treadle.graph.ir import Graph
 from treadle.inspect import Inspected
 from treadle.jit.binding import StateChanged
@@ -246,13 +247,19 @@ class Compiled(Generic[P, R]):
         Sink mode counts here as well; gradients that a manager outside takes do not.
         """
         runners = [v.runner for v in self.variants]
-        shared = {r.executor if isinstance(r, Instance) else r for r in runners if r is not None}
-        return sum((r.counters for r in shared), Counters())
+        return sum((r.counters for r in {_shared(r) for r in runners if r is not None}), Counters())
 
     @property
     def variants(self) -> tuple[Variant, ...]:
         """Every signature captured so far that is still kept."""
         return tuple(v for kept in self._variants.values() for v in kept)
+
+
+def _shared(runner: Runner) -> Runner | Phases:
+    """Return the part of a runner that programs of other extents have in common."""
+    if isinstance(runner, Instance):
+        return runner.executor
+    return runner.phases if isinstance(runner, PhasedRunner) else runner
 
 
 def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:

@@ -16,6 +16,7 @@ from treadle.engine.execute import Instance, Runner
 from treadle.engine.extents.plans import Plans
 from treadle.engine.extents.regime import Regime
 from treadle.engine.options import Options
+from treadle.engine.phases import Phases, finds_extents
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.graph.evaluate import specialize
@@ -44,6 +45,9 @@ class Family:
         self.interface = interface
         alone = "it is on several devices" if captured.spread else ""
         self.plans = Plans(captured.graph, options, interface, captured.home, alone)
+        self.phases: Phases | None = None
+        if finds_extents(captured.graph) and not captured.spread:
+            self.phases = Phases(captured.graph, options, interface, captured.home)
         self._binding: Binding | None = None
 
     @cached_property
@@ -81,6 +85,10 @@ class Family:
 
     def member(self, extents: Mapping[str, int]) -> Variant:
         """The program at extents that the capture serves."""
+        if self.phases is not None:
+            captured = self.at(extents)
+            stages = self.phases.stages(captured.graph, self.interface, extents)
+            return Single(captured, self.options, self.captured.graph, stages)
         found = self.plans.at(extents)
         if found is None:
             return Single(self.at(extents), self.options, self.captured.graph)

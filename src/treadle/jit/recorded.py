@@ -20,7 +20,7 @@ from treadle.engine.eager.dispatch import eager_type
 from treadle.engine.execute import Runner
 from treadle.engine.extents.plans import Plans
 from treadle.engine.options import Options
-from treadle.engine.pipeline import Stages
+from treadle.engine.phases import stages_of
 from treadle.engine.plan import Interface
 from treadle.graph.evaluate import specialize
 from treadle.graph.gradient import is_differentiable, pullback
@@ -112,7 +112,7 @@ class _Gradient:
             return shared[1]
         key = tuple(extents.values())
         if key not in self._alone:
-            stages = Stages(self.graph(extents), options=self._options, home=self._home)
+            stages = stages_of(self.graph(extents), options=self._options, home=self._home)
             self._alone[key] = stages.compile()
             while len(self._alone) > MOST_ALONE:
                 del self._alone[next(iter(self._alone))]

@@ -12,6 +12,7 @@ from typing import Any
 from treadle.base import tree
 from treadle.engine.execute import Runner
 from treadle.engine.options import Options
+from treadle.engine.phases import finds_extents, stages_of
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.graph.ir import Graph
@@ -84,13 +85,22 @@ class Single(Variant):
         captured: what the capture found.
         options: of the compilation.
         graph: what was captured, if that serves other extents, too.
+        stages: the program, if others share its parts.
     """
 
-    def __init__(self, captured: Captured, options: Options, graph: Graph | None = None) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        options: Options,
+        graph: Graph | None = None,
+        stages: Stages | None = None,
+    ) -> None:
         self._captured = captured
         self._graph = captured.graph if graph is None else graph
         home, places = captured.home, captured.spread
-        self._stages = Stages(captured.graph, interface_of(captured), options, home, places)
+        self._stages = stages or stages_of(
+            captured.graph, interface_of(captured), options, home, places
+        )
         self._binding: Binding | None = None
         self._making = threading.Lock()
 
@@ -142,7 +152,7 @@ def interface_of(captured: Captured) -> Interface:
     """Return which handles are written in place, and which keep their arrays from call to call."""
     graph = captured.graph
     updates: dict[int, int] = {}
-    writes = captured.updates if captured.on_host else ()
+    writes = captured.updates if captured.on_host and not finds_extents(graph) else ()
     shared = _shared(captured)
     for output, i in writes:
         new, old = graph.outputs[output].type, graph.inputs[i].type

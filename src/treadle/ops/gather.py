@@ -464,6 +464,9 @@ class Nonzero(Op):
         count: Dim = symbol(f"nonzero{next(_FRESH)}", 0, most) if most != 0 else 0
         return (TensorType(dt.int32, (count, x.ndim), x.device),)
 
+    def bounded(self, types: Types) -> Op | None:
+        return NonzeroPlaces() if types[0].ndim else None
+
     def reference(self, x: Array) -> Array:
         return np.argwhere(x).astype(np.int32)
 
@@ -475,3 +478,44 @@ class Nonzero(Op):
             Sample(cls(), (Arg((0, 3)),)),
             Sample(cls(), (Arg((1, 1)),)),
         )
+
+
+@op
+class NonzeroPlaces(Op):
+    """(positions, count) of the elements of x that are not zero: int32 [elements, axes] and [1].
+
+    Positions come in row-major order; rows behind the last one are zero.
+    """
+
+    name = "nonzero_places"
+    dtypes = (dt.bool_, *NUMBERS)
+    n_outputs = 2
+    work = "data"
+    no_gradient = "gives positions, which are integers"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype((x,))
+        self.check_positions(x, range(x.ndim))
+        if not x.ndim:
+            raise self.error("a number has no axes", (x,), "reshape it to [1]")
+        places = TensorType(dt.int32, (product(x.shape), x.ndim), x.device)
+        return places, TensorType(dt.int32, (1,), x.device)
+
+    def reference(self, x: Array) -> tuple[Array, Array]:
+        found = np.argwhere(x).astype(np.int32)
+        places = np.zeros((x.size, x.ndim), np.int32)
+        places[: len(found)] = found
+        return places, np.array([len(found)], np.int32)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        return (
+            Sample(cls(), (Arg((3, 4), values=((0, 1, 0, 2), (0, 0, 0, 0), (3, 0, 0, 1))),)),
+            Sample(cls(), (Arg((2, 1, 3), low=0),)),
+            Sample(cls(), (Arg((0, 3)),)),
+            Sample(cls(), (Arg((1, 1)),)),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (BadSample(lambda: cls(), (Arg(()),), ShapeError, "has no axes"),)

@@ -16,7 +16,15 @@ import numpy as np
 
 from treadle.base.dtype import bool_, float32, int32, int64
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
-from treadle.base.shape import Shape, broadcast_shapes, format_shape, is_static
+from treadle.base.guards import data_decide
+from treadle.base.shape import (
+    Shape,
+    broadcast_shapes,
+    format_shape,
+    is_same,
+    is_static,
+    require_equal,
+)
 from treadle.base.symbol import Dim, Expr, maximum, minimum
 from treadle.base.types import TensorType
 from treadle.ops.abstract import TypeOperand
@@ -87,7 +95,7 @@ def getitem(x: T, index: Any) -> T:
             return x
     plan = _parse(x, index)
     part = _sliced(x, plan)
-    if plan.kept != part.type.shape or (part is x and not plan.gathered):
+    if not is_same(plan.kept, part.type.shape) or (part is x and not plan.gathered):
         part = part.reshape(plan.kept)
     if not plan.gathered:
         return part
@@ -209,7 +217,7 @@ def _fit(value: T, shape: Shape) -> T:
     while len(have) > len(shape) and have[0] == 1:
         have = have[1:]
     try:
-        fits = broadcast_shapes("setitem", have, shape) == shape
+        fits = is_same(broadcast_shapes("setitem", have, shape), shape)
     except ShapeError:
         fits = False
     if not fits:
@@ -342,7 +350,7 @@ def _pick(x: Operators, plan: _Plan, at: Dim, axis: int, advanced: bool) -> None
             saw=str(x.type),
             hint=f"use {-extent} to {extent - 1}" if extent else "the axis is empty",
         )
-    if advanced:
+    if advanced or data_decide(extent):  # A gathered one is looked at when it is known.
         plan.gathered[len(plan.view) - len(plan.dropped)] = x.constant(np.asarray(at, np.int32))
         plan.cuts.append(slice(None))
         plan.view.append(extent)
@@ -388,13 +396,19 @@ def _constant_index(x: Operators, item: np.ndarray[Any, Any]) -> Any:
 def _mask_indices(x: Operators, mask: Any, axis: int) -> list[Any]:
     shape = mask.shape if isinstance(mask, np.ndarray) else mask.type.shape
     wanted = x.type.shape[axis : axis + len(shape)]
-    if tuple(shape) != tuple(wanted):
-        raise IndexRangeError(
+
+    def misfit() -> IndexRangeError:
+        return IndexRangeError(
             "index",
             f"a mask of shape {format_shape(shape)} does not fit axes of {format_shape(wanted)}",
             saw=str(x.type),
             hint="a mask has the shape of the axes it selects from",
         )
+
+    if len(shape) != len(wanted):
+        raise misfit()
+    for mine, other in zip(shape, wanted, strict=True):
+        require_equal(mine, other, misfit)
     if isinstance(mask, np.ndarray):
         return [x.constant(i.astype(np.int32)) for i in np.nonzero(mask)]
     found = Nonzero()(mask)

@@ -177,6 +177,14 @@ class Op(metaclass=_OpType):
         """
         return ()
 
+    def bounded(self, types: Types) -> Op | None:
+        """An op that gives the same within known extents, for one whose extent data decide.
+
+        Its first result has the rows in front, as many as the only element of the second one says.
+        None: there is no such op.
+        """
+        return None
+
     def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
         """Return the range of an integer result; None where it is not known.
 

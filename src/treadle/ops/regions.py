@@ -10,81 +10,108 @@ import itertools
 import numpy as np
 
 from treadle.base import dtype as dt
-from treadle.base.errors import IndexRangeError, ShapeError
-from treadle.base.shape import Shape, is_static, require_equal
-from treadle.base.symbol import Dim, symbol
+from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
+from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
 from treadle.ops.index_numpy import typed
 from treadle.ops.op import Array, Op, op
 from treadle.ops.sample import Arg, BadSample, Sample
 
-_FRESH = itertools.count()
-
 
 @op
-class NonMaxSuppression(Op):
-    """Boxes [n,4] as (x0, y0, x1, y1) that no better box covers: int32 [count], best score first.
+class KeptBoxes(Op):
+    """Boxes that no better box covers, best score first: int32 [B,C,N], -1 behind the last one.
 
-    In the order of scores [n], a box is kept if the intersection over union with every box kept
-    before is at most `threshold`; `most` limits how many are kept (None for all).
+    Of boxes [B,N,4] as (x0, y0, x1, y1) with scores [B,C,N], those of every image and class are
+    visited in `order` [B,C,N], the positions that sort the scores downwards, until one does not
+    exceed `least` (None: all are visited). A box is kept if the intersection over union with every
+    one kept before is at most `threshold`, up to `most` boxes (None: any number).
     """
 
     threshold: float
     most: int | None = None
+    least: float | None = None
 
-    name = "non_max_suppression"
-    operands = ("boxes", "scores")
-    dtypes = dt.FLOATS
+    name = "kept_boxes"
+    operands = ("boxes", "scores", "order")
+    dtypes = (dt.float32, dt.float64)
+    work = "data"
     no_gradient = "gives positions, which are integers"
 
-    def infer(self, boxes: TensorType, scores: TensorType) -> tuple[TensorType, ...]:
-        types = boxes, scores
-        self.check_dtype(types)
-        self.check_same_dtype(types)
-        self.check_ndim(types, 0, 2)
-        self.check_ndim(types, 1, 1)
+    def infer(
+        self, boxes: TensorType, scores: TensorType, order: TensorType
+    ) -> tuple[TensorType, ...]:
+        types = boxes, scores, order
+        self.check_dtype(types[:2])
+        self.check_same_dtype(types[:2])
+        if order.dtype is not dt.int32:
+            hint = "take the indices that `sort` gives"
+            raise DTypeError(self.name, "the order is of int32", saw=self.saw(types), hint=hint)
+        for i in range(3):
+            self.check_ndim(types, i, 3)
 
         def misfit() -> ShapeError:
-            return self.error("takes boxes [n,4] and scores [n]", types, "give a score per box")
+            problem = "takes boxes [B,N,4], scores and order [B,C,N]"
+            return self.error(problem, types, "give every class a score for every box")
 
-        require_equal(boxes.shape[1], 4, misfit)
-        require_equal(boxes.shape[0], scores.shape[0], misfit)
-        count = boxes.shape[0]
-        limits = [int(d) for d in (count,) if is_static((d,))]
-        limits += [] if self.most is None else [self.most]
-        kept: Dim = symbol(f"nms{next(_FRESH)}", 0, min(limits, default=None))
-        return (TensorType(dt.int32, (0 if limits and min(limits) == 0 else kept,), boxes.device),)
+        require_equal(boxes.shape[2], 4, misfit)
+        for axis, extent in ((0, boxes.shape[0]), (2, boxes.shape[1])):
+            require_equal(scores.shape[axis], extent, misfit)
+        for mine, other in zip(scores.shape, order.shape, strict=True):
+            require_equal(mine, other, misfit)
+        return (order,)
 
-    def reference(self, boxes: Array, scores: Array) -> Array:
-        wide = boxes.astype(np.float64)
-        areas = (wide[:, 2] - wide[:, 0]) * (wide[:, 3] - wide[:, 1])
-        left = np.argsort(-scores.astype(np.float64), kind="stable")
-        kept: list[int] = []
-        while left.size and (self.most is None or len(kept) < self.most):
-            best, rest = left[0], left[1:]
-            kept.append(int(best))
-            low = np.maximum(wide[best, :2], wide[rest, :2])
-            high = np.minimum(wide[best, 2:], wide[rest, 2:])
-            shared = np.prod(np.maximum(high - low, 0), axis=1)
-            # Without a division, boxes without an area cover nothing.
-            left = rest[shared <= self.threshold * (areas[best] + areas[rest] - shared)]
-        return np.array(kept, np.int32)
+    def reference(self, boxes: Array, scores: Array, order: Array) -> Array:
+        kept = np.full(scores.shape, -1, np.int32)
+        for image, label in np.ndindex(*scores.shape[:2]):
+            left = order[image, label]
+            if self.least is not None:
+                passed = scores[image, label, left] > self.least
+                left = left[: len(left) if passed.all() else passed.argmin()]
+            found = _kept(boxes[image], left, self.threshold, self.most)
+            kept[image, label, : len(found)] = found
+        return kept
 
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:
-        three = ((0, 0, 4, 4), (1, 0, 5, 4), (8, 8, 9, 9))
-        two = Arg((3, 4), values=three), Arg((3,), values=(0.5, 0.75, 0.25))
-        none = Arg((0, 4)), Arg((0,))
-        one = Arg((1, 4), values=((0, 0, 0, 0),)), Arg((1,))
-        calls = ((cls(0.5), two), (cls(0.9, 2), two), (cls(0.5), none), (cls(0.5), one))
+        boxes = (((0, 0, 4, 4), (1, 0, 5, 4), (8, 8, 9, 9)),)
+        scores = (((0.5, 0.75, 0.25), (0.25, 0.5, 0.75)),)
+        order = (((1, 0, 2), (2, 1, 0)),)
+        three = (
+            Arg((1, 3, 4), values=boxes),
+            Arg((1, 2, 3), values=scores),
+            Arg((1, 2, 3), dt.int32, values=order),
+        )
+        none = Arg((2, 0, 4)), Arg((2, 1, 0)), Arg((2, 1, 0), dt.int32)
+        one = Arg((1, 1, 4)), Arg((1, 1, 1)), Arg((1, 1, 1), dt.int32, values=(((0,),),))
+        calls = ((cls(0.5), three), (cls(0.9, 2, 0.3), three), (cls(0.5), none), (cls(0.5), one))
         return tuple(Sample(op_, args) for op_, args in calls)
 
     @classmethod
     def bad_samples(cls) -> tuple[BadSample, ...]:
+        boxes, scores, order = Arg((1, 3, 4)), Arg((1, 1, 3)), Arg((1, 1, 3), dt.int32)
+        few = Arg((1, 1, 2))
         return (
-            BadSample(lambda: cls(0.5), (Arg((3, 4)), Arg((2,))), ShapeError, "boxes [n,4]"),
-            BadSample(lambda: cls(0.5), (Arg((3, 5)), Arg((3,))), ShapeError, "boxes [n,4]"),
+            BadSample(lambda: cls(0.5), (boxes, few, order), ShapeError, "takes boxes"),
+            BadSample(lambda: cls(0.5), (boxes, scores, scores), DTypeError, "is of int32"),
         )
+
+
+def _kept(boxes: Array, left: Array, threshold: float, most: int | None) -> list[int]:
+    """The boxes that are kept of those `left`, in order."""
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    kept: list[int] = []
+    with np.errstate(all="ignore"):
+        while left.size and (most is None or len(kept) < most):
+            best, left = left[0], left[1:]
+            kept.append(int(best))
+            low = np.maximum(boxes[best, :2], boxes[left, :2])
+            high = np.minimum(boxes[best, 2:], boxes[left, 2:])
+            sides = np.maximum(high - low, 0)
+            shared = sides[:, 0] * sides[:, 1]
+            total = areas[best] + areas[left] - shared
+            left = left[~(shared / total > boxes.dtype.type(threshold))]
+    return kept
 
 
 @op

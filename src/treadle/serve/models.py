@@ -11,7 +11,7 @@ from treadle.base.errors import IndexRangeError, LoadError, TreadleError
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
 from treadle.engine.package.offline import OfflineModel
-from treadle.engine.pipeline import Stages
+from treadle.engine.phases import stages_of
 from treadle.graph.ir import Value
 from treadle.serve.datatypes import NAMES, Array
 from treadle.serve.protocol import End, Refusal
@@ -202,7 +202,7 @@ def load_model(name: str, version: str, model: Model, most: int = 1, level: int 
             notes.append(f"it takes no other batch size: {error.problem}")
     elif most > 1:
         notes.append("its inputs have no extent in common: requests are not joined")
-    programs = {s: Stages(graph, options=options).compile().run for s, graph in graphs.items()}
+    programs = {s: stages_of(graph, options=options).compile().run for s, graph in graphs.items()}
     among = {_of_rows(own, rows): runner.run for rows, runner in shared.items()}
     tried = [_of_rows(own, rows) for rows in _powers(most) if rows in shared]
     return ServedModel(

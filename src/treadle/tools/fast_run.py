@@ -8,7 +8,7 @@ from treadle.backends.measuring import MEASURING
 from treadle.backends.program import MeasuringCompiler, Tuned
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
-from treadle.engine.pipeline import Stages
+from treadle.engine.phases import stages_of
 from treadle.graph.ir import Graph
 from treadle.lite.packed import Choices
 
@@ -21,7 +21,7 @@ def measure(graph: Graph, options: Options, seconds: float) -> Iterator[Tuned]:
 
     Programs compiled afterwards use them.
     """
-    stages = Stages(graph, options=options)
+    stages = stages_of(graph, options=options)
     yield from MEASURING.measured(find_compiler(options), stages.compile, seconds)
 
 
@@ -49,5 +49,5 @@ def _questions(graph: Graph, options: Options) -> list[tuple[str, tuple[Mapping[
     if not isinstance(compiler, MeasuringCompiler):
         return []
     with compiler.watch() as watched:
-        Stages(graph, options=options).compile()
+        stages_of(graph, options=options).compile()
     return [question for work in watched for question in work.asked.items()]

@@ -29,6 +29,7 @@ from treadle.backends.codegen.irregular import (  # noqa: F401
     resample,
     scan,
     scatter,
+    selection,
     sort,
     window,
 )

@@ -17,10 +17,12 @@ from treadle.ops.matmul import ExactMatmul, Matmul, WideMatmul
 from treadle.ops.op import Op
 from treadle.ops.pool import Pooling
 from treadle.ops.random import RandomBits
+from treadle.ops.regions import KeptBoxes
 
 _TABLE: tuple[tuple[type[Op] | tuple[type[Op], ...], int], ...] = (
     ((RandomBits, Draw), 1 << 12),
     (Composite, 1 << 8),
+    (KeptBoxes, 1 << 6),
     ((Convolution, Pooling, AdaptiveWindow), 1 << 9),
     ((UnaryFloat, Pow), 1 << 12),
     (Elementwise, 1 << 15),

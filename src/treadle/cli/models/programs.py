@@ -24,6 +24,7 @@ from treadle.engine.package import opened as model_container
 from treadle.engine.package.models import Model, Runner
 from treadle.engine.package.native_part import Described, described
 from treadle.engine.package.offline import load_offline
+from treadle.engine.phases import stages_of
 from treadle.engine.pipeline import Stages
 from treadle.interop.files import read_foreign_models
 
@@ -76,7 +77,7 @@ class Opened:
 
     def stages(self) -> Stages:
         """The way of its graph through the compiler of this process."""
-        return Stages(self.model.graph, options=self.options)
+        return stages_of(self.model.graph, options=self.options)
 
 
 def changed(

@@ -15,7 +15,7 @@ from treadle.cli.models.opening import open_model, parsed_shapes
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
-from treadle.engine.pipeline import Stages
+from treadle.engine.phases import stages_of
 from treadle.engine.report import Partition, told
 from treadle.graph.flop_count import flops, nbytes
 from treadle.graph.ir import Graph, Node
@@ -124,7 +124,7 @@ def _work(node: Node) -> Work:
 
 
 def _program(model: Model, options: Options) -> dict[str, Any]:
-    program = Inspected(Stages(model.graph, options=options))
+    program = Inspected(stages_of(model.graph, options=options))
     plan, explained = program.planned(), program.explain()
     steps = list(zip(plan.steps, plan.facts, strict=True))
     found: dict[str, Any] = {

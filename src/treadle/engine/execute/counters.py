@@ -20,6 +20,7 @@ class Counters:
             took. Inputs that are the same as in the last run are not given again.
         launches: kernels started; those of branches and loops count once each, taken or not.
         copies, copied: values that went from one device to another, and their bytes.
+        phases: programs that ran one after the other, where data decide extents between them.
     """
 
     iterations: int = 0
@@ -28,6 +29,7 @@ class Counters:
     launches: int = 0
     copies: int = 0
     copied: int = 0
+    phases: int = 0
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(
@@ -37,6 +39,7 @@ class Counters:
             self.launches + other.launches,
             self.copies + other.copies,
             self.copied + other.copied,
+            self.phases + other.phases,
         )
 
     def __sub__(self, other: Counters) -> Counters:
@@ -47,6 +50,7 @@ class Counters:
             self.launches - other.launches,
             self.copies - other.copies,
             self.copied - other.copied,
+            self.phases - other.phases,
         )
 
     def __str__(self) -> str:
@@ -55,6 +59,8 @@ class Counters:
             f"{self.iterations} iterations; per iteration {self.entries / runs:.4g} entries, "
             f"{self.transfers / runs:.4g} transfers, {self.launches / runs:.4g} launches"
         )
+        if self.phases:
+            text += f", {self.phases / runs:.4g} phases"
         if not self.copies:
             return text
         return f"{text}, {self.copies / runs:.4g} copies of {self.copied / runs:.4g} bytes"

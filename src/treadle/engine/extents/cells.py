@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treadle.base.symbol import Expr, Relation, Symbol, always, evaluate, symbol
+from treadle.base.symbol import Expr, Relation, Symbol, symbol
 from treadle.graph.evaluate import specialize
 from treadle.graph.ir import Graph, symbols_in
 
@@ -46,10 +46,7 @@ class Cell:
         """The graph with symbols that have these ranges."""
         found: dict[str, Symbol] = {s.name: s for t in graph.input_types for s in symbols_in(t)}
         values = {n: symbol(n, *self._range(s, graph.guards), s.multiple) for n, s in found.items()}
-        made = specialize(graph, values)
-        guards = (Relation(g.kind, evaluate(g.expr, values)) for g in graph.guards)
-        kept = tuple(dict.fromkeys(g for g in guards if not always(g)))
-        return Graph(made.name, made.inputs, made.nodes, made.outputs, kept)
+        return specialize(graph, values)
 
 
 def _narrowed(guard: Relation, known: Symbol, low: int, high: int) -> tuple[int, int]:

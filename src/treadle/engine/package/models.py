@@ -24,9 +24,9 @@ from treadle.base.files.source import PathLike, Source, open_source
 from treadle.base.files.trust import Signer
 from treadle.base.log import get_logger
 from treadle.base.shape import Shape
-from treadle.engine.devices.names import CompNode, resolve
+from treadle.engine.devices.names import CompNode
 from treadle.engine.devices.placement import engines_of, has_compiler
-from treadle.engine.execute import Instance
+from treadle.engine.execute import Runner as Running
 from treadle.engine.execute.segments import SegmentLaunch, blob_key, body_of, engine_of, shelve
 from treadle.engine.extents.plans import Plans
 from treadle.engine.options import Options
@@ -34,7 +34,7 @@ from treadle.engine.package import KIND, foreign, opened
 from treadle.engine.package.native_part import MEMBERS, NativePart, described, entry_of, members_of
 from treadle.engine.package.native_run import NativeRunner, Shapes, as_input, best_of
 from treadle.engine.package.open_graph import OpenGraph, at_shapes
-from treadle.engine.package.phases import Rest, front_of, is_open
+from treadle.engine.phases import Phases, finds_extents, stages_of
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.graph.ir import Graph, Value, regions_of
@@ -326,7 +326,7 @@ def _foreign(entry: Mapping[str, Any], sealed: Sealed, allowed: bool) -> dict[st
 class Runner:
     """A graph of arrays, run as a program that is compiled when it is first called.
 
-    From where data decide extents on, it runs op by op.
+    Where data decide extents it runs in phases; no machine code is there for those.
 
     Args:
         graph: what to run.
@@ -345,13 +345,7 @@ class Runner:
         home: CompNode | None = None,
     ) -> None:
         self.graph = graph
-        self._rest: Rest | None = None
-        front = graph
-        if is_open(graph):
-            front = front_of(graph)
-            self._rest = Rest(graph, front, home or resolve("cpux"))
-        self._front = front
-        self.stages = Stages(front, options=options or Options(), home=home)
+        self.stages = stages_of(graph, options=options or Options(), home=home)
         self._native = _ready(native, tuple(v.type.shape for v in graph.inputs))
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
@@ -364,8 +358,7 @@ class Runner:
         given = [
             _fitting(value, array) for value, array in zip(self.graph.inputs, arrays, strict=True)
         ]
-        results = self._native.run(given) if self._native is not None else self._run(given)
-        return results if self._rest is None else self._rest(results)
+        return self._native.run(given) if self._native is not None else self._run(given)
 
     def _run(self, given: Sequence[Any]) -> list[Any]:
         if self.stages.home is not None:
@@ -378,7 +371,7 @@ class Runner:
                 raise
             get_logger().warning("NumPy runs the model, op by op: %s", error.problem)
         options = replace(self.stages.source.options, engines=("reference",))
-        self.stages = Stages(self._front, options=options)
+        self.stages = stages_of(self.graph, options=options)
         return self.stages.compile().run(given)
 
 
@@ -397,9 +390,9 @@ class OpenRunner:
         self._model, self._options = model, options
         self._own: dict[Shapes, Runner] = {}
         opened, graph = model.opened, model.graph
-        own = opened is not None and opened.closed is graph and not is_open(graph)
+        own = opened is not None and opened.closed is graph
         self._opened = opened if own else None
-        self._plans: Plans | None = None
+        self._plans: Plans | Phases | None = None
 
     def at(self, shapes: Sequence[tuple[int, ...]]) -> Callable[[Sequence[Array]], list[Any]]:
         """Return what runs arrays of these shapes, of the element types of the inputs.
@@ -415,13 +408,16 @@ class OpenRunner:
             self._own[given] = Runner(self._model.at(given), self._options)
         return self._own[given]
 
-    def _shared(self, shapes: Sequence[tuple[int, ...]]) -> Instance | None:
+    def _shared(self, shapes: Sequence[tuple[int, ...]]) -> Running | None:
         """The program that other extents share, if there is one for these."""
         extents = None if self._opened is None else self._opened.extents(shapes)
         if self._opened is None or not extents or not has_compiler():
             return None
         if self._plans is None:
-            self._plans = Plans(self._opened.graph, self._options, Interface())
+            kind = Phases if finds_extents(self._opened.graph) else Plans
+            self._plans = kind(self._opened.graph, self._options, Interface())
+        if isinstance(self._plans, Phases):
+            return self._plans.at(extents)
         found = self._plans.at(extents)
         return None if found is None else found[1]
 

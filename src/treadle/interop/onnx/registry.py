@@ -62,7 +62,8 @@ def converts(
         since: the first version of the domain it is for; the newest that fits a model is taken.
         host: numbers of inputs that decide shapes and are handed over as NumPy arrays; -1: all.
         separate: do not turn arrays into constants beside tensors.
-        symbols: take expressions among the extents that are handed over.
+        symbols: take expressions among the extents that are handed over; without `host`, take
+            `Extents` themselves.
     """
 
     def add(convert: Convert) -> Convert:

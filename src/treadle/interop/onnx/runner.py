@@ -259,7 +259,7 @@ def _without_extents(entry: Converter, inputs: Sequence[Value]) -> list[Value]:
     operands = not all(v is None or isinstance(v, Extents | ArrayOperand) for v in inputs)
     made = []
     for i, value in enumerate(inputs):
-        if not isinstance(value, Extents):
+        if not isinstance(value, Extents) or (entry.symbols and not entry.host):
             made.append(value)
         elif i in entry.host or entry.host == (-1,):
             made.append(known(value.array) if entry.symbols else value.numbers())

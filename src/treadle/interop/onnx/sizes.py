@@ -7,23 +7,56 @@ pins them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from onnx import helper
 
-from treadle.base.dtype import as_dtype
-from treadle.base.symbol import Dim, Expr, maximum, minimum
+from treadle.base import dtype as dt
+from treadle.base.dtype import DType, as_dtype
+from treadle.base.guards import data_decide
+from treadle.base.symbol import Dim, Expr, is_identical, maximum, minimum
 from treadle.interop.onnx.nodes import Array, Node, Value, known
 from treadle.interop.onnx.registry import Converter
+from treadle.ops import logic
 from treadle.ops.abstract import ArrayOperand
 from treadle.ops.creation import Extent, Iota
 from treadle.ops.movement import Broadcast, Concat, Reshape
 
 
+class Question:
+    """A comparison of extents that data decide, which only a run answers.
+
+    Attributes:
+        name: ONNX's operator.
+        x, y: its operands.
+    """
+
+    __slots__ = ("name", "x", "y")
+
+    def __init__(self, name: str, x: Dim, y: Dim) -> None:
+        self.name, self.x, self.y = name, x, y
+
+    def __bool__(self) -> bool:
+        return bool(_QUESTIONS[self.name](self.x, self.y))
+
+    def computed(self, anchor: Value) -> Value:
+        """The answer as a value of the program."""
+        x, y = (extent_as(anchor, v, dt.int64) for v in (self.x, self.y))
+        answer: Value = _ASKED[self.name]()(x, y)
+        return answer
+
+    def asks_for_nothing(self) -> bool | None:
+        """True for `extent == 0`, False for `extent > 0`, None for other questions."""
+        if not is_identical(self.y, 0) or self.name not in ("Equal", "Greater"):
+            return None
+        return self.name == "Equal"
+
+
 class Extents:
-    """Extents of which some are expressions.
+    """Extents of which some are expressions, or questions about such.
 
     Attributes:
         array: of objects: integers and expressions.
@@ -46,7 +79,12 @@ class Extents:
     def computed(self) -> Value:
         """The same as a value that the program computes at each call."""
         kind = as_dtype(self.dtype)
-        flat = [self.anchor.apply(Extent(d, kind), ())[0] for d in self.array.reshape(-1)]
+        flat = [
+            d.computed(self.anchor)
+            if isinstance(d, Question)
+            else self.anchor.apply(Extent(d, kind), ())[0]
+            for d in self.array.reshape(-1)
+        ]
         if self.array.ndim:
             flat = [Concat(0)(*[Reshape((1,))(v) for v in flat])]
         return flat[0] if self.array.ndim < 2 else Reshape(self.array.shape)(flat[0])
@@ -55,6 +93,14 @@ class Extents:
 def shape_value(shape: Sequence[Dim], anchor: Value) -> Value:
     """A shape, or some extents of it, as a value."""
     return _found(np.array(list(shape), object), np.dtype(np.int64), anchor)
+
+
+def extent_as(like: Value, extent: Dim, kind: DType | None = None) -> Value:
+    """An extent as a number of the program, by default of the element type of `like`."""
+    dtype = kind or like.type.dtype
+    if isinstance(extent, Expr):
+        return like.apply(Extent(extent, dtype), ())[0]
+    return like.constant(extent, dtype)
 
 
 def with_extents(node: Node, inputs: Sequence[Value], entry: Converter) -> Any:
@@ -81,7 +127,13 @@ def with_extents(node: Node, inputs: Sequence[Value], entry: Converter) -> Any:
     if operation is not None and len(arrays) == 2:
         x, y = (_whole(a) for a in arrays)
         kind = np.dtype(bool) if name in _QUESTIONS else _type_of(inputs[0])
+        if name in _QUESTIONS:
+            operation = functools.partial(_asked, name)
         return _found(np.frompyfunc(operation, 2, 1)(x, y), kind, anchor)
+    if name in _REDUCED and mine[0] is inputs[0] and mine[0].array.ndim == 1:
+        folded = functools.reduce(_OPERATIONS[_REDUCED[name]], _whole(arrays[0]).tolist())
+        kept = (1,) if node.attr("keepdims", 1) else ()
+        return _found(np.array(folded, object).reshape(kept), _type_of(mine[0]), anchor)
     if name in _MOVED:
         made = entry.convert(
             node,
@@ -111,6 +163,22 @@ _QUESTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "Less": lambda x, y: bool(x < y),
     "LessOrEqual": lambda x, y: bool(x <= y),
 }
+_ASKED: Mapping[str, Callable[[], Any]] = {
+    "Equal": logic.Equal,
+    "Greater": logic.Greater,
+    "GreaterOrEqual": logic.GreaterEqual,
+    "Less": logic.Less,
+    "LessOrEqual": logic.LessEqual,
+}
+
+
+def _asked(name: str, x: Dim, y: Dim) -> bool | Question:
+    """The answer to a question about extents; the question where data decide it."""
+    if data_decide(x - y):
+        return Question(name, x, y)
+    return bool(_QUESTIONS[name](x, y))
+
+
 _OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "Add": lambda x, y: x + y,
     "Sub": lambda x, y: x - y,
@@ -120,6 +188,10 @@ _OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "Min": minimum,
     **_QUESTIONS,
 }
+
+
+_REDUCED = {"ReduceMin": "Min", "ReduceMax": "Max", "ReduceSum": "Add", "ReduceProd": "Mul"}
+"""Reductions of a list of extents, by what joins two of them."""
 
 
 def _type_of(value: Extents | ArrayOperand) -> np.dtype[Any]:
@@ -140,13 +212,15 @@ def _whole(array: Array) -> Array:
 def _found(array: Any, dtype: np.dtype[Any], anchor: Value) -> Value:
     """A result: numbers where no expression is left."""
     made = np.asarray(array, object)
-    if any(isinstance(v, Expr) for v in made.reshape(-1)):
+    if any(isinstance(v, Expr | Question) for v in made.reshape(-1)):
         return Extents(made, dtype, anchor)
     return known(made.astype(dtype))
 
 
 def _cast(node: Node, x: Extents) -> Value:
     target = np.dtype(helper.tensor_dtype_to_np_dtype(int(node.attributes["to"])))
+    if target == x.dtype:
+        return x
     if target.kind in "iuf" and target.itemsize >= 4:
         return Extents(x.array, target, x.anchor)
     return None

@@ -287,7 +287,7 @@ def _compress(g: Growing, op: str) -> None:
     axis = axis_of(g, x) if g.chance(0.6) else None
     extent = x.array.size if axis is None else x.shape[axis]
     mask = g.numbers(np.bool_, (g.rng.randint(1, max(extent, 1)),))
-    g.add(op, [x, g.known(mask, np.bool_)], axis=axis)
+    g.add(op, [x, g.new(mask) if g.chance(0.6) else g.known(mask, np.bool_)], axis=axis)
 
 
 @recipe("NonMaxSuppression")

@@ -138,10 +138,10 @@ def walk(
     with e.loop(first, stop, carrying=coordinates) as row:
         here = tuple(coordinates)
         yield (row, *here)
-        coordinates[:] = _next(here, extents)
+        coordinates[:] = stepped(here, extents)
 
 
-def _next(coordinates: Sequence[Value], extents: Sequence[Value]) -> tuple[Value, ...]:
+def stepped(coordinates: Sequence[Value], extents: Sequence[Value]) -> tuple[Value, ...]:
     """The coordinates that follow in row-major order."""
     step: Value | int = 1
     found: list[Value] = []

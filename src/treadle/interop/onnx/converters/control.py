@@ -9,10 +9,13 @@ import onnx
 
 from treadle.base import dtype as dt
 from treadle.base.errors import TreadleError, UnsupportedOp
+from treadle.base.guards import data_decide
 from treadle.base.modes import LOCAL
+from treadle.base.symbol import Dim, evaluate, symbols_of
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
 from treadle.interop.onnx.nodes import Array, Node, Value, concrete, is_known, known, supported
 from treadle.interop.onnx.registry import converts
+from treadle.interop.onnx.sizes import Extents, Question
 from treadle.jit.control import cond
 from treadle.ops import logic
 from treadle.ops.abstract import ArrayOperand
@@ -24,13 +27,44 @@ MOST_TURNS = 1_000_000
 """Of one loop that ends by its condition: more than any model means."""
 
 
-@converts("If", separate=True)
+@converts("If", separate=True, symbols=True)
 def _if(node: Node, condition: Value) -> tuple[Value, ...]:
+    if isinstance(condition, Extents):
+        question = condition.array.reshape(-1)[0]
+        if isinstance(question, Question):
+            some = _of_some(node, question)
+            return some or _either(node, condition.computed())
+        condition = condition.numbers()
     if not is_known(condition) and LOCAL.capture is not None:
         return _either(node, condition)
     truth = concrete(condition, node, "the condition")
     chosen = "then_branch" if bool(truth.reshape(-1)[0]) else "else_branch"
     return tuple(node.run(node.attributes[chosen], ()))
+
+
+def _of_some(node: Node, question: Question) -> tuple[Value, ...]:
+    """The branch for some elements, which serves none of them, too, if the other one gives nothing.
+
+    Exporters guard what would fail on an empty tensor so: ops here take no elements as well, and
+    find nothing in nothing. () where it is another question.
+    """
+    nothing = question.asks_for_nothing()
+    if nothing is None:
+        return ()
+    names = ("then_branch", "else_branch") if nothing else ("else_branch", "then_branch")
+    empty = [extents(v) for v in map(_held, node.run(node.attributes[names[0]], ()))]
+    if not all(0 in shape for shape in empty):
+        return ()
+    made = tuple(node.run(node.attributes[names[1]], ()))
+    shapes = [tuple(map(_of_nothing, extents(v))) for v in made]
+    return made if shapes == empty else ()
+
+
+def _of_nothing(extent: Dim) -> Dim:
+    """An extent where data decide that there is nothing."""
+    if not data_decide(extent):
+        return extent
+    return evaluate(extent, {name: 0 for name in symbols_of(extent)})
 
 
 def _either(node: Node, condition: Tensor) -> tuple[Value, ...]:

@@ -9,15 +9,17 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.interop.conventions import extremum_last, from_start, scattered_products
 from treadle.interop.onnx.converters.shapes import extents, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of, is_known, known
+from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of, is_known, known, together
 from treadle.interop.onnx.registry import converts
 from treadle.ops import elementwise as ew
 from treadle.ops import logic
-from treadle.ops.gather import Index, IndexAdd, IndexUpdate, Take
+from treadle.ops.gather import Index, IndexAdd, IndexUpdate, Nonzero, Take
 from treadle.ops.gather_along import AddAlongAxis, ScatterAlongAxis, TakeAlongAxis
-from treadle.ops.movement import Transpose
+from treadle.ops.movement import Concat, Transpose
+from treadle.ops.regions import KeptBoxes
 from treadle.ops.select import Where
 from treadle.ops.slicing import Slice
+from treadle.ops.sort import Sort
 
 
 @converts("Gather", separate=True)
@@ -168,63 +170,55 @@ def _where(node: Node, mask: Value, x: Value, y: Value) -> Value:
     return Where()(mask, x, y)
 
 
-@converts("Compress", host=(1,))
-def _compress(node: Node, x: Value, mask: Array) -> Value:
+@converts("Compress", separate=True)
+def _compress(node: Node, x: Value, mask: Value) -> Value:
     axis = node.attributes.get("axis")
     flat = reshaped(x, (-1,)) if axis is None else x
     where = 0 if axis is None else node.place(axis, len(extents(x)))
-    places = np.flatnonzero(mask).astype(np.int64)
-    return Take(where)(flat, flat.constant(places, dt.int64))
+    if is_known(x) and is_known(mask):
+        return known(np.compress(mask.array, flat.array, where))
+    flat, mask = together([flat, mask])
+    places = reshaped(Nonzero()(mask), (-1,))
+    return Take(where)(flat, places)
 
 
 # -- boxes -------------------------------------------------------------------------------------
 
 
-@converts("NonMaxSuppression", host=(-1,))
+@converts("NonMaxSuppression", host=(2, 3, 4))
 def _non_max_suppression(
     node: Node,
-    boxes: Array,
-    scores: Array,
+    boxes: Value,
+    scores: Value,
     most: Array | None = None,
     overlap: Array | None = None,
     least: Array | None = None,
 ) -> Value:
     limit = 0 if most is None else int(most.reshape(-1)[0])
     threshold = 0.0 if overlap is None else float(overlap.reshape(-1)[0])
-    floor = -np.inf if least is None else float(least.reshape(-1)[0])
-    found = []
-    for batch in range(scores.shape[0]):
-        corners = _corners(boxes[batch], bool(node.attr("center_point_box", 0)))
-        for label in range(scores.shape[1]):
-            for box in _suppressed(corners, scores[batch, label], limit, threshold, floor):
-                found.append((batch, label, box))
-    return known(np.array(found, np.int64).reshape(-1, 3))
+    floor = None if least is None else float(least.reshape(-1)[0])
+    if not 0 <= threshold <= 1:
+        raise node.refuse(f"iou_threshold is {threshold:g}", "it is from 0 to 1")
+    if limit <= 0:
+        return known(np.zeros((0, 3), np.int64))
+    corners = _corners(boxes, bool(node.attr("center_point_box", 0)))
+    order = Sort(2).outputs(-scores)[1]
+    kept = KeptBoxes(threshold, min(limit, _NO_LIMIT), floor)(corners, scores, order)
+    found = Nonzero()(logic.GreaterEqual()(kept, kept.constant(0)))
+    columns = [_column(found, i) for i in range(3)]
+    columns[2] = Index((0, 1, 2))(kept, *columns)
+    count = extents(columns[0])[0]
+    return Concat(1)(*(reshaped(c, (count, 1)) for c in columns)).astype(dt.int64)
 
 
-def _corners(boxes: Array, centered: bool) -> Array:
+_NO_LIMIT = (1 << 31) - 1
+
+
+def _corners(boxes: Value, centered: bool) -> Value:
+    """Boxes [B,N,4] as (low, low, high, high)."""
+    shape = extents(boxes)
+    halves = [_cut(boxes, (0, 0, at), [*shape[:2], at + 2]) for at in (0, 2)]
     if centered:
-        x, y, w, h = boxes.T
-        return np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], 1)
-    low, high = np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])
-    return np.concatenate([low, high], 1)
-
-
-def _suppressed(
-    boxes: Array, scores: Array, limit: int, threshold: float, floor: float
-) -> list[int]:
-    order = [int(i) for i in np.argsort(-scores, kind="stable") if scores[i] > floor]
-    kept: list[int] = []
-    for i in order:
-        if len(kept) >= limit:
-            break
-        if all(_overlap(boxes[i], boxes[j]) <= threshold for j in kept):
-            kept.append(i)
-    return kept
-
-
-def _overlap(a: Array, b: Array) -> float:
-    """Intersection over union of two boxes."""
-    size = np.maximum(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0)
-    common = float(size.prod())
-    total = float((a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod()) - common
-    return common / total if total > 0 else 0.0
+        reach = halves[1] / 2
+        return Concat(2)(halves[0] - reach, halves[0] + reach)
+    return Concat(2)(ew.Minimum()(*halves), ew.Maximum()(*halves))

@@ -8,18 +8,25 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.guards import data_decide
+from treadle.base.symbol import Dim
 from treadle.interop.conventions import truncated_quotient
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
 from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, is_known, known
 from treadle.interop.onnx.registry import converts
+from treadle.interop.onnx.sizes import extent_as
 from treadle.ops import logic, reduce, unary
 from treadle.ops.cumulative import CumProd, CumSum
-from treadle.ops.movement import Broadcast, Flip, Transpose
+from treadle.ops.gather import Nonzero, Take
+from treadle.ops.gather_along import ScatterAlongAxis
+from treadle.ops.movement import Broadcast, Concat, Flip, Transpose
 from treadle.ops.select import Where
 from treadle.ops.softmax import LogSoftmax, Softmax
 from treadle.ops.softmax import LogSumExp as LogSumExpOp
-from treadle.ops.sort import TopK
+from treadle.ops.sort import Sort, TopK
 
+MOST_COLUMNS = 64
+"""Elements of a row whose unique ones a program finds: each takes a sort."""
 _NAMES = (
     "ReduceSum",
     "ReduceMean",
@@ -61,13 +68,13 @@ def _reduction(node: Node, x: Value, axes: tuple[int, ...], keep: bool) -> Value
     name, kind = node.op_type, dtype_of(x)
     if kind is dt.bool_:
         return reduce.Any(axes, keep)(x) if name == "ReduceMax" else reduce.All(axes, keep)(x)
-    empty = any(extents(x)[a] == 0 for a in axes)
+    x, empty = _with_elements(x, axes, name)
     if empty and name in ("ReduceMax", "ReduceMin"):
         return _extremum_of_nothing(x, axes, keep, name == "ReduceMax")
     if name == "ReduceMean" and not kind.is_float:
         total = reduce.Sum(axes, keep)(x)
-        count = math.prod([extents(x)[a] for a in axes])
-        return truncated_quotient(total, total.constant(count, kind))
+        count = extent_as(total, math.prod([extents(x)[a] for a in axes]), kind)
+        return truncated_quotient(total, count)
     simple: dict[str, Any] = {
         "ReduceSum": reduce.Sum,
         "ReduceMean": reduce.Mean,
@@ -93,16 +100,39 @@ def _reduction(node: Node, x: Value, axes: tuple[int, ...], keep: bool) -> Value
     return unary.Sqrt()(root).astype(kind)
 
 
+_NEUTRAL = ("ReduceMax", "ReduceMin", "ReduceLogSumExp")
+"""Reductions that take no empty axis, and leave out what is least, or largest."""
+
+
+def _with_elements(x: Value, axes: tuple[int, ...], name: str) -> tuple[Value, bool]:
+    """x, and whether it is known to have no elements along these axes.
+
+    Where data decide, what takes some gets one more along an axis, which changes nothing.
+    """
+    shape = extents(x)
+    axis = next((a for a in axes if data_decide(shape[a])), None)
+    if axis is None:
+        return x, any(shape[a] == 0 for a in axes)
+    if name not in _NEUTRAL:
+        return x, False
+    one = tuple(1 if i == axis else d for i, d in enumerate(shape))
+    fill = x.constant(_outermost(dtype_of(x), least=name != "ReduceMin"), dtype_of(x))
+    return Concat(axis)(x, Broadcast(one)(fill)), False
+
+
+def _outermost(kind: dt.DType, *, least: bool) -> Any:
+    if kind.is_float:
+        return -np.inf if least else np.inf
+    limits = np.iinfo(kind.numpy)
+    return limits.min if least else limits.max
+
+
 def _extremum_of_nothing(x: Value, axes: tuple[int, ...], keep: bool, largest: bool) -> Value:
     """The least (or largest) value there is, as ONNX has it for no elements."""
     shape = [1 if i in axes else d for i, d in enumerate(extents(x))]
     shape = shape if keep else [d for i, d in enumerate(shape) if i not in axes]
-    numpy = dtype_of(x).numpy
-    if dtype_of(x).is_float:
-        value: Any = -np.inf if largest else np.inf
-    else:
-        value = np.iinfo(numpy).min if largest else np.iinfo(numpy).max
-    return known(np.full(shape, value, numpy))
+    value = _outermost(dtype_of(x), least=largest)
+    return known(np.full(shape, value, dtype_of(x).numpy))
 
 
 @converts(*_NAMES)
@@ -131,10 +161,10 @@ def _arg_extremum(node: Node, x: Value) -> Value:
     return extents(x)[axis] - 1 - last
 
 
-@converts("TopK", host=(1,))
+@converts("TopK", host=(1,), symbols=True)
 def _top_k(node: Node, x: Value, k: Array) -> tuple[Value, Value]:
     axis = node.place(node.attr("axis", -1), len(extents(x)))
-    op = TopK(axis, int(k.reshape(-1)[0]), bool(node.attr("largest", 1)), True)
+    op = TopK(axis, k.reshape(-1).tolist()[0], bool(node.attr("largest", 1)), True)
     values, places = op.outputs(x)
     return values, places.astype(dt.int64)
 
@@ -145,7 +175,7 @@ def _top_k_attribute(node: Node, x: Value) -> tuple[Value, Value]:
     return values, places
 
 
-converts("TopK", since=10, host=(1,))(_top_k)
+converts("TopK", since=10, host=(1,), symbols=True)(_top_k)
 
 
 @converts("CumSum", host=(1,))
@@ -313,14 +343,19 @@ def _det(node: Node, x: Value) -> Value:
 
 @converts("NonZero", separate=True)
 def _non_zero(node: Node, x: Value) -> Value:
-    array = concrete(x, node, "the input")
-    return known(np.array(np.nonzero(array), np.int64).reshape(max(array.ndim, 1), -1))
+    if is_known(x):
+        array = np.atleast_1d(x.array)
+        return known(np.array(np.nonzero(array), np.int64).reshape(array.ndim, -1))
+    found = Nonzero()(reshaped(x, extents(x) or (1,)))
+    return Transpose((1, 0))(found).astype(dt.int64)
 
 
 @converts("Unique", separate=True)
 def _unique(node: Node, x: Value) -> tuple[Value, ...]:
-    array = concrete(x, node, "the input")
     axis = node.attributes.get("axis")
+    if not is_known(x):
+        return _unique_rows(node, x, axis)
+    array = x.array
     flat = array.reshape(-1) if axis is None else array
     made, first, inverse, counts = np.unique(
         flat, return_index=True, return_inverse=True, return_counts=True, axis=axis or 0
@@ -332,3 +367,64 @@ def _unique(node: Node, x: Value) -> tuple[Value, ...]:
         made = np.take(made, order, axis or 0)
         first, counts, inverse = first[order], counts[order], rank[inverse]
     return known(made), *(known(v.astype(np.int64)) for v in (first, inverse, counts))
+
+
+def _unique_rows(node: Node, x: Value, axis: int | None) -> tuple[Value, ...]:
+    """The same of what a program computes: rows in order, and where each differs from the one
+    before.
+    """
+    shape = extents(x)
+    where = 0 if axis is None else node.place(axis, len(shape))
+    flat = reshaped(x, (math.prod(shape),)) if axis is None else x
+    front = (where, *(i for i in range(len(extents(flat))) if i != where))
+    turned = flat if where == 0 else Transpose(front)(flat)
+    count, *rest = extents(turned)
+    width: Dim = math.prod(rest)
+    if not isinstance(width, int) or width > MOST_COLUMNS or not width:
+        raise node.refuse(f"a row has {width} elements", f"it takes from 1 to {MOST_COLUMNS}")
+    rows = reshaped(turned, (count, width))
+    order = None
+    for i in reversed(range(width)):  # Sorts are stable, so the first column counts most.
+        column = reshaped(part(rows, 1, i, i + 1), (count,))
+        moved = column if order is None else Take(0)(column, order)
+        step = Sort(0).outputs(moved)[1]
+        order = step if order is None else Take(0)(order, step)
+    ranked = Take(0)(rows, order)
+    differs = logic.NotEqual()(part(ranked, 0, 1, count), part(ranked, 0, 0, count - 1))
+    starts = Concat(0)(
+        part(order, 0, 0, 1).astype(dt.int32) * 0 + 1, reduce.Max((1,))(differs.astype(dt.int32))
+    )
+    return _told(node, turned, order, starts, front)
+
+
+def _told(
+    node: Node, x: Value, order: Value, starts: Value, front: tuple[int, ...]
+) -> tuple[Value, ...]:
+    """Values, their first places, the number of each row's value, and counts.
+
+    Args:
+        node: the operator.
+        x: rows along axis 0.
+        order: numbers of the rows, sorted.
+        starts: 1 where a row in order has another value than the one before, else 0.
+        front: axes of the result, in the order in which x has them.
+    """
+    total = extents(order)[0]
+    begin = reshaped(Nonzero()(starts), (-1,))
+    first = Take(0)(order, begin)
+    group = CumSum(0)(starts) - 1
+    inverse = ScatterAlongAxis(0)(order * 0, order, group)
+    ends = Concat(0)(part(begin, 0, 1, extents(begin)[0]), reshaped(extent_as(begin, total), (1,)))
+    counts = ends - begin
+    if not node.attr("sorted", 1):
+        by_place = Sort(0).outputs(first)[1]
+        rank = Sort(0).outputs(by_place)[1]
+        first, counts, inverse = (
+            Take(0)(first, by_place),
+            Take(0)(counts, by_place),
+            Take(0)(rank, inverse),
+        )
+    values = Take(0)(x, first)
+    if front[0]:
+        values = Transpose(tuple(int(i) for i in np.argsort(front)))(values)
+    return values, *(v.astype(dt.int64) for v in (first, inverse, counts))

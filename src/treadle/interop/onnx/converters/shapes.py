@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from treadle.base.dtype import as_dtype
+from treadle.base.guards import data_decide
 from treadle.base.shape import format_shape
-from treadle.base.symbol import Expr, is_identical
+from treadle.base.symbol import Expr, is_identical, maximum, minimum
 from treadle.interop.onnx.converters.arithmetic import target_type
 from treadle.interop.onnx.nodes import (
     Array,
@@ -290,9 +291,12 @@ def _places(start: int, end: int, step: int, extent: int) -> range:
     return range(min(max(start, 0), extent - 1), min(max(end, -1), extent - 1), step)
 
 
-def _bounds(start: Any, end: Any, step: int, extent: int) -> tuple[int, int, int]:
+def _bounds(start: Any, end: Any, step: int, extent: int) -> tuple[Any, Any, int]:
     """First cell, the one behind the last and the step, of extents that may be expressions."""
     low, high = (p + extent if p < 0 else p for p in (start, end))
+    if any(map(data_decide, (low, high, extent))):
+        low = minimum(maximum(low, 0), extent)
+        return low, maximum(minimum(high, extent), low), step
     low = min(max(low, 0), extent)
     high = extent if not isinstance(high, Expr) and high >= _NO_END else min(max(high, 0), extent)
     return (low, high, step) if low < high else (0, 0, 1)

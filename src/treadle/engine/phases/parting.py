@@ -1,0 +1,274 @@
+"""Cutting a graph where data decide extents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from treadle.base.guards import recording_guards
+from treadle.base.symbol import Dim, Relation, Symbol, symbol
+from treadle.base.symbol import symbols_of as symbols_of_extent
+from treadle.graph.analysis import has_effect
+from treadle.graph.builder import GraphBuilder
+from treadle.graph.evaluate import specialize
+from treadle.graph.ir import Graph, Node, Value, lone_symbol, symbols_in
+from treadle.ops.check import CheckIndices
+from treadle.ops.constant import Constant
+from treadle.ops.op import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a graph between two times at which data have decided extents.
+
+    Attributes:
+        graph: the program, with symbols for extents that are known when it runs.
+        inputs, outputs: its ends, as values of the whole; frozen inputs are the last ones.
+        frozen: how many of the inputs are frozen.
+        deciding: nodes of the whole that decide extents behind it.
+        bounded: those of them that are part of the program, which has two more results for each:
+            the rows in front of a larger array, and how many there are.
+        guards: what must hold before it runs.
+    """
+
+    graph: Graph
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    frozen: int
+    deciding: tuple[Node, ...]
+    bounded: tuple[Node, ...]
+    guards: tuple[Relation, ...]
+
+
+def found_by(node: Node) -> tuple[Symbol, ...]:
+    """Extents of a node's results that neither its operands nor its attributes have."""
+    if all(v.type.is_static for v in node.outputs):
+        return ()
+    given = {s.name for v in node.inputs for s in symbols_in(v.type)}
+    given |= {s.name for s in symbols_in(tuple(node.op.attributes.values()))}
+    made = (s for v in node.outputs for s in symbols_in(v.type) if s.name not in given)
+    return tuple(dict.fromkeys(made))
+
+
+def finds_extents(graph: Graph) -> bool:
+    """Return whether data decide an extent of a graph, outside of its loops and branches."""
+    return any(found_by(node) for node in graph.nodes)
+
+
+def renumbered(graph: Graph) -> Graph:
+    """The graph with names of found extents that are the same in every process."""
+    names: dict[str, Dim] = {}
+    for node in graph.nodes:
+        for s in found_by(node):
+            name = f"{node.op.name}_{len(names)}"
+            names[s.name] = symbol(name, s.low, s.high, s.multiple)
+    with recording_guards():  # Those of the capture stay.
+        return specialize(graph, names)
+
+
+def phases_of(graph: Graph, frozen: Sequence[bool], *, inside: bool = True) -> tuple[Phase, ...]:
+    """The phases of a graph, in order.
+
+    A node belongs to the first phase in which all that it needs is known. What depends on constants
+    and frozen inputs alone is copied to where it is read, so that it is computed once there.
+
+    Args:
+        graph: the whole; see `renumbered`.
+        frozen: for each input, whether it is the same in all runs.
+        inside: let ops that decide be part of the program before, where they can.
+    """
+    return _Parting(graph, frozen, inside).phases()
+
+
+class _Parting:
+    """Cuts one graph."""
+
+    def __init__(self, graph: Graph, frozen: Sequence[bool], inside: bool) -> None:
+        self._graph, self._inside = graph, inside
+        self._nodes = _needed(graph)
+        self._frozen = {v for v, yes in zip(graph.inputs, frozen, strict=False) if yes}
+        self._level: dict[Value, int] = dict.fromkeys(graph.inputs, 0)
+        self._known: dict[str, int] = {s.name: 0 for v in graph.inputs for s in symbols_in(v.type)}
+        self._source: dict[str, Value] = {}
+        """For each found extent, a value that has it as an extent."""
+        self._fixed: set[Node] = set()
+        self._deciding: dict[Node, int] = {}
+        self._members: dict[Node, int] = {}
+        self._place()
+
+    def _place(self) -> None:
+        """Find the phase of every node."""
+        before = 0
+        unchanging = set(self._frozen)
+        for node in self._nodes:
+            found = found_by(node)
+            level = max((self._level[v] for v in node.inputs), default=0)
+            own = {s.name for s in found}
+            given = [self._known[s.name] for s in _mentioned(node) if s.name not in own]
+            level = max([level, *given])
+            effect = has_effect(node.op) and not isinstance(node.op, CheckIndices)
+            if effect:  # They stay in order.
+                before = level = max(level, before)
+            if found:
+                self._deciding[node] = level
+                level += 1
+                for value in node.outputs:
+                    for extent in value.type.shape:
+                        lone = lone_symbol(extent)
+                        if lone is not None and lone.name not in self._known:
+                            self._known[lone.name] = level
+                            self._source[lone.name] = value
+            elif not has_effect(node.op) and unchanging.issuperset(node.inputs) and level == 0:
+                self._fixed.add(node)
+                unchanging.update(node.outputs)
+            else:
+                self._members[node] = level
+            self._level.update(dict.fromkeys(node.outputs, level))
+
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases, in order."""
+        last = max((*self._members.values(), *(n + 1 for n in self._deciding.values())), default=0)
+        members: list[list[Node]] = [[] for _ in range(last + 1)]
+        for node, level in self._members.items():
+            members[level].append(node)
+        read = self._read()
+        return tuple(self._phase(i, nodes, read) for i, nodes in enumerate(members))
+
+    def _read(self) -> dict[Value, set[int]]:
+        """For each value, the phases that read it from another one; -1: the caller, a decision."""
+        read: dict[Value, set[int]] = {}
+        for node in self._nodes:
+            for value in () if node in self._fixed else node.inputs:
+                read.setdefault(value, set()).add(self._reader(node))
+        for value in self._graph.outputs:
+            read.setdefault(value, set()).add(-1)
+        for value in self._source.values():  # Phases that only mention an extent take it from here.
+            read.setdefault(value, set()).add(-1)
+        return read
+
+    def _reader(self, node: Node) -> int:
+        """The phase that has a node in it; -1 for none."""
+        if node in self._deciding:
+            return self._deciding[node] if self._is_inside(node) else -1
+        return self._members[node]
+
+    def _is_inside(self, node: Node) -> bool:
+        return self._inside and _bounded(node) is not None
+
+    def _phase(self, number: int, nodes: list[Node], read: dict[Value, set[int]]) -> Phase:
+        decided = tuple(n for n, level in self._deciding.items() if level == number)
+        bounded = tuple(n for n in decided if self._is_inside(n))
+        own = set(nodes)
+        fixed_outputs = [
+            v
+            for n in self._graph.nodes
+            if number == 0 and n in self._fixed
+            for v in n.outputs
+            if -1 in read.get(v, ())
+        ]
+        outputs = [v for n in nodes for v in n.outputs if read.get(v, set()) - {number}]
+        outputs += fixed_outputs
+        needed = [v for n in (*nodes, *bounded) for v in n.inputs]
+        copied = self._copied([*needed, *fixed_outputs])
+        inside = own | copied
+        order = [n for n in self._graph.nodes if n in inside]
+        made = {v for n in order for v in n.outputs}
+        ends = (*order, *bounded)
+        taken = dict.fromkeys(v for n in ends for v in n.inputs if v not in made)
+        symbols = {s.name for n in order for s in _mentioned(n)}
+        symbols |= {s.name for n in bounded for v in n.inputs for s in symbols_in(v.type)}
+        there = {lone.name for v in taken for d in v.type.shape if (lone := lone_symbol(d))}
+        for name in sorted(symbols - there):
+            taken[self._source.get(name) or self._input_with(name)] = None
+        inputs = [v for v in taken if v not in self._frozen]
+        inputs += [v for v in taken if v in self._frozen]
+        names = {s.name for v in inputs for s in symbols_in(v.type)}
+        guards = [g for g in self._graph.guards if symbols_of_extent(g.expr) <= names]
+        graph = _built(self._named(number), order, inputs, outputs, bounded, guards)
+        return Phase(
+            graph,
+            tuple(inputs),
+            tuple(outputs),
+            sum(v in self._frozen for v in inputs),
+            decided,
+            bounded,
+            self._guards(number),
+        )
+
+    def _named(self, number: int) -> str:
+        return f"{self._graph.name}.{number + 1}"
+
+    def _guards(self, number: int) -> tuple[Relation, ...]:
+        """Guards on extents of which the last has been found before this phase."""
+        found = []
+        for guard in self._graph.guards:
+            levels = [self._known.get(name, 0) for name in symbols_of_extent(guard.expr)]
+            if number and max(levels, default=0) == number:
+                found.append(guard)
+        return tuple(found)
+
+    def _input_with(self, name: str) -> Value:
+        return next(v for v in self._graph.inputs if name in {s.name for s in symbols_in(v.type)})
+
+    def _copied(self, values: Iterable[Value]) -> set[Node]:
+        """Nodes of what never changes that these values need."""
+        found: set[Node] = set()
+        waiting = [v.producer for v in values]
+        while waiting:
+            node = waiting.pop()
+            if node is not None and node in self._fixed and node not in found:
+                found.add(node)
+                waiting += [v.producer for v in node.inputs]
+        return found
+
+
+def _needed(graph: Graph) -> list[Node]:
+    """The nodes that something depends on, if only on the extents that they decide."""
+    wanted: set[Node] = set()
+    waiting: list[Node | None] = [n for n in graph.nodes if has_effect(n.op)]
+    waiting += [v.producer for v in graph.outputs]
+    deciding = {s.name: n for n in graph.nodes for s in found_by(n)}
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in wanted:
+            wanted.add(node)
+            waiting += [v.producer for v in node.inputs]
+            waiting += [deciding.get(s.name) for s in _mentioned(node)]
+    return [n for n in graph.nodes if n in wanted]
+
+
+def _mentioned(node: Node) -> tuple[Symbol, ...]:
+    """Extents in the types and attributes of a node."""
+    types = tuple([v.type for v in (*node.inputs, *node.outputs)])
+    attributes = () if type(node.op) is Constant else tuple(node.op.attributes.values())
+    return symbols_in((*types, *attributes))
+
+
+def _built(
+    name: str,
+    nodes: Iterable[Node],
+    inputs: Iterable[Value],
+    outputs: Iterable[Value],
+    bounded: Iterable[Node],
+    guards: Iterable[Relation],
+) -> Graph:
+    builder = GraphBuilder(name)
+    inside = {v: builder.input(v.type, v.name).value for v in inputs}
+    for node in nodes:
+        made = builder.copy(node, tuple([inside[v] for v in node.inputs]))
+        inside.update(zip(node.outputs, made.outputs, strict=True))
+    builder.guard(guards)
+    builder.output(*(builder.operand(inside[v]) for v in outputs))
+    for node in bounded:
+        given = tuple([inside[v] for v in node.inputs])
+        op = _bounded(node) or node.op
+        made = builder.add(op, given, (), node.loc, node.group)
+        builder.output(*(builder.operand(v) for v in made.outputs))
+    return builder.build()
+
+
+def _bounded(node: Node) -> Op | None:
+    return node.op.bounded(tuple([v.type for v in node.inputs]))
+
+
+__all__ = ["Phase", "finds_extents", "found_by", "phases_of", "renumbered"]

@@ -1,0 +1,340 @@
+"""Programs of phases, made for the extents that turn up, and what runs them one after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from treadle.backends.program import Compiler
+from treadle.base.errors import EngineError, ShapeError, TreadleError
+from treadle.base.symbol import Relation
+from treadle.base.table import lines
+from treadle.engine.devices.names import CompNode, resolve
+from treadle.engine.devices.placement import find_compiler
+from treadle.engine.eager.dispatch import eager_type, run
+from treadle.engine.execute import Instance, Runner
+from treadle.engine.execute.counters import Counters
+from treadle.engine.extents.plans import Plans
+from treadle.engine.extents.regime import Regime
+from treadle.engine.options import Options
+from treadle.engine.phases.parting import Phase, finds_extents, phases_of, renumbered
+from treadle.engine.pipeline import Stages
+from treadle.engine.plan import Interface
+from treadle.engine.spread import Places
+from treadle.engine.targets import Program, Target
+from treadle.graph.evaluate import bind, op_at, specialize
+from treadle.graph.ir import Graph, Node, Value, symbols_in
+from treadle.ops.op import as_tuple
+from treadle.runtime.array import to_device
+
+MOST_RUNNERS = 256
+"""Numbers of rows at which a phase keeps what runs it ready."""
+
+
+class _Programs:
+    """The programs of one phase.
+
+    Args:
+        phase: the part of the whole.
+        options: of the compilation.
+        home: where it runs; None for the host.
+    """
+
+    def __init__(self, phase: Phase, options: Options, home: CompNode | None) -> None:
+        self.phase = phase
+        self._options, self._home = options, home
+        frozen = (False,) * (len(phase.inputs) - phase.frozen) + (True,) * phase.frozen
+        self._interface = Interface(frozen)
+        self._names = sorted({s.name for v in phase.inputs for s in symbols_in(v.type)})
+        self._plans: dict[tuple[tuple[str, int], ...], Plans] = {}
+        self._ready: OrderedDict[tuple[int, ...], Runner] = OrderedDict()
+        self._made: dict[int, Runner] = {}
+        self._lock = threading.RLock()
+        self._look: Callable[[], Stages] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to compute."""
+        return not self.phase.graph.outputs
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of all its programs, whatever they were made for."""
+        return sum((r.counters for r in list(self._made.values())), Counters())
+
+    @property
+    def count(self) -> int:
+        """Programs that were made."""
+        return len(self._made)
+
+    @property
+    def latest(self) -> Stages | None:
+        """The program that was asked for last, for those who look."""
+        return None if self._look is None else self._look()
+
+    def at(self, extents: Mapping[str, int]) -> Runner:
+        """The runner of the phase at extents, by symbol."""
+        key = tuple([extents[n] for n in self._names])
+        found = self._ready.get(key)
+        if found is None:
+            with self._lock:
+                found = self._ready.get(key) or self._new(dict(zip(self._names, key, strict=True)))
+                self._ready[key] = found
+                while len(self._ready) > MOST_RUNNERS:
+                    self._ready.popitem(last=False)
+        return found
+
+    def _new(self, extents: dict[str, int]) -> Runner:
+        """A program that many extents share, or one of their own; 0 and 1 are numbers in both."""
+        small = {n: x for n, x in extents.items() if x < 2}
+        others = {n: x for n, x in extents.items() if x >= 2}
+        if others:
+            key = tuple(small.items())
+            if key not in self._plans:
+                graph = specialize(self.phase.graph, small) if small else self.phase.graph
+                self._plans[key] = Plans(graph, self._options, self._interface, self._home)
+            shared = self._plans[key].at(others)
+            if shared is not None:
+                regime, instance = shared
+                self._look = lambda: _stages_at(regime, instance)
+                self._made[id(instance.executor)] = instance
+                return instance
+        graph = specialize(self.phase.graph, extents) if extents else self.phase.graph
+        stages = Stages(graph, self._interface, self._options, self._home)
+        self._look = lambda: stages
+        runner = stages.compile()
+        self._made[id(runner)] = runner
+        return runner
+
+    def close(self) -> None:
+        """Give memory back that is kept between runs."""
+        for runner in list(self._made.values()):
+            runner.close()
+
+
+def _stages_at(regime: Regime, instance: Instance) -> Stages:
+    return regime.stages(instance.at)
+
+
+class Phases:
+    """The programs of a graph some of whose extents data decide.
+
+    Args:
+        graph: the whole; it may have other symbols, too.
+        options: of the compilation.
+        interface: which inputs are frozen; none is updated in place.
+        home: where it runs; None for the host.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        options: Options,
+        interface: Interface,
+        home: CompNode | None = None,
+    ) -> None:
+        self.graph = renumbered(graph)
+        self.options = options
+        self.home = home
+        self.programs = [
+            _Programs(p, options, home)
+            for p in phases_of(self.graph, interface.frozen, inside=home is None or home.on_host)
+        ]
+        self.iterations = 0
+        self._counting = threading.Lock()
+        self._where = home or resolve("cpux")
+        self._device = None if self._where.on_host else self._where
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of all runs at any extents; each program that a run has run is one phase."""
+        made = sum((p.counters for p in self.programs), Counters())
+        return replace(made, iterations=self.iterations, phases=made.iterations)
+
+    def at(self, extents: Mapping[str, int]) -> PhasedRunner:
+        """The runner of the whole at extents of its inputs, by symbol."""
+        return PhasedRunner(self, extents)
+
+    def stages(self, graph: Graph, interface: Interface, extents: Mapping[str, int]) -> Stages:
+        """The whole at extents of its inputs, for those who look; `graph` is what it is there."""
+        target = InPhases(self.options, self.home, self, extents)
+        return Stages(graph, interface, self.options, self.home, target=target)
+
+    def run(
+        self, inputs: Sequence[Any], extents: dict[str, int], version: object = None
+    ) -> list[Any]:
+        """Run all phases, and decide extents between them."""
+        known: dict[Value, Any] = dict(zip(self.graph.inputs, inputs, strict=True))
+        for programs in self.programs:
+            phase = programs.phase
+            for guard in phase.guards:
+                if not guard.holds(extents):
+                    raise _misfit(phase, guard, extents)
+            if not programs.is_empty:
+                given = [known[v] for v in phase.inputs]
+                varying = len(given) - phase.frozen
+                made = programs.at(extents).run(given, varying, version)
+                count = len(phase.outputs)
+                known.update(zip(phase.outputs, made[:count], strict=True))
+                for i, node in enumerate(phase.bounded):
+                    rows, found = made[count + 2 * i : count + 2 * i + 2]
+                    known[node.output] = self._first(node, rows, int(found[0]))
+                    bind(self.graph, node.output.type, known[node.output], extents)
+            for node in phase.deciding:
+                if node not in phase.bounded:
+                    self._decide(node, known, extents)
+        with self._counting:
+            self.iterations += 1
+        return [known[v] for v in self.graph.outputs]
+
+    def _first(self, node: Node, rows: Any, count: int) -> Any:
+        """The rows that were found; without the others where the caller keeps them."""
+        return rows[:count].copy() if node.output in self.graph.outputs else rows[:count]
+
+    def _decide(self, node: Node, known: dict[Value, Any], extents: dict[str, int]) -> None:
+        kinds = tuple([eager_type(v.type.dtype, self._where) for v in node.inputs])
+        given = tuple([known[v] for v in node.inputs])
+        try:
+            found = run(op_at(node.op, extents), kinds, given)[1]
+        except TreadleError as error:
+            error.locate(node.loc)
+            raise
+        for value, array in zip(node.outputs, as_tuple(found), strict=True):
+            bind(self.graph, value.type, array, extents)
+            if self._device is not None:
+                known[value] = to_device(array, self._device.open())
+            else:
+                known[value] = np.ascontiguousarray(array)
+
+
+class PhasedRunner:
+    """All phases of a program at certain extents of its inputs: a `Runner`.
+
+    Args:
+        phases: their programs.
+        extents: by symbol.
+    """
+
+    def __init__(self, phases: Phases, extents: Mapping[str, int]) -> None:
+        self.phases = phases
+        self._extents = extents
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of all runs, at any extents."""
+        return self.phases.counters
+
+    @property
+    def latest(self) -> tuple[Stages, ...]:
+        """The programs that ran last, for those who look."""
+        found = (p.latest for p in self.phases.programs)
+        return tuple(stages for stages in found if stages is not None)
+
+    def run(self, inputs: Sequence[Any], varying: int = 0, version: object = None) -> list[Any]:
+        """Run once."""
+        return self.phases.run(inputs, dict(self._extents), version)
+
+    def close(self) -> None:
+        """Give memory back that is kept between runs, whatever extents they had."""
+        for programs in self.phases.programs:
+            programs.close()
+
+    def table(self) -> str:
+        """Return a table of the phases: ops, programs so far, what data decide behind them."""
+        rows = [
+            (
+                str(i + 1),
+                str(len(p.phase.graph.nodes)),
+                str(p.count),
+                ", ".join(_decision(n) for n in p.phase.deciding) or "-",
+            )
+            for i, p in enumerate(self.phases.programs)
+        ]
+        return "\n".join(("phases", *lines(("phase", "ops", "programs", "then decided"), rows)))
+
+
+def _decision(node: Node) -> str:
+    return f"{node.op.name} -> {', '.join(str(v.type) for v in node.outputs)}"
+
+
+def _misfit(phase: Phase, guard: Relation, extents: Mapping[str, int]) -> TreadleError:
+    """The error of the op that does not take the extents that data have decided."""
+    for node in specialize(phase.graph, extents).nodes:
+        try:
+            node.op.infer(*[v.type for v in node.inputs])
+        except TreadleError as error:
+            error.locate(node.loc)
+            return error
+    named = ", ".join(f"{s.name} = {extents[s.name]}" for s in symbols_in(guard.expr))
+    return ShapeError(
+        phase.graph.name.rpartition(".")[0],
+        f"data decide an extent that the program does not take: {guard} does not hold",
+        saw=named,
+        hint="an extent of 1 that data decide does not stretch: use broadcast_to",
+    )
+
+
+class InPhases(Target):
+    """The place of a program that runs in phases; each passes the stages by itself.
+
+    Args:
+        options: of the compilation.
+        home: where it runs; None for the host.
+        phases: its programs, where they serve other extents, too.
+        extents: of its inputs then, by symbol.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        home: CompNode | None,
+        phases: Phases | None = None,
+        extents: Mapping[str, int] | None = None,
+    ) -> None:
+        self._options = options
+        self._home = home
+        self._phases = phases
+        self._extents = extents or {}
+
+    def compiler(self) -> Compiler:
+        """Return the compiler of the phases."""
+        return find_compiler(self._options, self._home.kind if self._home else "cpu")
+
+    def why_no_plan(self) -> str:
+        """Its phases have plans."""
+        return "data decide extents in it, and each phase has one"
+
+    def start(self, program: Program) -> Runner:
+        """Return what runs the phases."""
+        captured = program.source
+        if captured.interface.updates:
+            raise EngineError("phases", "a program in phases updates nothing in place")
+        phases = self._phases
+        if phases is None:
+            phases = Phases(captured.graph, captured.options, captured.interface, self._home)
+        for i, p in enumerate(phases.programs):
+            for node in p.phase.deciding:
+                program.report.decide("phases", f"phase {i + 1}", _decision(node), "data decide")
+        return phases.at(self._extents)
+
+
+def stages_of(
+    graph: Graph,
+    interface: Interface | None = None,
+    options: Options | None = None,
+    home: CompNode | None = None,
+    places: Places | None = None,
+) -> Stages:
+    """A program on its way through the stages, whether data decide extents in it or not."""
+    if places is not None or not finds_extents(graph):
+        return Stages(graph, interface, options, home, places)
+    target = InPhases(options or Options(), home)
+    return Stages(graph, interface, options, home, target=target)
+
+
+__all__ = ["InPhases", "PhasedRunner", "Phases", "stages_of"]

@@ -1,0 +1,190 @@
+"""Models whose data decide extents, compiled whole, beside ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.onnx
+
+onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
+runtime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime to compare with")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+import treadle as mge  # noqa: E402
+from treadle.base.errors import UnsupportedOp  # noqa: E402
+from treadle.interop.onnx import load  # noqa: E402
+
+make = helper.make_node
+KINDS = {"f": TensorProto.FLOAT, "i": TensorProto.INT64, "b": TensorProto.BOOL}
+
+
+def model(
+    nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, str], known: dict[str, Any]
+) -> Any:
+    """A model; inputs are arrays such as it gets, outputs an element type and as many axes."""
+    given = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for n, a in inputs.items()
+    ]
+    made = [
+        helper.make_tensor_value_info(n, KINDS[kind[0]], [f"{n}{i}" for i in range(int(kind[1]))])
+        for n, kind in outputs.items()
+    ]
+    arrays = [numpy_helper.from_array(np.asarray(a), n) for n, a in known.items()]
+    graph = helper.make_graph(nodes, "tail", given, made, arrays)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def agree(built: Any, feeds: list[dict[str, Any]], phases: int = 2) -> list[list[Any]]:
+    """Compare both ways to run a model with ONNX Runtime; what that gives."""
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(built.SerializeToString(), options)
+    network = load(built)
+    compiled = mge.jit.compile(network)
+    found = []
+    for feed in feeds:
+        wanted = session.run(None, feed)
+        tensors = [mge.tensor(a, dtype=a.dtype) for a in feed.values()]
+        for run in (network, compiled):
+            made = run(*tensors)
+            for got, want in zip(made if isinstance(made, tuple) else (made,), wanted, strict=True):
+                assert got.shape == want.shape and got.numpy().dtype == want.dtype
+                np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+        found.append(wanted)
+    assert compiled.counters.phases == phases * len(feeds)
+    return found
+
+
+def detector(count: int, most: int, least: float = 0.6) -> list[Any]:
+    """Sigmoids, suppression per class, a gather of what is kept, and the best ten of it."""
+    return [
+        make("Sigmoid", ["raw"], ["scores"]),
+        make("NonMaxSuppression", ["boxes", "scores", "most", "iou", "least"], ["kept"],
+             center_point_box=1),
+        make("GatherND", ["scores", "kept"], ["best"]),
+        make("Gather", ["kept", "two"], ["column"], axis=1),
+        make("Squeeze", ["column", "two_axis"], ["place"]),
+        make("Squeeze", ["boxes", "zero_axis"], ["flat"]),
+        make("Gather", ["flat", "place"], ["rows"], axis=0),
+        make("Shape", ["best"], ["count"]),
+        make("Concat", ["count", "ten"], ["both"], axis=0),
+        make("ReduceMin", ["both"], ["fewer"], keepdims=1),
+        make("TopK", ["best", "fewer"], ["top", "at"]),
+        make("Gather", ["rows", "at"], ["chosen"], axis=0),
+        make("Slice", ["chosen", "zero_axis", "two", "two_axis"], ["centers"]),
+    ]  # fmt: skip
+
+
+KNOWN: dict[str, Any] = {
+    "iou": np.float32([0.45]),
+    "two": np.array([2]),
+    "two_axis": np.array([1]),
+    "zero_axis": np.array([0]),
+    "ten": np.array([10]),
+}
+
+
+def feed_of(count: int, shift: float, seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    boxes = np.concatenate([rng.random((1, count, 2)) * 40, rng.random((1, count, 2)) * 15 + 1], 2)
+    raw = rng.standard_normal((1, 3, count)) + shift
+    return {"boxes": boxes.astype("float32"), "raw": raw.astype("float32")}
+
+
+OUTPUTS = {"top": "f1", "centers": "f2", "kept": "i2", "count": "i1"}
+
+
+def test_a_detectors_tail_with_no_box_one_few_and_many() -> None:
+    feeds = [feed_of(60, s, i) for i, s in enumerate((0.0, -9.0, -2.2, -1.0, 3.0, 0.5, -9.0))]
+    known = {**KNOWN, "most": np.array([20]), "least": np.float32([0.6])}
+    found = agree(model(detector(60, 20), feeds[0], OUTPUTS, known), feeds)
+    counts = [len(kept) for _, _, kept, _ in found]
+    assert min(counts) == 0 and 0 < sorted(counts)[2] < 10 < max(counts)
+
+
+def test_hostile_scores_boxes_and_limits() -> None:
+    feed = feed_of(12, 1.0, 0)
+    feed["raw"][0, :, ::3] = np.nan
+    feed["boxes"][0, 1] = (5, 5, -3, -3)
+    feed["boxes"][0, 2] = (np.inf, 5, 1, 1)
+    feed["boxes"][0, 4] = 0
+    known = {**KNOWN, "least": np.float32([0.1])}
+    for most, iou in ((5, 0.45), (1 << 40, 0.0), (3, 1.0)):
+        given = {**known, "most": np.array([most]), "iou": np.float32([iou])}
+        agree(model(detector(12, most), feed, OUTPUTS, given), [feed])
+    for most in (0, -3):
+        given = {**known, "most": np.array([most])}
+        (found,) = agree(model(detector(12, most), feed, OUTPUTS, given), [feed], phases=0)
+        assert found[2].shape == (0, 3)
+    wrong = model(
+        detector(12, 1), feed, OUTPUTS, {**known, "most": np.array([1]), "iou": np.float32([2])}
+    )
+    with pytest.raises(UnsupportedOp, match="iou_threshold is 2"):
+        load(wrong)(*map(mge.tensor, feed.values()))
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("is_sorted", [0, 1])
+def test_unique_values_and_rows(axis: int | None, is_sorted: int) -> None:
+    shape, attributes = (5, 3) if axis == 0 else (3, 5), {} if axis is None else {"axis": axis}
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.integers(0, k, shape).astype("float32")} for k in (2, 1, 3, 50)]
+    nodes = [
+        make("Unique", ["x"], ["y", "first", "inverse", "counts"], sorted=is_sorted, **attributes)
+    ]
+    outputs = {"y": "f1" if axis is None else "f2", "first": "i1", "inverse": "i1", "counts": "i1"}
+    agree(model(nodes, feeds[0], outputs, {}), feeds)
+
+
+def test_masks_and_places_that_are_not_zero() -> None:
+    rng = np.random.default_rng(0)
+    feeds = [
+        {"x": rng.standard_normal((6, 3)).astype("float32"), "mask": rng.random(6) < share}
+        for share in (0.5, 0.0, 0.2, 1.0)
+    ]
+    nodes = [
+        make("Compress", ["x", "mask"], ["rows"], axis=0),
+        make("ReduceMax", ["rows"], ["most"], axes=[0], keepdims=0),
+        make("ReduceMean", ["rows"], ["mean"], axes=[1], keepdims=0),
+        make("NonZero", ["mask"], ["places"]),
+        make("Size", ["rows"], ["size"]),
+    ]
+    outputs = {"rows": "f2", "most": "f1", "mean": "f1", "places": "i2", "size": "i0"}
+    agree(model(nodes, feeds[0], outputs, {}), feeds)
+
+
+def test_a_branch_for_nothing_is_that_for_some() -> None:
+    """Exporters of PyTorch's detectors guard the maximum of no boxes so."""
+    empty = helper.make_graph(
+        [make("Constant", [], ["none"], value=numpy_helper.from_array(np.zeros(0, np.int64)))],
+        "nothing", [], [helper.make_tensor_value_info("none", TensorProto.INT64, ["k"])],
+    )  # fmt: skip
+    some = helper.make_graph(
+        [
+            make("ReduceMax", ["rows"], ["most"], keepdims=0),
+            make("Less", ["rows", "most"], ["below"]),
+            make("Reshape", ["below", "flat"], ["line"]),
+            make("NonZero", ["line"], ["at"]),
+            make("Squeeze", ["at", "zero"], ["found"]),
+        ],
+        "some", [], [helper.make_tensor_value_info("found", TensorProto.INT64, ["k"])],
+    )  # fmt: skip
+    nodes = [
+        make("Compress", ["x", "mask"], ["rows"], axis=0),
+        make("Shape", ["rows"], ["shape"]),
+        make("ReduceProd", ["shape"], ["size"], keepdims=0),
+        make("Equal", ["size", "nothing"], ["is_empty"]),
+        make("If", ["is_empty"], ["y"], then_branch=empty, else_branch=some),
+    ]
+    rng = np.random.default_rng(0)
+    feeds = [
+        {"x": rng.standard_normal((6, 3)).astype("float32"), "mask": rng.random(6) < share}
+        for share in (0.5, 0.0, 0.2, 1.0)
+    ]
+    known = {"flat": np.array([-1]), "zero": np.array([0]), "nothing": np.array(0)}
+    agree(model(nodes, feeds[0], {"y": "i1"}, known), feeds, phases=3)

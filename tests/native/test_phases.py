@@ -1,0 +1,177 @@
+"""Functions in which data decide extents: each phase is a program, and rows may be any number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle as mge
+import treadle.functional as F
+import treadle.optimizer as optim
+from treadle import jit
+from treadle.autodiff import GradManager
+from treadle.base.errors import CompileError, IndexRangeError, ShapeError
+
+Function = Callable[[mge.Tensor], Any]
+SHIFTS = (0.0, -9.0, 9.0, -1.2)
+"""What is added to numbers about 0 so that some, none, all and few rows are chosen."""
+
+
+def table(rows: int, shift: float, seed: int = 0) -> mge.Tensor:
+    numbers = np.random.default_rng(seed).standard_normal((rows, 4)) + shift
+    return mge.tensor(numbers.astype("float32"))
+
+
+def chosen(x: mge.Tensor) -> mge.Tensor:
+    return x[x[:, 0] > 0]
+
+
+def masked(x: mge.Tensor) -> Any:
+    return x[x > 0].sum(), x[x > 0] * 3, F.cond_take(x > 0, x)
+
+
+def twice(x: mge.Tensor) -> Any:
+    """A mask on what a mask has left, and extents that results are made of alone."""
+    few = chosen(x)
+    fewer = few[few[:, 1] > 0]
+    return (
+        F.softmax(fewer @ F.ones((4, 3)), 1),
+        F.concat([few, fewer]),
+        F.arange(few.shape[0]),
+        F.zeros((fewer.shape[0], 2)),
+        few.sum() / (1 + few.shape[0]),
+    )
+
+
+def pairs(x: mge.Tensor) -> Any:
+    """One mask, asked for several times, is one extent."""
+    return chosen(x)[:, None] * chosen(x)[None], F.stack([chosen(x), chosen(x) + 1]), x[x[:, 0] > 0]
+
+
+def boxes(x: mge.Tensor) -> Any:
+    corners = F.concat([x[:, :2] * 8, x[:, :2] * 8 + F.abs(x[:, 2:]) * 6], 1)
+    kept = F.vision.nms(corners, x[:, 3], 0.3)
+    return corners[kept], x[:, 3][kept], kept, F.topk(x[:, 3][kept], 2)
+
+
+def written(x: mge.Tensor) -> Any:
+    found = F.non_zero(x[:, 0] > 0, as_tuple=True)[0]
+    marks = F.zeros((x.shape[0],))
+    marks[found] = 1
+    return marks, F.ones_like(found), F.sort(x[:, 1][found])
+
+
+FUNCTIONS = (masked, twice, pairs, boxes, written)
+
+
+def flat(made: Any) -> list[mge.Tensor]:
+    return [t for part in made for t in flat(part)] if isinstance(made, (tuple, list)) else [made]
+
+
+def agree(f: Function, compiled: Function, x: mge.Tensor) -> None:
+    for got, want in zip(flat(compiled(x)), flat(f(x)), strict=True):
+        assert got.shape == want.shape and got.dtype == want.dtype
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
+def test_no_row_one_few_and_many(f: Function) -> None:
+    compiled = jit.compile(dynamic={0: {0: "n"}})(f)
+    for rows in (6, 40, 1):
+        for seed, shift in enumerate(SHIFTS):
+            agree(f, compiled, table(rows, shift, seed))
+    assert compiled.counters.phases > compiled.counters.iterations
+    # What is between programs is part of the one before: native code is entered once for each.
+    assert compiled.counters.entries <= 1.5 * compiled.counters.phases
+
+
+def test_numbers_of_rows_share_programs() -> None:
+    compiled = jit.compile(lambda x: F.exp(chosen(x)))
+    for rows in range(20, 60):
+        x = table(64, -1.0).numpy().copy()
+        x[:, 0] = np.arange(64) < rows
+        assert compiled(mge.tensor(x)).shape == (rows, 4)
+    (only,) = compiled.variants
+    assert only.runner is not None
+    assert [p.count for p in only.runner.phases.programs] == [1, 1]
+    assert compiled.counters.iterations == 40 and compiled.counters.phases == 80
+
+
+def test_an_explanation_has_the_phases() -> None:
+    compiled = jit.compile(lambda x: chosen(x) * 2)
+    compiled(table(6, 0.0))
+    text = compiled.explain(table(6, 0.0))
+    assert "then decided" in text and "nonzero -> int32[nonzero_0,1]" in text
+    assert "program <lambda>.1:" in text and "program <lambda>.2:" in text
+    with pytest.raises(mge.TreadleError, match="data decide extents in it"):
+        compiled.explain(table(6, 0.0), form="json")
+
+
+def step_of(w: mge.Tensor) -> Function:
+    manager, optimizer = GradManager().attach([w]), optim.SGD([w], lr=0.01, momentum=0.9)
+
+    def step(x: mge.Tensor) -> mge.Tensor:
+        with manager:
+            loss = ((x @ w)[x[:, 0] > 0] ** 2).sum() + F.softmax(chosen(x) @ w, 1)[:, 0].sum()
+            manager.backward(loss)
+        optimizer.step().clear_grad()
+        return loss
+
+    return step
+
+
+def test_a_training_step_with_a_mask() -> None:
+    start = table(4, 0.0, 5)[:, :3]
+    weights = [mge.Parameter(start.numpy()) for _ in range(2)]
+    steps = step_of(weights[0]), jit.compile(step_of(weights[1]))
+    for seed, shift in enumerate((*SHIFTS, 0.0)):
+        want, got = (step(table(6, shift, seed)) for step in steps)
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-4)
+    np.testing.assert_allclose(weights[1].numpy(), weights[0].numpy(), rtol=1e-4)
+
+
+def test_gradients_of_rows_that_a_function_returns() -> None:
+    w = mge.Parameter(table(4, 0.0, 5).numpy())
+    manager = GradManager().attach([w])
+    compiled = jit.compile(lambda x: chosen(x) @ w)
+    for seed, shift in enumerate((*SHIFTS, 0.0)):
+        x, found = table(6, shift, seed), []
+        for f in (compiled, lambda x: chosen(x) @ w):
+            with manager:
+                manager.backward((f(x) ** 2).sum())
+            found.append(w.grad.numpy())
+            w.grad = None
+        np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_what_does_not_fit_is_said_with_the_line() -> None:
+    first = jit.compile(lambda x: chosen(x)[0])
+    assert first(table(6, 9.0)).shape == (4,)
+    with pytest.raises(IndexRangeError, match="index 0 is out of range"):
+        first(table(6, -9.0))
+    largest = jit.compile(lambda x: F.max(chosen(x)))
+    with pytest.raises(ShapeError, match=r"max: axis 0 has no elements[^$]*test_phases"):
+        largest(table(6, -9.0))
+    added = jit.compile(lambda x: chosen(x) + F.ones((6, 4)))
+    assert added(table(6, 9.0)).shape == (6, 4)
+    one = jit.compile(lambda x: chosen(x) + F.ones((2, 4)))
+    with pytest.raises(ShapeError, match="nonzero_0 - 2 == 0 does not hold"):
+        one(mge.tensor(np.eye(2, 4, dtype="float32")))
+    with pytest.raises(ShapeError, match="add: cannot broadcast axis -2: 0 against 6"):
+        added(table(6, -9.0))
+
+
+def test_python_gets_no_number_that_data_decide() -> None:
+    for f in (
+        lambda x: chosen(x) * len(chosen(x)),
+        lambda x: chosen(x) if chosen(x).shape[0] else x,
+    ):
+        with pytest.raises(ShapeError, match="data decide it"):
+            jit.compile(f)(table(6, 0.0))
+    with pytest.raises(CompileError, match=r"nonzero.*known only at run time"):
+        jit.compile(lambda x: jit.cond(x.sum() > 0, lambda: chosen(x).sum(), lambda: x.sum()))(
+            table(6, 0.0)
+        )
