@@ -466,6 +466,20 @@ def test_reductions_of_segments(how: str) -> None:
     check(reduced, x.requires_grad_(), leaf(2, 5, 3))
 
 
+@pytest.mark.parametrize("ends", [[0, 3, 1, 5], [2, 1], [0, 6], [-1, 5]], ids=str)
+def test_bounds_of_segments_are_sorted_and_in_range(ends: list[int]) -> None:
+    """PyTorch refuses the first two, and reads what lies around the tensor for the others."""
+    x = torch.arange(10.0).reshape(5, 2)
+    reduced = torch.compile(
+        lambda x, at: torch.segment_reduce(x, "sum", offsets=at), backend=backend, fullgraph=True
+    )
+    with pytest.raises(IndexError, match="segment_reduce"):
+        reduced(x, torch.tensor(ends))
+    torch.testing.assert_close(
+        reduced(x, torch.tensor([0, 0, 5])), torch.stack([0 * x[0], x.sum(0)])
+    )
+
+
 def test_medians_of_what_is_a_number() -> None:
     x = torch.randn(4, 6)
     x[1:, 2] = x[0, 3:] = torch.nan

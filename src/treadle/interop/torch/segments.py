@@ -56,6 +56,9 @@ class _Segments:
             count = extents(offsets)[axis]
             first = part(offsets, axis, 0, count - 1).astype(dt.int64)
             last = part(offsets, axis, 1, count).astype(dt.int64)
+            if not unsafe:  # As PyTorch's kernel asks; what the gradient gets was asked before.
+                most = extents(x)[axis] + 1
+                last = first + InRange("segment_reduce (length by offsets)", 0, most)(last - first)
         else:
             raise NotImplementedError("neither lengths nor offsets")
         shape = extents(first)
