@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -93,25 +93,21 @@ Json = Annotated[bool, typer.Option("--json", metavar="", help="Print as JSON.")
 
 # -- inputs --------------------------------------------------------------------------------------
 
-Shape = Annotated[
-    list[str] | None,
-    typer.Option(
+
+def _extents(metavar: str, text: str) -> Any:
+    return typer.Option(
         "--shape",
-        metavar="X=1,3,8,8",
-        help="Extents of an input; may be repeated.",
+        metavar=metavar,
+        help=f"{text}; may be repeated.",
         autocompletion=input_names,
         rich_help_panel=INPUTS,
-    ),
-]
+    )
+
+
+Shape = Annotated[list[str] | None, _extents("X=1,3,8,8", "Extents of an input")]
 RangedShape = Annotated[
     list[str] | None,
-    typer.Option(
-        "--shape",
-        metavar="X=1..4,3,8,8",
-        help="Extents of an input, or ranges, both ends inclusive; may be repeated.",
-        autocompletion=input_names,
-        rich_help_panel=INPUTS,
-    ),
+    _extents("X=1..4,3,8,8", "Extents of an input, or ranges, both ends inclusive"),
 ]
 Preprocess = Annotated[
     Path | None,
