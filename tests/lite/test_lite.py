@@ -139,6 +139,16 @@ def test_callbacks_and_async_runs(model: Any) -> None:
         network.wait()
 
 
+@pytest.mark.parametrize(
+    "method", ["async_with_callback", "set_start_callback", "set_finish_callback"]
+)
+def test_what_cannot_be_called_is_refused_at_once(method: str) -> None:
+    network = LiteNetwork()
+    with pytest.raises(TypeError, match=f"{method}: int cannot be called; give a function"):
+        getattr(network, method)(3)
+    getattr(network, method)(None)
+
+
 def test_weights_are_shared(model: Any) -> None:
     first, second = loaded(model), LiteNetwork()
     second.share_weights_with(first)

@@ -265,15 +265,15 @@ class LiteNetwork:
 
     def async_with_callback(self, async_callback: Callable[[], int]) -> None:
         """Let `forward` return at once, and call back when a run is done."""
-        self._done = async_callback
+        self._done = _function("async_with_callback", async_callback)
 
     def set_start_callback(self, start_callback: Callback) -> None:
         """Call before every run with the inputs: a dict of tensors by `LiteIO`, or by name."""
-        self._start = start_callback
+        self._start = _function("set_start_callback", start_callback)
 
     def set_finish_callback(self, finish_callback: Callback) -> None:
         """Call after every run with the outputs: a dict of tensors by `LiteIO`, or by name."""
-        self._finish = finish_callback
+        self._finish = _function("set_finish_callback", finish_callback)
 
     # -- settings --------------------------------------------------------------------------
 
@@ -405,6 +405,14 @@ def _tensor(asked: LiteIO, config: LiteConfig, layout: LiteLayout | None) -> Lit
     """A tensor where an end was asked to be."""
     where = LiteDeviceType.LITE_CPU if asked.is_host else config.device_type
     return LiteTensor(layout, where, config.device_id)
+
+
+def _function(method: str, given: Any) -> Any:
+    if given is not None and not callable(given):
+        raise TypeError(
+            f"LiteNetwork.{method}: {type(given).__name__} cannot be called; give a function"
+        )
+    return given
 
 
 def _place_of(config: LiteConfig, stream: int = 0) -> str:
