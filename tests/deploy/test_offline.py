@@ -210,6 +210,19 @@ def test_what_is_compiled_later_has_the_options_of_the_file(model: Model, tmp_pa
     assert (used.level, used.winograd, used.disabled) == (1, 2, ("simplify",))
 
 
+def test_engines_that_are_not_here_are_left_out(model: Model, tmp_path: Path) -> None:
+    made = compile_offline(model)
+    [part] = made.native
+    options = {**part.about["options"], "engines": ["gone", "cpu"]}
+    part = replace(part, about={**part.about, "options": options})
+    found = load_offline(written(tmp_path, replace(made, native=(part,))), recompile=True)
+    x = image(3, 3, 8, 8)
+    np.testing.assert_allclose(found.run([x])["label"], expected(x), rtol=1e-5)
+    assert found._compiled is not None
+    [runner] = found._compiled._own.values()
+    assert runner.stages.source.options.engines == ("cpu",)
+
+
 def test_without_scratch_memory_it_takes_new(file: Path) -> None:
     model, x = load_offline(file), image(*SHAPES[0])
     model.close()
