@@ -86,6 +86,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     importlib.import_module("treadle.random").seed(seed)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """What a test leaves behind in cycles is gone before the next one counts files or bytes."""
+    gc.collect(1)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _seldom_visited() -> Iterator[None]:
     """What a module leaves in caches, millions of objects in the end, is as good as for good."""
