@@ -86,8 +86,18 @@ OPS: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("name", OPS)
+TRAINED = (
+    *("steps and an epilogue", "groups", "depthwise", "transposed", "maxima", "averages"),
+    "channels last",
+)
+"""What has gradients for any number of images; for any size of them, too, all have them below."""
+
+
+@pytest.mark.parametrize(
+    ("name", "backward"),
+    [*((name, False) for name in OPS), *((name, True) for name in TRAINED)],
+    ids=lambda x: x if isinstance(x, str) else ("forward", "backward")[x],
+)
 def test_any_number_of_images_has_one_plan(name: str, backward: bool) -> None:
     function = gradient_of(OPS[name]) if backward else OPS[name]
     compiled = jit.compile(dynamic={0: {0: "n"}}, options=jit.Options(check=True))(function)
