@@ -110,14 +110,14 @@ class PanelsParameters(NamedTuple, Generic[P, S]):
     source: P
     order: P
     target: P
-    group_step: S
-    panels: S
     lines: S
     line_step: S
     length: S
     n: S
     column_step: S
     terms: S
+    panels: S
+    group_step: S
 
 
 @lru_cache(maxsize=64)

@@ -211,8 +211,7 @@ def tabled_rows_function(source: DType, *, ragged: bool) -> Function:
         with e.loop(steps) as s:
             mask = e.first_lanes(terms_table[s].cast(dt.int64), many) if ragged else None
             first = step_table[s].cast(dt.int64)
-            value = start.load(first, many, mask)
-            into.store(s * GROUP, value.bitcast(dt.int32))
+            into.store(s * GROUP, start.load(first, many, mask).bitcast(dt.int32))
     return e.function(f"words_of_rows_table_{source.name}{'_ragged' if ragged else ''}")
 
 
