@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,3 +61,24 @@ def test_in_a_branch() -> None:
 
     with pytest.raises(IndexRangeError, match="index 9 is out of range for an extent of 5"):
         mge.jit.compile(body)(x, wrong).numpy()
+
+
+BRANCH = """
+import numpy as np, treadle as mge
+from treadle.base.errors import IndexRangeError
+def body(x, i):
+    return mge.jit.cond(x.sum() > 0, lambda: x[i], lambda: x[i - 8])
+x, i = (mge.tensor(np.array(v, t), device="opencl0") * 1 for v, t in
+        ([range(5), "float32"], [[1, 2, 9], "int32"]))
+try:
+    mge.jit.compile(body)(x, i).numpy()
+except IndexRangeError as error:
+    print(error)
+"""
+
+
+def test_a_program_out_of_the_cache_tells_of_them_too(tmp_path: Path) -> None:
+    own = {**os.environ, "TREADLE_CACHE_DIR": str(tmp_path)}
+    for _ in ("made", "out of the cache"):
+        done = subprocess.run([sys.executable, "-c", BRANCH], env=own, capture_output=True)
+        assert b"index 9 is out of range for an extent of 5" in done.stdout, done.stderr

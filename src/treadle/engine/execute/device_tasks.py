@@ -85,6 +85,7 @@ class DeviceTasks:
         self._launches: dict[int, Callable[..., Any]] = {}
         self._refusals: list[Support] = []
         self._kept = _still_valid(plan)
+        self._tasks = plan.tasks
         self._version: tuple[object, list[DeviceArray]] = object(), []
 
     def visit(
@@ -122,10 +123,10 @@ class DeviceTasks:
 
     def serve(self, visit: Visit, step: int) -> None:
         """Do the host task at a step."""
-        halt = self._plan.steps[step]
-        if not isinstance(halt, Host):
+        number = self._tasks.get(step)
+        if number is None:
             raise CompileError("execute", f"step {step} is no host task")
-        task, segment = self._plan.host[halt.task], self._segments.get(halt.task)
+        task, segment = self._plan.host[number], self._segments.get(number)
         kept = self._kept.get(step, frozenset())
         visit.held = {place: a for place, a in visit.held.items() if place in kept}
         if isinstance(task.op, CheckIndices) and task.phase == CHECK:
@@ -137,15 +138,15 @@ class DeviceTasks:
         if segment is not None:
             self._beside(visit, task, segment)
         else:
-            if halt.task not in self._launches:
-                self._launches[halt.task] = launch_of(task)
+            if number not in self._launches:
+                self._launches[number] = launch_of(task)
             operands = [self._down(visit, place) for place in task.inputs]
-            results = as_tuple(self._launches[halt.task](*operands))
+            results = as_tuple(self._launches[number](*operands))
             for place, result in zip(task.outputs, results, strict=True):
                 self._up(visit, place, result)
         seconds = time.perf_counter() - began
         visit.seconds += seconds
-        row = visit.rows[halt.task]
+        row = visit.rows[number]
         if row is not None:
             fallback.count(row, visit.copied - moved, seconds)
 
