@@ -41,12 +41,10 @@ class Stages:
         options: of the compilation.
         home: the device that the program lives on; None for the host.
         places: where everything is, on several devices.
-        crossing: lowers the ops for another machine, in place of the home's compiler.
-        target: the place itself, in place of what `home` and the rest say.
+        crossing, target: a compiler for another machine, and a place, in place of the home's.
 
     Attributes:
-        source: what was captured.
-        target: where the program runs.
+        source, target: what was captured, and where it runs.
         report: what the stages decided.
     """
 
@@ -62,8 +60,7 @@ class Stages:
         target: Target | None = None,
     ) -> None:
         self.source = Captured(captured, interface or Interface(), options or Options())
-        chosen = self.source.options
-        self.target = target or target_of(chosen, home, places, crossing, _start)
+        self.target = target or target_of(self.source.options, home, places, crossing, _start)
         self.home = home
         self.report = CompileReport(captured.name)
 
