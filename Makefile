@@ -87,6 +87,11 @@ setup-opencl: ## install PoCL, OpenCL for processors (Debian, Ubuntu); tests of 
 test: $(VENV)/.ready ## run the default test suite
 	$(PY) -m pytest -q -n $(TEST_JOBS) --dist worksteal $(ARGS)
 
+.PHONY: test-long
+test-long: $(VENV)/.ready ## run what the default suite leaves out because it takes long
+	$(PY) -m pytest -q -n $(TEST_JOBS) --dist worksteal \
+		-m "long and not oracle and not onnx and not llm and not torch_device" $(ARGS)
+
 .PHONY: test-oracle
 test-oracle: $(VENV)/.oracle ## compare with PyTorch, ONNX, OpenVINO and others (installs them first)
 	$(PIP) install -q --no-deps $(PIP_FLAGS) --upgrade --target build/triton $(TRITON)

@@ -132,6 +132,7 @@ def layers() -> list[list[str]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a process per package takes too long")
 def test_every_package_may_be_the_first() -> None:
     """The first but for the layers below, which by contract know nothing of those above."""

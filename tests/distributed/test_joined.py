@@ -75,7 +75,7 @@ def every_check(names: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("size", MODULES)
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_they_do_all_that_processes_of_mpi_do(size: int) -> None:
     server, modules = dist.Server(0), MODULES[size]
     names = [module.__name__ for module in modules]

@@ -18,7 +18,7 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("ranks", MODULES)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_every_check_passes(ranks: int) -> None:
     """One group of processes runs them all; the first that fails ends it, and is named."""
     assert run_checks(MODULES[ranks], ranks) == list(checks_of(MODULES[ranks]))

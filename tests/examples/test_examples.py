@@ -39,6 +39,7 @@ def test_digits_learn_save_and_read_back(tmp_path: Path) -> None:
     assert (tmp_path / "digits.mge").stat().st_size > 100_000
 
 
+@pytest.mark.long
 def test_the_autoencoder_learns_and_draws(tmp_path: Path) -> None:
     picture = tmp_path / "new/map.png"
     text = run("examples/digits_vae.py", "--epochs", "12", "--out", str(picture))
@@ -52,6 +53,7 @@ def test_the_autoencoder_learns_and_draws(tmp_path: Path) -> None:
     assert np.abs(pixels[:50, :50].astype(int) - pixels[-50:, -50:]).mean() > 20
 
 
+@pytest.mark.long
 def test_digits_are_found_in_photographs(tmp_path: Path) -> None:
     picture = tmp_path / "boxes.png"
     text = run("examples/find_digits.py", "--steps", "400", "--out", str(picture))
@@ -65,6 +67,7 @@ def test_digits_are_found_in_photographs(tmp_path: Path) -> None:
     assert (pixels == (60, 200, 60)).all(axis=2).sum() > 1000
 
 
+@pytest.mark.long
 def test_character_model_learns() -> None:
     text = run(
         "examples/char_lm.py", "--steps", "50", "--dim", "32", "--layers", "1", "--sample", "20"
@@ -74,6 +77,7 @@ def test_character_model_learns() -> None:
     assert text.rstrip().splitlines()[-1]
 
 
+@pytest.mark.long
 def test_mixed_precision_learns_as_float32_does() -> None:
     rows = [r.split() for r in run("examples/mixed_precision.py", "--steps", "60").splitlines()[1:]]
     assert [row[0] for row in rows] == ["float32", "bfloat16", "float16"]
@@ -85,6 +89,7 @@ def test_mixed_precision_learns_as_float32_does() -> None:
     assert last[0] < first[0] / 2
 
 
+@pytest.mark.long
 def test_quantized_digits_keep_their_accuracy() -> None:
     rows = re.findall(
         r"^(.+?) +([0-9.]+)% +([0-9.]+) KiB",
@@ -116,6 +121,7 @@ def test_compiled_step_learns_what_the_eager_one_does() -> None:
         assert stage in text
 
 
+@pytest.mark.long
 def test_recomputation_needs_less_memory() -> None:
     text = run("examples/recomputation.py", "--layers", "4", "--width", "32", "--batch", "256")
     share = [int(v) for v in re.findall(r"MiB +(\d+)%", text)]
@@ -134,6 +140,7 @@ def test_the_slow_part_is_found(tmp_path: Path) -> None:
     assert gap is not None and float(gap[1]) < 1e-5
 
 
+@pytest.mark.long
 def test_the_edited_network_scores_the_same(tmp_path: Path) -> None:
     text = run("examples/edit_network.py", "--out", str(tmp_path / "net.tm"))
     assert re.findall(r"(\d+) batch norms", text) == ["3", "0"]
@@ -159,6 +166,7 @@ def test_the_mandelbrot_set_is_the_same_on_devices_and_the_host(tmp_path: Path) 
     assert out.read_bytes().startswith(b"P5 60 60 255\n") and out.stat().st_size == 3613
 
 
+@pytest.mark.long
 @pytest.mark.multi
 @pytest.mark.skipif(not HAS_MPI, reason="needs mpi4py and cloudpickle")
 def test_several_processes_learn_what_one_does() -> None:
@@ -172,6 +180,7 @@ def test_several_processes_learn_what_one_does() -> None:
     assert "equal weights: yes" in text
 
 
+@pytest.mark.long
 def test_cores_share_a_task_that_falls_into_parts() -> None:
     text = run("examples/cores.py", "--size", "64", "--turns", "20", "--cores", "1", "2")
     assert re.search(r"^1 core .* ms +1.00 times", text, re.MULTILINE)
@@ -204,6 +213,7 @@ def test_the_runner_knows_every_example_and_the_table_lists_it() -> None:
     assert "custom_op: done in" in run("examples/run.py", "custom_op", "--size", "100")
 
 
+@pytest.mark.long
 def test_crossover_benchmark_prints_its_table() -> None:
     head, rule, *rows = run(
         "benchmarks/crossover.py", "--seconds", "0.01", "--markdown"
@@ -212,6 +222,7 @@ def test_crossover_benchmark_prints_its_table() -> None:
     assert len(rows) == 5
 
 
+@pytest.mark.long
 def test_inference_over_random_input_sizes_needs_no_change_of_the_program() -> None:
     arguments = ("--calls", "3", "--largest", "64", "--markdown")
     head, rule, *rows = run("benchmarks/random_sizes.py", *arguments).splitlines()
@@ -221,6 +232,7 @@ def test_inference_over_random_input_sizes_needs_no_change_of_the_program() -> N
     assert all(float(c[2]) > 0 and float(c[3]) > 0 for c in cells)
 
 
+@pytest.mark.long
 def test_workload_benchmark_prints_its_table() -> None:
     arguments = ("T2", "O2e", "--seconds", "0.1", "--only", "own", "--threads", "1", "--markdown")
     head, rule, *rows = run("benchmarks/compare.py", *arguments).splitlines()
@@ -231,6 +243,7 @@ def test_workload_benchmark_prints_its_table() -> None:
     assert all(float(c[3]) > 0 and float(c[6]) > 0 for c in cells)
 
 
+@pytest.mark.long
 def test_overhead_benchmark_prints_its_table() -> None:
     arguments = ("--rounds", "1", "--number", "20", "--alone", "--markdown")
     text = run("benchmarks/overhead.py", *arguments)

@@ -42,7 +42,13 @@ PAIRED = [
 """Every format on AVX2, every third on each other target: levels of a format are taken apart by one
 body, written in vectors of the target's width. The largest kernels are not among those in narrow
 vectors, which LLVM takes longest for."""
-BY_PAIR = pytest.mark.parametrize(("name", "target"), PAIRED, ids=lambda x: getattr(x, "name", x))
+BY_PAIR = pytest.mark.parametrize(
+    ("name", "target"),
+    [p if p[1] is AVX2 else pytest.param(*p, marks=pytest.mark.long) for p in PAIRED],
+    ids=lambda x: getattr(x, "name", x),
+)
+"""Those on other targets are long: kernels of 480 KB of text. `test_every_format` and experts run
+there in any case."""
 KINDS = [
     (name, target, kind)
     for i, name in enumerate(LAYOUTS)

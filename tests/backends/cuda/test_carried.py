@@ -33,6 +33,7 @@ if MPI:
 needs_ranks = pytest.mark.skipif(not MPI or host_compiler() is None, reason="needs MPI and g++")
 
 
+@pytest.mark.long
 @needs_ranks
 @pytest.mark.multi
 def test_every_check_passes_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
