@@ -12,6 +12,8 @@ from tests.sim.mutations import MUTATIONS, Mutation
 import treadle.functional
 from treadle.conformance import run_checks
 
+pytestmark = pytest.mark.long
+
 SOURCE = """{before}
 from tests.sim.mutations import MUTATIONS
 

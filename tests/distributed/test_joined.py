@@ -114,6 +114,7 @@ def total() -> float:
     return float(F.distributed.all_reduce_sum(mge.tensor(1.0 + dist.get_rank())).item())
 
 
+@pytest.mark.long
 def test_jobs_one_after_another_meet_at_one_server() -> None:
     server = dist.Server(0)
     for _ in range(2):

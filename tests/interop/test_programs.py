@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
+LONG = ("gan", "qat", "text")
+"""What these train is trained shorter by others."""
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(p, marks=pytest.mark.long) if p.stem in LONG else p for p in PROGRAMS],
+    ids=lambda path: path.stem,
+)
 def test_programs_run(program: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "treadle.interop.megengine", str(program)]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "TREADLE_CHECK": "0"}

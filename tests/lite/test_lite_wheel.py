@@ -143,6 +143,7 @@ def test_it_is_small_and_needs_numpy_alone(wheel: Path) -> None:
     assert len(record) == len(held)
 
 
+@pytest.mark.long
 def test_every_module_can_be_imported(wheel: Path, python: Path) -> None:
     program = """
         import importlib, json, sys

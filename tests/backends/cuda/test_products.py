@@ -178,6 +178,7 @@ def test_groups_are_products_and_a_kernel(library: FakeCublasLt) -> None:
         ("transformer", 26),
     ],
 )
+@pytest.mark.long
 def test_training_follows_the_cpus_curve(
     name: str, calls: int, library: FakeCublasLt, monkeypatch: pytest.MonkeyPatch
 ) -> None:

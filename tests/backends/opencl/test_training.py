@@ -100,6 +100,7 @@ def trained(name: str, device: str) -> tuple[list[float], Any]:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.long
 def test_a_step_is_the_cpus(name: str) -> None:
     expected, on_host = trained(name, "cpu0")
     found, on_device = trained(name, "opencl0")

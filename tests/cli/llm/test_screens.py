@@ -283,6 +283,7 @@ def test_a_conversation_goes_on(model: Path) -> None:
     assert max(map(len, re.findall(r"Type a message[^\r\n]*", shown))) <= 80
 
 
+@pytest.mark.long
 def test_colors_are_left_out_where_nobody_wants_them(model: Path) -> None:
     color = re.compile(r"\x1b\[(3[0-9]|38|9[0-7])[;m]")
     for environment, wanted in (({}, True), ({"NO_COLOR": "1"}, False)):
@@ -291,6 +292,7 @@ def test_colors_are_left_out_where_nobody_wants_them(model: Path) -> None:
         assert (color.search(shown) is not None) == wanted
 
 
+@pytest.mark.long
 def test_names_of_files_are_no_markup(model: Path, tmp_path: Path) -> None:
     (tmp_path / "[").mkdir()
     target = tmp_path / "[" / "red] a\x1b[31m.gguf"

@@ -143,6 +143,7 @@ def test_quantized_weights_stay_and_adapters_learn(format: str, pieces: str) -> 
 
 
 @pytest.mark.parametrize("case", some(["mixtral", "olmoe, many experts"], ["mixtral"]))
+@pytest.mark.long
 def test_experts_in_blocks_stay_and_adapters_learn(case: str) -> None:
     given, _ = experts_in_blocks(case, {".experts.": "Q8_0"})
     found = []
