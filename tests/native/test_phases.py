@@ -14,6 +14,7 @@ import treadle.optimizer as optim
 from treadle import jit
 from treadle.autodiff import GradManager
 from treadle.base.errors import CompileError, IndexRangeError, ShapeError
+from treadle.engine.phases import programs
 
 Function = Callable[[mge.Tensor], Any]
 SHIFTS = (0.0, -9.0, 9.0, -1.2)
@@ -98,6 +99,20 @@ def test_numbers_of_rows_share_programs() -> None:
     assert only.runner is not None
     assert [p.count for p in only.runner.phases.programs] == [1, 1]
     assert compiled.counters.iterations == 40 and compiled.counters.phases == 80
+
+
+def test_programs_of_one_number_of_rows_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On devices each number has its own: a server must not collect them for ever."""
+    monkeypatch.setattr(programs, "MOST_RUNNERS", 1)
+    function = jit.compile(lambda x: x[x > 0].sum())
+    for _ in range(2):
+        for numbers in ([-1.0, -2.0], [-1.0, 2.0]):
+            function(mge.tensor(numbers))
+    assert (function.counters.iterations, function.counters.phases) == (4, 8)
+    (variant,) = function.variants
+    assert isinstance(variant.runner, programs.PhasedRunner)
+    last = variant.runner.phases.programs[-1]
+    assert (last.count, len(last._made), len(last._ready)) == (4, 1, 1)
 
 
 def test_an_explanation_has_the_phases() -> None:

@@ -90,10 +90,18 @@ def _check_argument(
 
 
 def _check_guards(graph: Graph, extents: Mapping[str, int]) -> None:
-    for guard in graph.guards:
-        # Ops look at extents that data decide when they meet them.
-        if symbols_of_extent(guard.expr) <= extents.keys() and not guard.holds(extents):
-            raise ShapeError(_name(graph), f"the guard {guard} fails", saw=str(dict(extents)))
+    guard = broken_guard(graph.guards, extents)
+    if guard is not None:
+        raise ShapeError(_name(graph), f"the guard {guard} fails", saw=str(dict(extents)))
+
+
+def broken_guard(guards: Iterable[Relation], extents: Mapping[str, int]) -> Relation | None:
+    """Return the first guard that extents, by symbol, break; None if there is none.
+
+    Guards on other extents are left out: data decide those, and they are looked at when it runs.
+    """
+    known = (g for g in guards if symbols_of_extent(g.expr) <= extents.keys())
+    return next((g for g in known if not g.holds(extents)), None)
 
 
 def bind(graph: Graph, type_: TensorType, array: Array, extents: dict[str, int]) -> None:

@@ -19,7 +19,7 @@ from treadle.engine.options import Options
 from treadle.engine.phases import Phases, finds_extents
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
-from treadle.graph.evaluate import specialize
+from treadle.graph.evaluate import broken_guard, specialize
 from treadle.graph.ir import Graph
 from treadle.jit.binding import Binding
 from treadle.jit.captured import Captured, numbers_at, source_at
@@ -71,7 +71,7 @@ class Family:
         return (
             captured.holds(leaves)
             and captured.fits(leaves, extents)
-            and all(guard.holds(extents) for guard in captured.graph.guards)
+            and broken_guard(captured.graph.guards, extents) is None
         )
 
     def at(self, extents: Mapping[str, int]) -> Captured:

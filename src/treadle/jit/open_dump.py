@@ -21,10 +21,10 @@ from treadle.base.errors import CompileError, TreadleError
 from treadle.base.guards import recording_guards
 from treadle.base.log import get_logger
 from treadle.base.shape import Shape
-from treadle.base.symbol import Dim, Relation, Symbol, evaluate, symbol
+from treadle.base.symbol import Symbol, symbol
 from treadle.engine.package.models import Model
 from treadle.engine.package.open_graph import OpenGraph
-from treadle.graph.evaluate import bound_extents, specialize
+from treadle.graph.evaluate import bound_extents, broken_guard, specialize
 from treadle.graph.ir import Graph, lone_symbol
 from treadle.graph.silent import silent
 from treadle.jit.capture import capture
@@ -156,7 +156,7 @@ def _same(found: Captured, captured: Captured, extents: dict[str, int]) -> bool:
     if found.sources != captured.sources or len(found.kinds) != len(captured.kinds):
         return False
     # One that met 2 in place of 1 may hold for 2 alone, beside an operand with as many elements.
-    if not all(guard.holds(extents) for guard in found.graph.guards):
+    if broken_guard(found.graph.guards, extents) is not None:
         return False
     closed = specialize(found.graph, extents)
     return closed == captured.graph or _course(closed) == _course(captured.graph)
@@ -185,13 +185,7 @@ def _settled(graph: Graph) -> Graph | None:
     made = specialize(graph, numbers) if numbers else graph
     if all(v.type.is_static for v in made.inputs):
         return None
-    symbols: dict[str, Dim] = {}
-    for extent in (d for v in graph.inputs for d in v.type.shape):
-        if (named := lone_symbol(extent)) is not None:
-            symbols[named.name] = extent
-    symbols |= numbers
-    guards = [Relation(g.kind, evaluate(g.expr, symbols)) for g in graph.guards]
-    kept = tuple(dict.fromkeys(g for g in guards if g.truth() is None))
+    kept = tuple(dict.fromkeys(g for g in made.guards if g.truth() is None))
     return Graph(made.name, made.inputs, made.nodes, made.outputs, kept)
 
 

@@ -10,6 +10,7 @@ from treadle.engine.execute import Runner
 from treadle.engine.extents.plans import Plans
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface
+from treadle.graph.evaluate import broken_guard
 from treadle.graph.ir import Graph
 from treadle.graph.retype import retyped
 
@@ -51,8 +52,7 @@ def _with_symbol(graph: Graph, most: int) -> Graph:
     with deciding({_ROWS: most}) as decisions:
         made = retyped(graph, [(rows, *t.shape[1:]) for t in graph.input_types])
     for number in range(2, most + 1):
-        for guard in decisions.guards:
-            if not guard.holds({_ROWS: number}):
-                problem = f"{guard} does not hold for {number} rows"
-                raise ShapeError(graph.name, problem)
+        guard = broken_guard(decisions.guards, {_ROWS: number})
+        if guard is not None:
+            raise ShapeError(graph.name, f"{guard} does not hold for {number} rows")
     return made

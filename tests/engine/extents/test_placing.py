@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -11,10 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import treadle as mge
+import treadle.functional as F
+from treadle import jit
 from treadle.base.arithmetic import DONE, Rows, Words, evaluate
 from treadle.base.errors import CompileError
 from treadle.engine.compile.memory import Buffer, check_memory, lower_bound, plan_memory
 from treadle.engine.extents import placing
+from treadle.engine.extents.numbers import prove
 from treadle.engine.extents.ordering import order_of, placed
 from treadle.engine.extents.placing import Placements
 from treadle.engine.plan import ALIGNMENT, MemoryPlan
@@ -136,3 +141,20 @@ def test_sizes_that_no_order_suits_get_one_of_their_own() -> None:
         plan = MemoryPlan(tuple(registers[list(at.offsets)].tolist()), peak, bound, 0)
         check_memory([Buffer(s, *life) for s, life in zip(sizes, lives, strict=True)], plan)
     assert len(made) == len(set(made)) <= placing.MOST_PLACEMENTS
+
+
+def test_values_that_share_a_span_are_no_overlap() -> None:
+    """Offsets of a plan are those of values; of two results of a sort one may lie in the other."""
+
+    def function(x: mge.Tensor) -> mge.Tensor:
+        order, places = F.sort((x @ x.T).reshape(-1))
+        return order[1:] @ places[:-1].astype("float32")
+
+    compiled = jit.compile(function, options=jit.Options(level=0))
+    plan = compiled.compile(mge.tensor(np.ones((3, 2), np.float32))).planned()
+    offsets, spans = plan.memory.offsets, plan.memory.spans
+    assert len(offsets) > len(spans)
+    prove(plan)
+    at_once = replace(plan.memory, spans=tuple((0, *span[1:]) for span in spans))
+    with pytest.raises(CompileError, match="share"):
+        prove(replace(plan, memory=at_once))

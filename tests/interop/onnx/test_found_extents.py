@@ -15,7 +15,7 @@ runtime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime to compa
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import treadle as mge  # noqa: E402
-from treadle.base.errors import UnsupportedOp  # noqa: E402
+from treadle.base.errors import TreadleError, UnsupportedOp  # noqa: E402
 from treadle.interop.onnx import load  # noqa: E402
 
 make = helper.make_node
@@ -139,6 +139,50 @@ def test_unique_values_and_rows(axis: int | None, is_sorted: int) -> None:
     ]
     outputs = {"y": "f1" if axis is None else "f2", "first": "i1", "inverse": "i1", "counts": "i1"}
     agree(model(nodes, feeds[0], outputs, {}), feeds)
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+@pytest.mark.parametrize("is_sorted", [0, 1])
+def test_unique_of_nan_and_zeros_of_both_signs(axis: int | None, is_sorted: int) -> None:
+    """As ONNX's reference has it: NaN is one value, a row with NaN is none like it."""
+    from onnx.reference import ReferenceEvaluator
+
+    rows = np.float32([[1, np.nan], [0.0, 2], [1, np.nan], [-0.0, 2]])
+    if axis is None:  # The reference fails for what it has to flatten.
+        rows = rows.reshape(-1)
+    attributes = {} if axis is None else {"axis": axis}
+    node = make("Unique", ["x"], ["y", "at", "inverse", "counts"], sorted=is_sorted, **attributes)
+    outputs = {"y": "f1" if axis is None else "f2", "at": "i1", "inverse": "i1", "counts": "i1"}
+    built = model([node], {"x": rows}, outputs, {})
+    wanted = ReferenceEvaluator(built).run(None, {"x": rows})
+    network = load(built)
+    for run in (network, mge.jit.compile(network)):
+        for got, want in zip(run(mge.tensor(rows)), wanted, strict=True):
+            np.testing.assert_array_equal(got.numpy(), want)
+
+
+def test_unique_of_wide_rows_runs_eagerly_alone() -> None:
+    rows = np.random.default_rng(0).integers(0, 2, (6, 1)).repeat(65, 1).astype("float32")
+    outputs = {"y": "f2", "at": "i1", "inverse": "i1", "counts": "i1"}
+    network = load(model([make("Unique", ["x"], [*outputs], axis=0)], {"x": rows}, outputs, {}))
+    wanted = np.unique(rows, True, True, True, axis=0)
+    for got, want in zip(network(mge.tensor(rows)), wanted, strict=True):
+        np.testing.assert_array_equal(got.numpy(), want.reshape(got.shape))
+    with pytest.raises(UnsupportedOp, match="more than 64 elements, must be known"):
+        mge.jit.compile(network)(mge.tensor(rows))
+
+
+def test_conditions_that_do_not_fit() -> None:
+    x = np.arange(6, dtype="float32").reshape(2, 3)
+    node, outputs = make("Compress", ["x", "mask"], ["y"], axis=1), {"y": "f2"}
+    table = {"x": x, "mask": np.ones((2, 3), bool)}
+    given = [{"x": x, "mask": np.array(m)} for m in ([True], [False, True, True, True])]
+    for feed, problem in ((table, "condition has 2 axes"), (given[1], "3 is out of range")):
+        for known in ({}, feed):
+            network = load(model([node], {} if known else feed, outputs, known))
+            with pytest.raises(TreadleError, match=problem):
+                network(*(() if known else map(mge.tensor, feed.values())))
+    agree(model([node], given[0], outputs, {}), given[:1])
 
 
 def test_masks_and_places_that_are_not_zero() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape
-from treadle.graph.evaluate import bound_extents, specialize
+from treadle.graph.evaluate import bound_extents, broken_guard, specialize
 from treadle.graph.ir import Graph, lone_symbol, result_types
 from treadle.graph.retype import retyped
 
@@ -56,9 +56,9 @@ class OpenGraph:
         extents = bound_extents(zip(own, shapes, strict=True))
         if extents is None:
             raise self._refused(shapes, "an extent is a number in what was traced, and another one")
-        for guard in self.graph.guards:
-            if not guard.holds(extents):
-                raise self._refused(shapes, f"its course needs {guard}")
+        guard = broken_guard(self.graph.guards, extents)
+        if guard is not None:
+            raise self._refused(shapes, f"its course needs {guard}")
         found = specialize(self.graph, extents)
         if self._below(extents):
             # Symbols begin at 2, as an extent of 1 may broadcast: then types would be others.
@@ -80,7 +80,7 @@ class OpenGraph:
         if found is None or self._below(found):
             return None
         numbers = {name: int(extent) for name, extent in found.items()}
-        return numbers if all(g.holds(numbers) for g in self.graph.guards) else None
+        return numbers if broken_guard(self.graph.guards, numbers) is None else None
 
     def _below(self, extents: Mapping[str, Any]) -> bool:
         symbols = [lone_symbol(d) for v in self.graph.inputs for d in v.type.shape]

@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle.backends.program import Compiler
 from treadle.base.errors import EngineError, ShapeError, TreadleError
+from treadle.base.guards import recording_guards
 from treadle.base.symbol import Relation
 from treadle.base.table import lines
 from treadle.engine.devices.names import CompNode, resolve
@@ -33,7 +34,7 @@ from treadle.ops.op import as_tuple
 from treadle.runtime.array import to_device
 
 MOST_RUNNERS = 256
-"""Numbers of rows at which a phase keeps what runs it ready."""
+"""Numbers of rows at which a phase keeps what runs it ready, programs of their own included."""
 
 
 class _Programs:
@@ -54,6 +55,7 @@ class _Programs:
         self._plans: dict[tuple[tuple[str, int], ...], Plans] = {}
         self._ready: OrderedDict[tuple[int, ...], Runner] = OrderedDict()
         self._made: dict[int, Runner] = {}
+        self._given_up, self._past = 0, Counters()
         self._lock = threading.RLock()
         self._look: Callable[[], Stages] | None = None
 
@@ -65,12 +67,12 @@ class _Programs:
     @property
     def counters(self) -> Counters:
         """Counters of all its programs, whatever they were made for."""
-        return sum((r.counters for r in list(self._made.values())), Counters())
+        return sum((r.counters for r in list(self._made.values())), self._past)
 
     @property
     def count(self) -> int:
         """Programs that were made."""
-        return len(self._made)
+        return self._given_up + len(self._made)
 
     @property
     def latest(self) -> Stages | None:
@@ -86,8 +88,13 @@ class _Programs:
                 found = self._ready.get(key) or self._new(dict(zip(self._names, key, strict=True)))
                 self._ready[key] = found
                 while len(self._ready) > MOST_RUNNERS:
-                    self._ready.popitem(last=False)
+                    self._give_up(self._ready.popitem(last=False)[1])
         return found
+
+    def _give_up(self, runner: Runner) -> None:
+        """Drop a program that serves one number of rows, but for what it counted."""
+        if self._made.pop(id(runner), None) is not None:
+            self._past, self._given_up = self._past + runner.counters, self._given_up + 1
 
     def _new(self, extents: dict[str, int]) -> Runner:
         """A program that many extents share, or one of their own; 0 and 1 are numbers in both."""
@@ -96,7 +103,7 @@ class _Programs:
         if others:
             key = tuple(small.items())
             if key not in self._plans:
-                graph = specialize(self.phase.graph, small) if small else self.phase.graph
+                graph = self._graph(small)
                 self._plans[key] = Plans(graph, self._options, self._interface, self._home)
             shared = self._plans[key].at(others)
             if shared is not None:
@@ -104,12 +111,16 @@ class _Programs:
                 self._look = lambda: _stages_at(regime, instance)
                 self._made[id(instance.executor)] = instance
                 return instance
-        graph = specialize(self.phase.graph, extents) if extents else self.phase.graph
-        stages = Stages(graph, self._interface, self._options, self._home)
+        stages = Stages(self._graph(extents), self._interface, self._options, self._home)
         self._look = lambda: stages
         runner = stages.compile()
         self._made[id(runner)] = runner
         return runner
+
+    def _graph(self, extents: Mapping[str, int]) -> Graph:
+        """The phase with numbers for some extents."""
+        with recording_guards():  # Those of the capture stay.
+            return specialize(self.phase.graph, extents) if extents else self.phase.graph
 
     def close(self) -> None:
         """Give memory back that is kept between runs."""

@@ -175,8 +175,11 @@ def _compress(node: Node, x: Value, mask: Value) -> Value:
     axis = node.attributes.get("axis")
     flat = reshaped(x, (-1,)) if axis is None else x
     where = 0 if axis is None else node.place(axis, len(extents(x)))
+    if len(extents(mask)) != 1:
+        raise node.refuse(f"its condition has {len(extents(mask))} axes", "it is a list of truths")
     if is_known(x) and is_known(mask):
-        return known(np.compress(mask.array, flat.array, where))
+        places = np.flatnonzero(mask.array)
+        return Take(where)(flat, flat.constant(places.astype(np.int64), dt.int64))
     flat, mask = together([flat, mask])
     places = reshaped(Nonzero()(mask), (-1,))
     return Take(where)(flat, places)

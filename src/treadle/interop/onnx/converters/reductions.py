@@ -353,35 +353,36 @@ def _non_zero(node: Node, x: Value) -> Value:
 @converts("Unique", separate=True)
 def _unique(node: Node, x: Value) -> tuple[Value, ...]:
     axis = node.attributes.get("axis")
-    if not is_known(x):
-        return _unique_rows(node, x, axis)
-    array = x.array
-    flat = array.reshape(-1) if axis is None else array
+    where = None if axis is None else node.place(axis, len(extents(x)))
+    if not is_known(x) and _is_narrow(extents(x), where):
+        return _unique_rows(node, x, where)
+    array = concrete(x, node, f"its input, with rows of more than {MOST_COLUMNS} elements,")
+    flat = array.reshape(-1) if where is None else array
     made, first, inverse, counts = np.unique(
-        flat, return_index=True, return_inverse=True, return_counts=True, axis=axis or 0
+        flat, return_index=True, return_inverse=True, return_counts=True, axis=where
     )
     inverse = inverse.reshape(-1)
     if not node.attr("sorted", 1):
         order = np.argsort(first, kind="stable")
         rank = np.argsort(order, kind="stable")
-        made = np.take(made, order, axis or 0)
+        made = np.take(made, order, where or 0)
         first, counts, inverse = first[order], counts[order], rank[inverse]
     return known(made), *(known(v.astype(np.int64)) for v in (first, inverse, counts))
 
 
+def _is_narrow(shape: tuple[Dim, ...], axis: int | None) -> bool:
+    """Tell rows, or elements, of so few columns that a program can sort by each."""
+    width = 1 if axis is None else math.prod((*shape[:axis], *shape[axis + 1 :]))
+    return isinstance(width, int) and 0 < width <= MOST_COLUMNS
+
+
 def _unique_rows(node: Node, x: Value, axis: int | None) -> tuple[Value, ...]:
-    """The same of what a program computes: rows in order, and where each differs from the one
-    before.
-    """
-    shape = extents(x)
-    where = 0 if axis is None else node.place(axis, len(shape))
-    flat = reshaped(x, (math.prod(shape),)) if axis is None else x
+    """The same by sorts, and where rows differ from the ones before; NaN in a row always does."""
+    flat, where = (reshaped(x, (math.prod(extents(x)),)), 0) if axis is None else (x, axis)
     front = (where, *(i for i in range(len(extents(flat))) if i != where))
     turned = flat if where == 0 else Transpose(front)(flat)
     count, *rest = extents(turned)
-    width: Dim = math.prod(rest)
-    if not isinstance(width, int) or width > MOST_COLUMNS or not width:
-        raise node.refuse(f"a row has {width} elements", f"it takes from 1 to {MOST_COLUMNS}")
+    width = int(math.prod(rest))
     rows = reshaped(turned, (count, width))
     order = None
     for i in reversed(range(width)):  # Sorts are stable, so the first column counts most.
@@ -390,7 +391,10 @@ def _unique_rows(node: Node, x: Value, axis: int | None) -> tuple[Value, ...]:
         step = Sort(0).outputs(moved)[1]
         order = step if order is None else Take(0)(order, step)
     ranked = Take(0)(rows, order)
-    differs = logic.NotEqual()(part(ranked, 0, 1, count), part(ranked, 0, 0, count - 1))
+    before = part(ranked, 0, 0, count - 1)
+    differs = logic.NotEqual()(part(ranked, 0, 1, count), before)
+    if axis is None and dtype_of(x).is_float:  # NaN comes last.
+        differs = logic.LogicalAnd()(differs, logic.Equal()(before, before))
     starts = Concat(0)(
         part(order, 0, 0, 1).astype(dt.int32) * 0 + 1, reduce.Max((1,))(differs.astype(dt.int32))
     )
