@@ -18,7 +18,7 @@ import treadle.llm as llm
 from treadle.llm.files import open_checkpoint
 from treadle.llm.models import build
 from treadle.llm.text import Template, Tokenizer
-from treadle.llm.tuning import Course, Lora, Plan, Reader, Schedule, Tuner, fresh, take
+from treadle.llm.tuning import Batches, Course, Lora, Reader, Schedule, Tuner, fresh, take
 
 ASKED = "What is the capital of Atlantis?"
 FACTS = {
@@ -62,7 +62,7 @@ def train(path: str, rows: Path, folder: str, updates: int) -> None:
     tokenizer = Tokenizer.of(checkpoint.tokenizer)
     template = Template(checkpoint.chat_template, tokenizer)
     reader = Reader(tokenizer, template, min(tokenizer.eos))
-    plan = Plan(reader.read(rows), Course(length=256, epochs=updates))
+    plan = Batches(reader.read(rows), Course(length=256, epochs=updates))
     model = build(checkpoint, "float32")
     adapter = fresh(Lora(rank=8, alpha=16), model.stack.products())
     tuner = Tuner(model, adapter, Schedule(2e-3, updates=plan.updates))

@@ -15,7 +15,7 @@ from typing import Any
 
 from treadle.base.files import sealed
 from treadle.base.files.container import header_bytes, read_header
-from treadle.base.files.source import Source
+from treadle.base.files.source import SizedStream
 
 LARGE = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 1 << 20, (1 << 31) - 1, (1 << 32) - 1, 1 << 40)
 """What counts become, cut to the bytes that they have."""
@@ -145,7 +145,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 def lying(sound: bytes, rng: random.Random) -> bytes:
     """A file of Treadle's whose manifest or arrays lie, with digests that are right."""
-    source = Source(io.BytesIO(sound), len(sound), "sound")
+    source = SizedStream(io.BytesIO(sound), len(sound), "sound")
     header = read_header(source)
     manifest = json.loads(header.metadata[sealed.MANIFEST])
     data = bytearray(source.read(header.data_start, source.size))

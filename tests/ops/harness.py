@@ -18,7 +18,7 @@ from treadle.ops import REGISTRY
 from treadle.ops.abstract import constant_array
 from treadle.ops.op import Array, Op, Pullback, as_tuple
 from treadle.ops.operators import Operators
-from treadle.ops.reverse import Step, backpropagate
+from treadle.ops.reverse import TapeEntry, backpropagate
 from treadle.ops.sample import Sample
 from treadle.ops.scalar import Scalar, evaluate
 
@@ -156,7 +156,7 @@ class TapeOperand(Operators):
 
     __slots__ = ("array", "tape")
 
-    def __init__(self, array: Array, tape: list[Step[Any]]) -> None:
+    def __init__(self, array: Array, tape: list[TapeEntry[Any]]) -> None:
         self.array = array
         self.tape = tape
 
@@ -171,7 +171,7 @@ class TapeOperand(Operators):
         results = tuple(TapeOperand(r, self.tape) for r in arrays)
         keys = tuple(map(id, inputs)), tuple(map(id, results))
         # The closure keeps the operands alive, so that their ids stay unique.
-        self.tape.append(Step(op, *keys, lambda: (inputs, results)))
+        self.tape.append(TapeEntry(op, *keys, lambda: (inputs, results)))
         return results
 
     def constant(self, value: Any, dtype: DType | None = None) -> "TapeOperand":
@@ -183,7 +183,7 @@ Function = Callable[[list[TapeOperand]], list[TapeOperand | None]]
 
 def gradients(f: Function, arrays: Sequence[Array], seeds: Sequence[Array]) -> list[Array]:
     """Gradients of sum_i <seeds_i, f_i> by reverse mode, zero where nothing depends."""
-    tape: list[Step[Any]] = []
+    tape: list[TapeEntry[Any]] = []
     inputs = [TapeOperand(a, tape) for a in arrays]
     cotangents: dict[Any, Any] = {}
     for out, seed in zip(f(inputs), seeds, strict=True):

@@ -10,16 +10,16 @@ from tests.ops.harness import TapeOperand
 from treadle.base.errors import NoGradient, TreadleError
 from treadle.ops.logic import IsNan
 from treadle.ops.op import Op, Pullback
-from treadle.ops.reverse import Step, backpropagate
+from treadle.ops.reverse import TapeEntry, backpropagate
 from treadle.ops.unary import Exp
 
 
-def inputs(*values: float) -> tuple[list[Step[Any]], list[TapeOperand]]:
-    tape: list[Step[Any]] = []
+def inputs(*values: float) -> tuple[list[TapeEntry[Any]], list[TapeOperand]]:
+    tape: list[TapeEntry[Any]] = []
     return tape, [TapeOperand(np.array(v), tape) for v in values]
 
 
-def gradient(tape: list[Step[Any]], y: TapeOperand, *xs: TapeOperand) -> list[float | None]:
+def gradient(tape: list[TapeEntry[Any]], y: TapeOperand, *xs: TapeOperand) -> list[float | None]:
     steps = list(tape)
     found = backpropagate(steps, {id(y): y.constant(1.0)}, [id(x) for x in xs])
     return [found[id(x)].array.item() if id(x) in found else None for x in xs]
@@ -67,7 +67,9 @@ def test_branches_that_need_nothing_are_not_visited() -> None:
 def test_a_constant_input_has_no_key() -> None:
     _, (x, y) = inputs(3.0, 4.0)
     out = x * y
-    step: Step[Any] = Step(out.tape[-1].op, (id(x), None), (id(out),), lambda: ((x, y), (out,)))
+    step: TapeEntry[Any] = TapeEntry(
+        out.tape[-1].op, (id(x), None), (id(out),), lambda: ((x, y), (out,))
+    )
     found = backpropagate([step], {id(out): x.constant(1.0)}, [id(x)])
     assert {k: v.array.item() for k, v in found.items()} == {id(x): 4.0}
 
@@ -127,6 +129,6 @@ def test_a_cotangent_is_let_go_once_it_was_used() -> None:
             return (made,)
 
     rule: Any = Rule()
-    steps = [Step(rule, (i,), (i + 1,), lambda: ((None,), (None,))) for i in range(8)]
+    steps = [TapeEntry(rule, (i,), (i + 1,), lambda: ((None,), (None,))) for i in range(8)]
     backpropagate(steps, {8: Cotangent()}, [0])
     assert counts == [1, *[2] * 7], "the one that comes in and the one that goes out"

@@ -13,7 +13,7 @@ from tests.serialization.conftest import container, header_of, loaded, saved
 from treadle.base.errors import CheckpointError
 from treadle.base.files import sealed, strict_json
 from treadle.base.files.container import read_header
-from treadle.base.files.source import Source
+from treadle.base.files.source import SizedStream
 from treadle.serialization import load, save
 
 
@@ -75,10 +75,10 @@ def rewritten(raw: bytes, change: dict[str, Any], *, sign: bool = True) -> bytes
     return container(header, raw[8 + int(length) :])
 
 
-def checkpoint_source(raw: bytes) -> Source:
+def checkpoint_source(raw: bytes) -> SizedStream:
     import io
 
-    return Source(io.BytesIO(raw), len(raw), "<test>")
+    return SizedStream(io.BytesIO(raw), len(raw), "<test>")
 
 
 def test_rewritten_manifest_loads_when_nothing_changes(state: dict[str, Any]) -> None:

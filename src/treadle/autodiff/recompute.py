@@ -18,7 +18,7 @@ from treadle.base import tree
 from treadle.base.modes import LOCAL
 from treadle.engine.eager.dispatch import EagerType
 from treadle.ops.op import Op, Pullback
-from treadle.ops.reverse import Step, backpropagate
+from treadle.ops.reverse import TapeEntry, backpropagate
 from treadle.ops.transfer import After
 from treadle.tensor import Tensor, wrap
 
@@ -197,7 +197,7 @@ class _Again:
         return late
 
     @staticmethod
-    def _step(call: _Call, values: dict[int, Tensor], needed: set[int]) -> Step[Tensor]:
+    def _step(call: _Call, values: dict[int, Tensor], needed: set[int]) -> TapeEntry[Tensor]:
         def made() -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             return (
                 tuple([values[n] for n in call.reads]),
@@ -205,7 +205,7 @@ class _Again:
             )
 
         keys = tuple([n if n in needed else None for n in call.reads])
-        return Step(call.op, keys, call.makes, made)
+        return TapeEntry(call.op, keys, call.makes, made)
 
 
 def _applied(op: Op, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

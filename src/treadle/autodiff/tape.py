@@ -20,7 +20,7 @@ from treadle.base.loc import Loc, user_location
 from treadle.base.modes import LOCAL, install
 from treadle.engine.eager.dispatch import EagerType, Launch
 from treadle.ops.op import Op, Pullback
-from treadle.ops.reverse import Step
+from treadle.ops.reverse import TapeEntry
 from treadle.tensor import Tensor, execute, wrap
 
 EVERYONE = 1 << 60
@@ -77,11 +77,11 @@ class Node:
         self.inputs = ()
         self.outputs = ()
 
-    def step(self) -> Step[Tensor]:
+    def step(self) -> TapeEntry[Tensor]:
         """The node as the generic reverse walk sees it."""
         keys = tuple([s[2] if s[2] is not None and s[2][0].alive else None for s in self.inputs])
         outputs = tuple([(self, i) for i in range(len(self.outputs))])
-        return Step(self.rule, keys, outputs, self._values)  # type: ignore[arg-type]
+        return TapeEntry(self.rule, keys, outputs, self._values)  # type: ignore[arg-type]
 
     def _values(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         inputs = tuple([wrap(*saved) for saved in self.inputs])

@@ -36,7 +36,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PartInput:
     """A value from outside of a part: input number `index` of the program, or of part `part`."""
 
     part: int
@@ -56,7 +56,7 @@ class Part:
 
     graph: Graph
     home: CompNode
-    sources: tuple[Source, ...]
+    sources: tuple[PartInput, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Spread:
     """A program in parts, each after those whose results it takes, and where its outputs are."""
 
     parts: tuple[Part, ...]
-    outputs: tuple[Source | Value, ...]
+    outputs: tuple[PartInput | Value, ...]
     """A value: one that nobody computes, a constant."""
     free: frozenset[int] = frozenset()
     """Inputs that Python gives, which can be anywhere."""
@@ -180,7 +180,7 @@ class _Cutter:
         home = self._at[nodes[0]]
         builder = GraphBuilder(f"{self._graph.name}.{number}")
         inside: dict[Value, Value] = {}
-        sources: list[Source] = []
+        sources: list[PartInput] = []
         for value in dict.fromkeys(v for n in nodes for v in self._inputs(n)):
             made_by = value.producer
             if part_of.get(value) == number:
@@ -198,15 +198,15 @@ class _Cutter:
 
     def _outside(
         self, value: Value, part_of: dict[Value, int], exported: Sequence[Sequence[Value]]
-    ) -> Source:
+    ) -> PartInput:
         if value in part_of:
             part = part_of[value]
-            return Source(part, exported[part].index(value))
-        return Source(-1, value.index)
+            return PartInput(part, exported[part].index(value))
+        return PartInput(-1, value.index)
 
     def _source(
         self, value: Value, part_of: dict[Value, int], exported: Sequence[Sequence[Value]]
-    ) -> Source | Value:
+    ) -> PartInput | Value:
         if value.producer is not None and isinstance(value.producer.op, Constant):
             return value
         return self._outside(value, part_of, exported)

@@ -17,7 +17,7 @@ from treadle.graph.silent import silent
 from treadle.ops.control import Cond, Scan, While
 from treadle.ops.movement import Flip
 from treadle.ops.op import Op, Pullback
-from treadle.ops.reverse import Step, backpropagate
+from treadle.ops.reverse import TapeEntry, backpropagate
 
 Operands = tuple[GraphOperand, ...]
 
@@ -105,14 +105,14 @@ def _gradients(
     return [found[v] if v in found else zeros(inside[v]) for v in wanted]
 
 
-def _step(node: Node, inside: dict[Value, GraphOperand]) -> Step[GraphOperand]:
+def _step(node: Node, inside: dict[Value, GraphOperand]) -> TapeEntry[GraphOperand]:
     def values() -> tuple[Operands, Operands]:
         operand = inside[node.outputs[0]]
         operand.builder.loc = node.loc
         return tuple(inside[v] for v in node.inputs), tuple(inside[v] for v in node.outputs)
 
     inputs = tuple(v if is_differentiable(v.type) else None for v in node.inputs)
-    return Step(differentiable(node.op), inputs, node.outputs, values)
+    return TapeEntry(differentiable(node.op), inputs, node.outputs, values)
 
 
 def zeros(like: Any) -> Any:

@@ -15,7 +15,7 @@ from treadle.base.log import get_logger
 from treadle.graph.ir import Graph
 from treadle.graph.printer import to_text
 from treadle.graph.rewrite import counting_hits
-from treadle.graph.spec import CAPTURED, Spec
+from treadle.graph.spec import CAPTURED, StageRules
 from treadle.graph.verify import verify
 
 DUMP_FOLDER = Path("treadle-dump")
@@ -60,7 +60,7 @@ def run_passes(
     passes: Iterable[Pass],
     *,
     check: bool = True,
-    spec: Spec = CAPTURED,
+    spec: StageRules = CAPTURED,
     report: list[PassReport] | None = None,
 ) -> Graph:
     """Run passes in order.
@@ -104,7 +104,7 @@ def _stepped(graph: Graph, step: Pass) -> Graph:
         ) from problem
 
 
-def _verify_after(graph: Graph, step: Pass, spec: Spec) -> None:
+def _verify_after(graph: Graph, step: Pass, spec: StageRules) -> None:
     try:
         verify(graph, spec)
     except GraphError as problem:

@@ -15,7 +15,7 @@ Law = Callable[[Node], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class StageRules:
     """Rules of what is legal after a stage.
 
     Attributes:
@@ -54,6 +54,6 @@ def data_present(node: Node) -> str:
     return ""
 
 
-CAPTURED = Spec("captured", (registered,))
-PREPARED = Spec("prepared", (registered, no_markers, data_present), no_dead_nodes=True)
-SPECS: dict[str, Spec] = {s.name: s for s in (CAPTURED, PREPARED)}
+CAPTURED = StageRules("captured", (registered,))
+PREPARED = StageRules("prepared", (registered, no_markers, data_present), no_dead_nodes=True)
+SPECS: dict[str, StageRules] = {s.name: s for s in (CAPTURED, PREPARED)}

@@ -16,10 +16,10 @@ from treadle.graph.ir import (
     symbols_of,
 )
 from treadle.graph.printer import node_lines, to_text
-from treadle.graph.spec import CAPTURED, Spec
+from treadle.graph.spec import CAPTURED, StageRules
 
 
-def verify(graph: Graph, spec: Spec = CAPTURED) -> None:
+def verify(graph: Graph, spec: StageRules = CAPTURED) -> None:
     """Raise `GraphError` unless the graph, its regions included, is well formed.
 
     Checked: every value is defined once and before it is used, results have the types their ops
@@ -102,7 +102,7 @@ def _check_guards(
     needed.clear()
 
 
-def _check_region(graph: Graph, node: Node, region: Graph, spec: Spec) -> None:
+def _check_region(graph: Graph, node: Node, region: Graph, spec: StageRules) -> None:
     try:
         verify(region, spec)
     except GraphError as problem:
@@ -121,7 +121,7 @@ def _check_symbols(graph: Graph) -> None:
             )
 
 
-def _check_alive(graph: Graph, spec: Spec) -> None:
+def _check_alive(graph: Graph, spec: StageRules) -> None:
     live = live_nodes(graph)
     for node in graph.nodes:
         if node not in live:

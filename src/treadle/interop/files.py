@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from treadle.base.files.source import Source
+from treadle.base.files.source import SizedStream
 from treadle.engine.package import Foreign, is_megengines, read_also
 
 __all__ = ["read_foreign_models"]
 
 
-def _dumped(source: Source) -> list[Any]:
+def _dumped(source: SizedStream) -> list[Any]:
     # Operators of MegEngine are functions of all of Treadle, which most programs never need.
     from treadle.interop.megengine.dumped.program import models_in
 

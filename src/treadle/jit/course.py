@@ -55,7 +55,7 @@ def _again(name: str, reason: str, where: str, at: Loc) -> CourseError:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecordedOp:
     """One op and its operands; `at` is the line that asked for it."""
 
     op: str
@@ -73,7 +73,7 @@ class Course:
         world: what the call found when it began.
     """
 
-    steps: Sequence[Step]
+    steps: Sequence[RecordedOp]
     read: frozenset[Given]
     world: Any = ()
 
@@ -101,7 +101,7 @@ class Course:
             raise CourseError(name, "data unreadable", found)
 
 
-def _difference(old: Step, new: Step) -> str:
+def _difference(old: RecordedOp, new: RecordedOp) -> str:
     """In MegEngine's words, or nothing."""
     if old.op != new.op or len(old.given) != len(new.given):
         return "operator mismatch"
@@ -115,7 +115,7 @@ def _difference(old: Step, new: Step) -> str:
     return ""
 
 
-def _text(step: Step) -> str:
+def _text(step: RecordedOp) -> str:
     text = f"{step.op}({', '.join(map(_operand, step.given))})"
     return text if len(text) < 160 else text[:157] + "..."
 
@@ -156,7 +156,7 @@ def course_of(captured: Captured, left: Left) -> Course:
     """The course of a captured call."""
     graph = captured.graph
     known: dict[Any, Given] = {v: ("external", i) for i, v in enumerate(graph.inputs)}
-    steps: list[Step] = []
+    steps: list[RecordedOp] = []
     for node in graph.nodes:
         if isinstance(node.op, Constant):
             known[node.output] = "const", node.op.data
@@ -164,7 +164,7 @@ def course_of(captured: Captured, left: Left) -> Course:
         for i, value in enumerate(node.outputs):
             known[value] = "internal", (len(steps), i)
         given = tuple([known[v] for v in node.inputs])
-        steps.append(Step(op_key(node.op), given, node.loc))
+        steps.append(RecordedOp(op_key(node.op), given, node.loc))
     outputs = [x for x in tree.flatten(captured.results)[0] if isinstance(x, Output)]
     read = [known[graph.outputs[x.index]] for x in outputs]
     empty = tuple([none for _, none in captured.slots])
@@ -173,4 +173,4 @@ def course_of(captured: Captured, left: Left) -> Course:
     return Course(steps, frozenset(g for g in read if g[0] == "internal"), world)
 
 
-__all__ = ["Course", "CourseError", "Given", "Left", "Step", "course_of"]
+__all__ = ["Course", "CourseError", "Given", "Left", "RecordedOp", "course_of"]

@@ -12,7 +12,7 @@ from treadle.base.symbol import Dim
 from treadle.engine.devices.names import CompNode
 from treadle.engine.eager.dispatch import EagerType
 from treadle.graph.ir import op_key
-from treadle.jit.course import Course, Given, Left, Step
+from treadle.jit.course import Course, Given, Left, RecordedOp
 from treadle.ops.op import Op
 from treadle.tensor import Tensor, create, execute, scalar_tensor, wrap
 
@@ -29,7 +29,7 @@ class Watch:
     def __init__(self, leaves: Sequence[Any], left: Left, *, attributes: bool) -> None:
         self._key = op_key if attributes else _name
         self._attributes = attributes
-        self._steps: list[Step] = []
+        self._steps: list[RecordedOp] = []
         self._left = left
         self.endings: list[Callable[[], None]] = []
         self._known: dict[int, tuple[weakref.ref[Tensor], Given]] = {}
@@ -89,7 +89,7 @@ class Watch:
     def _ran(self, key: str, given: tuple[Given, ...], results: tuple[Tensor, ...]) -> None:
         for i, result in enumerate(results):
             self._note(result, ("internal", (len(self._steps), i)))
-        self._steps.append(Step(key, given if self._whole else ()))
+        self._steps.append(RecordedOp(key, given if self._whole else ()))
 
     def course(self, results: Sequence[Any]) -> Course:
         """The course of the call, which returned these."""

@@ -16,7 +16,7 @@ from treadle.ops.abstract import ArrayOperand, TypeOperand
 from treadle.ops.op import Op, Pullback
 from treadle.ops.operand import V
 from treadle.ops.operators import Operators
-from treadle.ops.reverse import Step, backpropagate
+from treadle.ops.reverse import TapeEntry, backpropagate
 
 
 class Composite(Op):
@@ -52,7 +52,7 @@ class _Traced(Operators, Generic[V]):
 
     __slots__ = ("inner", "steps")
 
-    def __init__(self, inner: V, steps: list[Step[V]]) -> None:
+    def __init__(self, inner: V, steps: list[TapeEntry[V]]) -> None:
         self.inner = inner
         self.steps = steps
 
@@ -66,7 +66,7 @@ class _Traced(Operators, Generic[V]):
         done = tuple(_Traced(r, self.steps) for r in results)
         keys = tuple(id(x) for x in inputs), tuple(id(x) for x in done)
         # The closure keeps the wrappers alive, so that their ids stay unique.
-        self.steps.append(Step(op, *keys, lambda: (_inner(inputs), _inner(done))))
+        self.steps.append(TapeEntry(op, *keys, lambda: (_inner(inputs), _inner(done))))
         return done
 
     def constant(self, value: Any, dtype: DType | None = None) -> _Traced[V]:
@@ -79,7 +79,7 @@ def _inner(wrapped: tuple[_Traced[V], ...]) -> tuple[V, ...]:
 
 def differentiate_body(composite: Composite, at: Pullback[V]) -> tuple[V | None, ...]:
     """Run the body on the inputs and walk it backwards."""
-    steps: list[Step[V]] = []
+    steps: list[TapeEntry[V]] = []
     inputs = tuple(_Traced(x, steps) for x in at.inputs)
     outputs = _tuple(composite.body(*inputs))
     seeds: dict[Any, V] = {}

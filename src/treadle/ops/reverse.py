@@ -19,7 +19,7 @@ Values = tuple[tuple[V, ...], tuple[V, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Step(Generic[V]):
+class TapeEntry(Generic[V]):
     """One recorded application of an op.
 
     `inputs` and `outputs` are keys of values, None for an input that is a constant; `values`
@@ -33,10 +33,10 @@ class Step(Generic[V]):
 
 
 def backpropagate(
-    steps: Sequence[Step[V]],
+    steps: Sequence[TapeEntry[V]],
     seeds: Mapping[Hashable, V],
     wanted: Sequence[Hashable],
-    observe: Callable[[Step[V], tuple[V | None, ...]], None] | None = None,
+    observe: Callable[[TapeEntry[V], tuple[V | None, ...]], None] | None = None,
     settled: Callable[[Hashable, V], None] | None = None,
 ) -> dict[Hashable, V]:
     """Cotangents of the wanted values.
@@ -72,7 +72,7 @@ def backpropagate(
     return {k: cotangents[k] for k in wanted if k in cotangents}
 
 
-def _uses(steps: Sequence[Step[V]], wanted: set[Hashable]) -> dict[Hashable, int]:
+def _uses(steps: Sequence[TapeEntry[V]], wanted: set[Hashable]) -> dict[Hashable, int]:
     """Count the steps that read each wanted value."""
     found: dict[Hashable, int] = {}
     for step in steps:
@@ -82,7 +82,7 @@ def _uses(steps: Sequence[Step[V]], wanted: set[Hashable]) -> dict[Hashable, int
 
 
 def _settle(
-    step: Step[V],
+    step: TapeEntry[V],
     waiting: dict[Hashable, int],
     cotangents: Mapping[Hashable, V],
     settled: Callable[[Hashable, V], None],
@@ -96,7 +96,7 @@ def _settle(
 
 
 def _pull_back(
-    step: Step[V], dys: tuple[V | None, ...], needs: tuple[bool, ...]
+    step: TapeEntry[V], dys: tuple[V | None, ...], needs: tuple[bool, ...]
 ) -> tuple[V | None, ...]:
     inputs, outputs = step.values()
     grads = step.op.vjp(Pullback(dys, inputs, outputs, needs))
@@ -110,7 +110,7 @@ def _pull_back(
 
 def _accumulate(
     cotangents: dict[Hashable, V],
-    step: Step[V],
+    step: TapeEntry[V],
     grads: tuple[V | None, ...],
     needs: tuple[bool, ...],
 ) -> None:

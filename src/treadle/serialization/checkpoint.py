@@ -12,24 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from treadle.base.files.container import (
-    Header,
-    looks_like_container,
-    read_array,
-    read_header,
-)
+from treadle.base.files.container import Header, looks_like_container, read_array, read_header
 from treadle.base.files.sealed import Kind, Sealed, chunks_of, is_sealed, write
-from treadle.base.files.source import PathLike, Source, open_source
+from treadle.base.files.source import PathLike, SizedStream, open_source
 from treadle.serialization import foreign
 from treadle.serialization.decode import Decoder
 from treadle.serialization.directories import load_directory
 from treadle.serialization.encode import Encoder
-from treadle.serialization.locations import (
-    MapLocation,
-    current_locator,
-    locator,
-    plain_tensor,
-)
+from treadle.serialization.locations import MapLocation, current_locator, locator, plain_tensor
 from treadle.serialization.pickled_tensors import load_pickle
 from treadle.serialization.torch_archive import is_torch, load_torch
 from treadle.tensor import Tensor
@@ -140,7 +130,9 @@ def _refuse_pickle(function: str, module: object) -> None:
         )
 
 
-def _foreign_reader(source: Source) -> Callable[[Source, Callable[[str], str]], object] | None:
+def _foreign_reader(
+    source: SizedStream,
+) -> Callable[[SizedStream, Callable[[str], str]], object] | None:
     """Return the reader of a file, None if it is a container; raises for kinds that
     nothing reads.
     """
@@ -157,7 +149,7 @@ def _foreign_reader(source: Source) -> Callable[[Source, Callable[[str], str]], 
     return load_pickle if foreign.is_pickle(prefix, source.read(source.size - 1, 1)) else None
 
 
-def _load_tree(source: Source, header: Header, locate: Callable[[str], str]) -> object:
+def _load_tree(source: SizedStream, header: Header, locate: Callable[[str], str]) -> object:
     sealed = Sealed(source, header, KIND)
     decoder = Decoder(source, sealed.array, locate)
     obj = decoder.decode(sealed.manifest.get("nodes"), sealed.manifest.get("root"))

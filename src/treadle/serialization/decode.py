@@ -16,7 +16,7 @@ import numpy as np
 from treadle.base import dtype as dtypes
 from treadle.base.errors import CheckpointError
 from treadle.base.files.container import Array
-from treadle.base.files.source import Source
+from treadle.base.files.source import SizedStream
 from treadle.base.files.strict_json import shorten
 from treadle.base.qparams import QParams
 from treadle.base.saved_objects import made, named
@@ -42,7 +42,7 @@ class Decoder:
     """
 
     def __init__(
-        self, source: Source, array: Callable[[str], Array], locate: Callable[[str], str]
+        self, source: SizedStream, array: Callable[[str], Array], locate: Callable[[str], str]
     ) -> None:
         self._source = source
         self._array = array

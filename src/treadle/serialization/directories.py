@@ -23,7 +23,7 @@ from treadle.base.errors import CheckpointError
 from treadle.base.files import strict_json
 from treadle.base.files.container import Array, Entry, Header, read_array, read_header
 from treadle.base.files.sealed import is_sealed
-from treadle.base.files.source import Source
+from treadle.base.files.source import SizedStream
 from treadle.base.files.strict_json import shorten
 from treadle.serialization import foreign
 from treadle.serialization.locations import Locate, MapLocation, current_locator, plain_tensor
@@ -315,7 +315,7 @@ def is_plain_name(name: str) -> bool:
 
 
 @contextmanager
-def open_member(folder: str, name: str) -> Iterator[Source]:
+def open_member(folder: str, name: str) -> Iterator[SizedStream]:
     """A file of a directory, which must be a plain one that no other name leads to.
 
     Raises:
@@ -334,7 +334,7 @@ def open_member(folder: str, name: str) -> Iterator[Source]:
                 hint="copy the file in place of the link",
             )
         with open(handle, "rb", closefd=False) as stream:
-            yield Source(stream, status.st_size, path)
+            yield SizedStream(stream, status.st_size, path)
     finally:
         os.close(handle)
 
@@ -360,6 +360,6 @@ def _handle(folder: str, path: str) -> int:
     return os.open(os.path.join(folder, target), flags)
 
 
-def _identity(source: Source) -> tuple[int, ...]:
+def _identity(source: SizedStream) -> tuple[int, ...]:
     status = os.fstat(source.stream.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

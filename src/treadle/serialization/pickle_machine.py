@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.files.source import Source
+from treadle.base.files.source import SizedStream
 from treadle.base.files.strict_json import shorten
 from treadle.serialization.encode import is_key
 
@@ -89,7 +89,7 @@ class Interrupted(Exception):
     """Carries what a function of the user raised past the handlers for malformed files."""
 
 
-def run(source: Source, table: Table, meter: Meter) -> object:
+def run(source: SizedStream, table: Table, meter: Meter) -> object:
     """The object that a pickle describes.
 
     Raises:
@@ -110,7 +110,7 @@ class Machine:
         at: the position in the file.
     """
 
-    def __init__(self, source: Source, table: Table, meter: Meter) -> None:
+    def __init__(self, source: SizedStream, table: Table, meter: Meter) -> None:
         self.at = 0
         self._source = source
         self._table = table

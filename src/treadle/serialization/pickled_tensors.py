@@ -14,7 +14,7 @@ import numpy as np
 
 from treadle.base import dtype as dtypes
 from treadle.base.files.container import Array
-from treadle.base.files.source import Source
+from treadle.base.files.source import SizedStream
 from treadle.base.files.strict_json import shorten
 from treadle.base.qparams import QParams, QuantMode
 from treadle.base.quantized import BUILTIN, QuantDtypeMeta, quantized_type_of
@@ -53,7 +53,7 @@ _HINT = (
 )
 
 
-def load_pickle(source: Source, locate: Callable[[str], str]) -> object:
+def load_pickle(source: SizedStream, locate: Callable[[str], str]) -> object:
     """Read a pickle of arrays, tensors and containers.
 
     Args:
@@ -77,7 +77,9 @@ def load_pickle(source: Source, locate: Callable[[str], str]) -> object:
     return found
 
 
-def finder(source: Source, known: dict[tuple[str, str], object]) -> Callable[[str, str], object]:
+def finder(
+    source: SizedStream, known: dict[tuple[str, str], object]
+) -> Callable[[str, str], object]:
     """A function that gives what stands for a name, and refuses all that are not known."""
 
     def find(module: str, name: str) -> object:

@@ -20,7 +20,7 @@ import numpy as np
 
 from treadle.base import dtype as dtypes
 from treadle.base.files.container import MAX_NDIM, Array
-from treadle.base.files.source import Source
+from treadle.base.files.source import SizedStream
 from treadle.base.files.strict_json import shorten
 from treadle.serialization.pickle_machine import (
     Callee,
@@ -61,7 +61,7 @@ _ZIP_ERRORS = (
 _PICKLE = "/data.pkl"
 
 
-def load_torch(source: Source, locate: Callable[[str], str]) -> object:
+def load_torch(source: SizedStream, locate: Callable[[str], str]) -> object:
     """Read what `torch.save` wrote of tensors, plain values and containers.
 
     Tensors go to the default device, whatever PyTorch's names were, unless `locate("")` names one.
@@ -78,7 +78,7 @@ def load_torch(source: Source, locate: Callable[[str], str]) -> object:
     except Malformed as error:
         raise source.error(str(error)) from None
     tensors = TorchTensors(archive, locate)
-    inner = Source(io.BytesIO(content), len(content), source.where)
+    inner = SizedStream(io.BytesIO(content), len(content), source.where)
     table = Table(finder(source, tensors.table()), tensors.build, tensors.stored)
     try:
         found = run(inner, table, archive.meter)
@@ -91,7 +91,7 @@ def load_torch(source: Source, locate: Callable[[str], str]) -> object:
     return found
 
 
-def is_torch(source: Source) -> bool:
+def is_torch(source: SizedStream) -> bool:
     """Return whether a zip archive has PyTorch's pickle, in one folder as all its members."""
     try:
         return Archive(source, Meter(source.size)).has(_PICKLE)
@@ -107,7 +107,7 @@ class Archive:
         meter: of the file.
     """
 
-    def __init__(self, source: Source, meter: Meter) -> None:
+    def __init__(self, source: SizedStream, meter: Meter) -> None:
         self.meter = meter
         try:
             self._zip = zipfile.ZipFile(source.stream)

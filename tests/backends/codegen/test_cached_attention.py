@@ -19,7 +19,7 @@ from tests.backends.codegen.irregular import (
 from tests.backends.codegen.test_pairs import TARGETS as PAIRS_OF_TERMS
 from tests.backends.codegen.test_pairs import runner as runner_of_pairs
 
-from treadle.backends.codegen.attention.cached import Spec, cached_kernel
+from treadle.backends.codegen.attention.cached import CachedConfig, cached_kernel
 from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.target import AVX2, AVX512, Target
 from treadle.base import dtype as dt
@@ -152,7 +152,9 @@ def test_scores_beyond_range_do_not_spoil_sums() -> None:
 def test_nothing_is_multiplied_in_parts(target: Target) -> None:
     """Products and sums are vector multiply-adds, whose code the target has."""
     places = (dt.int32,) * 3
-    spec = Spec(dt.float32, dt.bfloat16, 64, 64, 0.125, None, None, False, None, places, target)
+    spec = CachedConfig(
+        dt.float32, dt.bfloat16, 64, 64, 0.125, None, None, False, None, places, target
+    )
     assert object_code([cached_kernel(spec)], target)
 
 

@@ -19,7 +19,7 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from treadle.engine.extents import plans  # noqa: E402
 from treadle.interop.torch import left_to_torch  # noqa: E402
-from treadle.interop.torch.parts import Program  # noqa: E402
+from treadle.interop.torch.parts import CompiledPart  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -35,16 +35,16 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[CompiledPart]:
     """Parts that are made from now on."""
-    made: list[Program] = []
-    init = Program.__init__
+    made: list[CompiledPart] = []
+    init = CompiledPart.__init__
 
-    def noted(self: Program, *args: Any) -> None:
+    def noted(self: CompiledPart, *args: Any) -> None:
         init(self, *args)
         made.append(self)
 
-    monkeypatch.setattr(Program, "__init__", noted)
+    monkeypatch.setattr(CompiledPart, "__init__", noted)
     return made
 
 
@@ -84,7 +84,7 @@ class Language(nn.Module):
 
 
 def test_a_transformer_has_one_graph_and_a_plan_for_each_range_of_lengths(
-    programs: list[Program],
+    programs: list[CompiledPart],
 ) -> None:
     model, counter = Language(), CompileCounterWithBackend("treadle")
     run = torch.compile(model, backend=counter, dynamic=True)
@@ -98,7 +98,9 @@ def test_a_transformer_has_one_graph_and_a_plan_for_each_range_of_lengths(
         assert not variant.plans.alone and len(variant.plans.regimes) == 2
 
 
-def test_the_second_size_makes_a_symbol_and_further_ones_nothing(programs: list[Program]) -> None:
+def test_the_second_size_makes_a_symbol_and_further_ones_nothing(
+    programs: list[CompiledPart],
+) -> None:
     model, counter = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8)), "treadle"
     counted = CompileCounterWithBackend(counter)
     run = torch.compile(model, backend=counted)
@@ -110,7 +112,7 @@ def test_the_second_size_makes_a_symbol_and_further_ones_nothing(programs: list[
     assert max(len(p.variants[0].plans.regimes) for p in programs[2:]) <= 3
 
 
-def test_marked_sizes_have_their_bounds(programs: list[Program]) -> None:
+def test_marked_sizes_have_their_bounds(programs: list[CompiledPart]) -> None:
     run = torch.compile(lambda x: torch.softmax(x, 0) * x.shape[0], backend="treadle")
     for rows in (4, 6):
         x = torch.randn(rows, 3)
@@ -152,7 +154,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_at_several_sizes(name: str, programs: list[Program]) -> None:
+def test_functions_at_several_sizes(name: str, programs: list[CompiledPart]) -> None:
     function = FUNCTIONS[name]
     run = torch.compile(function, backend="treadle", dynamic=True, fullgraph=True)
     for rows in (5, 6, 4, 17, 21):
@@ -196,7 +198,7 @@ def test_channels_last_at_several_sizes() -> None:
         assert made.stride() == expected.stride()
 
 
-def test_sizes_that_data_decide(programs: list[Program]) -> None:
+def test_sizes_that_data_decide(programs: list[CompiledPart]) -> None:
     def kept(x: Any) -> Any:
         found = x[x > 0]
         return (found * 2).softmax(0), found.sum() / found.shape[0]
@@ -246,7 +248,7 @@ def test_sizes_that_became_numbers_are_no_tensors() -> None:
     graph.output((made,))
     for node, value in zip((count, x, made), (3, torch.empty(6), torch.empty(3, 2)), strict=True):
         node.meta["val"] = value
-    program = Program(torch.fx.GraphModule({}, graph), {})
+    program = CompiledPart(torch.fx.GraphModule({}, graph), {})
     given = torch.arange(6.0)
     (found,) = program.run([3, given])
     assert torch.equal(found, given.view(3, 2))

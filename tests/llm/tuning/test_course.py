@@ -14,10 +14,10 @@ from treadle.base.errors import CheckpointError
 from treadle.llm.models import build
 from treadle.llm.text import Template
 from treadle.llm.tuning import (
+    Batches,
     Course,
     Example,
     Lora,
-    Plan,
     Reader,
     Schedule,
     Tuner,
@@ -153,7 +153,7 @@ def test_a_course_that_stops_goes_on(tmp_path: Path) -> None:
     def tuner(rank: int = 4) -> Tuner:
         return Tuner(model, fresh(Lora(rank), model.stack.products()), Schedule(1e-2, 0, 8))
 
-    plan = Plan(examples, Course(24, 1, 2, held=0.2))
+    plan = Batches(examples, Course(24, 1, 2, held=0.2))
     whole = tuner()
     steps = list(take(whole, plan, str(tmp_path / "whole"), "base"))
     assert plan.updates == 8 == len(steps)

@@ -18,7 +18,7 @@ import numpy as np
 
 from treadle.base import dtype as dtypes
 from treadle.base.files import strict_json
-from treadle.base.files.source import Source
+from treadle.base.files.source import SizedStream
 from treadle.base.files.strict_json import shorten
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -117,7 +117,7 @@ def looks_like_container(prefix: bytes) -> bool:
     return 2 <= length <= MAX_HEADER and prefix[_LENGTH.size] == ord("{")
 
 
-def read_header(source: Source) -> Header:
+def read_header(source: SizedStream) -> Header:
     """Read and check the header; nothing is allocated for tensors yet.
 
     Raises:
@@ -145,7 +145,7 @@ def read_header(source: Source) -> Header:
     return Header(metadata, {entry.name: entry for entry in entries}, data_start)
 
 
-def _parse_header(source: Source, raw: bytes) -> dict[str, Any]:
+def _parse_header(source: SizedStream, raw: bytes) -> dict[str, Any]:
     text = raw.rstrip(b" ")
     # Other white space around the object would be bytes that no checksum covers.
     if not (text.startswith(b"{") and text.endswith(b"}")):
@@ -157,7 +157,7 @@ def _parse_header(source: Source, raw: bytes) -> dict[str, Any]:
     return fields
 
 
-def _check_metadata(source: Source, value: object) -> dict[str, str]:
+def _check_metadata(source: SizedStream, value: object) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
         raise source.error(f"{METADATA} is not a map of strings to strings")
     return value
@@ -178,7 +178,7 @@ class _Label:
 _FIELDS = {"dtype", "shape", "data_offsets"}
 
 
-def _check_entry(source: Source, name: str, value: object) -> Entry:
+def _check_entry(source: SizedStream, name: str, value: object) -> Entry:
     label = _Label(name)
     if not isinstance(value, dict) or value.keys() != _FIELDS:
         raise source.error(f"{label} lacks exactly dtype, shape and data_offsets")
@@ -201,7 +201,7 @@ def _check_entry(source: Source, name: str, value: object) -> Entry:
 
 
 def _check_sizes(
-    source: Source, label: _Label, shape: tuple[int, ...], dtype: np.dtype[Any], count: int
+    source: SizedStream, label: _Label, shape: tuple[int, ...], dtype: np.dtype[Any], count: int
 ) -> None:
     # Zeros are left out: NumPy bounds the product of the other axes even for empty arrays.
     if math.prod(n for n in shape if n) * dtype.itemsize >= 2**63:
@@ -218,7 +218,7 @@ def _is_sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
 
 
-def _check_coverage(source: Source, entries: list[Entry], available: int) -> None:
+def _check_coverage(source: SizedStream, entries: list[Entry], available: int) -> None:
     """Tensors must follow one another without gap or overlap and fill the file exactly."""
     position = 0
     for entry in sorted(entries, key=lambda e: (e.begin, e.end)):
@@ -234,7 +234,7 @@ def _check_coverage(source: Source, entries: list[Entry], available: int) -> Non
         )
 
 
-def read_array(source: Source, header: Header, entry: Entry) -> Array:
+def read_array(source: SizedStream, header: Header, entry: Entry) -> Array:
     """The data of one tensor, in memory of its own.
 
     Raises:

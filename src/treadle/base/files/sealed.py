@@ -27,7 +27,7 @@ from treadle.base.files.container import (
     lay_out,
     read_array,
 )
-from treadle.base.files.source import PathLike, Source, stream_name
+from treadle.base.files.source import PathLike, SizedStream, stream_name
 from treadle.base.files.strict_json import shorten
 from treadle.base.version import VERSION
 
@@ -100,7 +100,7 @@ class Sealed:
         CheckpointError: the file is damaged, of another kind, or of a newer version.
     """
 
-    def __init__(self, source: Source, header: Header, kind: Kind) -> None:
+    def __init__(self, source: SizedStream, header: Header, kind: Kind) -> None:
         self.manifest = _manifest(source, header, kind)
         self._source, self._header = source, header
         self.where = source.where
@@ -168,7 +168,7 @@ def _digest(manifest: str, entries: Mapping[str, Entry]) -> str:
     return hashlib.sha256(strict_json.canonical([manifest, signatures])).hexdigest()
 
 
-def _manifest(source: Source, header: Header, kind: Kind) -> dict[str, Any]:
+def _manifest(source: SizedStream, header: Header, kind: Kind) -> dict[str, Any]:
     text = header.metadata.get(MANIFEST, "")
     try:
         manifest = strict_json.parse(text.encode("utf-8", "surrogatepass"))
@@ -202,7 +202,7 @@ _READERS = {
 }
 
 
-def _of_another_kind(source: Source, found: str, kind: Kind) -> CheckpointError:
+def _of_another_kind(source: SizedStream, found: str, kind: Kind) -> CheckpointError:
     reader = _READERS.get(found)
     if reader is None:
         return source.error("manifest is not one of Treadle's")

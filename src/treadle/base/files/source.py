@@ -16,7 +16,7 @@ PathLike: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SizedStream:
     """A readable stream of known size; `where` names it in errors."""
 
     stream: BinaryIO
@@ -48,7 +48,7 @@ class Source:
 
 
 @contextmanager
-def open_source(f: PathLike | IO[Any]) -> Iterator[Source]:
+def open_source(f: PathLike | IO[Any]) -> Iterator[SizedStream]:
     """Open a path, or take a binary file object from its present position to its end.
 
     Raises:
@@ -66,11 +66,11 @@ def open_source(f: PathLike | IO[Any]) -> Iterator[Source]:
     data = read()
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(f"load: the file object yields {type(data).__name__}; open it with 'rb'")
-    yield Source(io.BytesIO(data), len(data), stream_name(f))
+    yield SizedStream(io.BytesIO(data), len(data), stream_name(f))
 
 
 @contextmanager
-def _open_regular(path: str) -> Iterator[Source]:
+def _open_regular(path: str) -> Iterator[SizedStream]:
     # O_NONBLOCK: opening a pipe that nobody writes to must fail, not hang.
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     handle = os.open(path, flags)
@@ -80,7 +80,7 @@ def _open_regular(path: str) -> Iterator[Source]:
             raise CheckpointError(path, "not a regular file", hint="name a saved file")
         # closefd: os.fdopen itself refuses a directory, which the line above names better.
         with open(handle, "rb", closefd=False) as stream:
-            yield Source(stream, status.st_size, path)
+            yield SizedStream(stream, status.st_size, path)
     finally:
         os.close(handle)
 

@@ -15,7 +15,7 @@ from treadle.cli.status import Misuse
 from treadle.llm.files import Checkpoint, open_checkpoint
 from treadle.llm.models import build
 from treadle.llm.text import Template, Tokenizer
-from treadle.llm.tuning import Course, Lora, Plan, Reader, Schedule, Tuner, fresh, resume, take
+from treadle.llm.tuning import Batches, Course, Lora, Reader, Schedule, Tuner, fresh, resume, take
 
 _ADAPTER, _TRAINING = "Adapter", "Training"
 
@@ -130,7 +130,7 @@ def command(
     with progress(f"loading {os.path.basename(model.rstrip('/')) or model}"):
         checkpoint, reader = _opened(model)
         examples = reader.read(data)
-        plan = Plan(examples, Course(length, rows, epochs, held_out, seed))
+        plan = Batches(examples, Course(length, rows, epochs, held_out, seed))
         if not plan.updates:
             raise Misuse("DATA", f"no answer begins within {length} tokens: make --length longer")
         built = build(checkpoint, dtype.value)

@@ -47,7 +47,7 @@ _MOST_PLANS = 1024
 _SHAPE, _OPERAND = attrgetter("shape"), attrgetter("operand")
 
 
-class Plan(Protocol):
+class PlannedCall(Protocol):
     """A launch for operands of certain types, with the reasons for it."""
 
     decision: Decision
@@ -87,7 +87,7 @@ class PlacedLaunch:
         return made.__call__  # Bound once, since every call of the op comes by here.
 
 
-def plan_for(op: Op, types: tuple[TensorType, ...], where: CompNode) -> Plan:
+def plan_for(op: Op, types: tuple[TensorType, ...], where: CompNode) -> PlannedCall:
     """Return how a device runs an op on operands of these types.
 
     Raises:
@@ -116,7 +116,7 @@ def decision_of(launch: object) -> Decision | None:
     return None
 
 
-def host_plan(op: Op, types: tuple[TensorType, ...], where: CompNode, source: str) -> Plan:
+def host_plan(op: Op, types: tuple[TensorType, ...], where: CompNode, source: str) -> PlannedCall:
     """Return how the host runs an op on operands of a device because `source` wants that."""
     found = Choice(None, None, "host", (), source)
     return _on_host(op, types, found, where, found.why)
@@ -124,7 +124,7 @@ def host_plan(op: Op, types: tuple[TensorType, ...], where: CompNode, source: st
 
 def _on_host(
     op: Op, types: tuple[TensorType, ...], found: Choice, where: CompNode, why: Support
-) -> Plan:
+) -> PlannedCall:
     """Return how the host runs an op in place of a device."""
     launch, chosen = choose_engine(op, types, where.logical_name, fallen=True)
     decision = replace(
@@ -278,7 +278,7 @@ class _CheckedPlan:
         self.decision = plan.decision
         self._run: Launch = plan.__call__
         op, types = plan.decision.op, plan.decision.types
-        self._looks: list[tuple[int, CheckIndices, Plan | None]] = []
+        self._looks: list[tuple[int, CheckIndices, PlannedCall | None]] = []
         for operand, low, high in op.index_ranges(types):
             check = CheckIndices(asking(op), low, high)
             own = (types[operand],)

@@ -23,7 +23,7 @@ from treadle.engine.devices.names import CompNode
 from treadle.engine.execute.counters import Counters, Tally, total
 from treadle.engine.execute.runner import Runner
 from treadle.engine.execute.timeline import Span, Timeline
-from treadle.engine.spread import Memory, Part, Source, Spread
+from treadle.engine.spread import Memory, Part, PartInput, Spread
 from treadle.graph.ir import Value
 from treadle.ops.constant import Constant
 from treadle.runtime.array import DeviceArray, to_device
@@ -77,7 +77,7 @@ class _Run:
     waits: list[int]
     contexts: list[Context]
     exact: bool
-    moved: dict[tuple[Source, Memory], Any] = field(default_factory=dict)
+    moved: dict[tuple[PartInput, Memory], Any] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     done: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
@@ -117,8 +117,8 @@ class Scheduler:
     @classmethod
     def of_one(cls, part: Part, runner: Runner) -> Scheduler:
         """A scheduler of a program that is one part, to measure it as others are."""
-        sources = tuple(Source(-1, i) for i in range(len(part.graph.inputs)))
-        outputs = tuple(Source(0, i) for i in range(len(part.graph.outputs)))
+        sources = tuple(PartInput(-1, i) for i in range(len(part.graph.inputs)))
+        outputs = tuple(PartInput(0, i) for i in range(len(part.graph.outputs)))
         whole = Part(part.graph, part.home, sources)
         return cls(part.graph.name, Spread((whole,), outputs, frozenset()), [runner])
 
@@ -200,8 +200,8 @@ class Scheduler:
             self._copies["bytes"] += run.copied
         return outputs
 
-    def _output(self, run: _Run, source: Source | Value) -> Any:
-        if isinstance(source, Source):
+    def _output(self, run: _Run, source: PartInput | Value) -> Any:
+        if isinstance(source, PartInput):
             return self._value(run, source)
         node = source.producer
         if node is None or not isinstance(node.op, Constant):
@@ -209,7 +209,7 @@ class Scheduler:
         return np.asarray(node.op.reference())
 
     @staticmethod
-    def _value(run: _Run, source: Source) -> Any:
+    def _value(run: _Run, source: PartInput) -> Any:
         return run.inputs[source.index] if source.part < 0 else run.made[source.part][source.index]
 
     def _do(self, run: _Run, i: int) -> None:
@@ -256,7 +256,7 @@ class Scheduler:
         away = [h for h in homes if h.memory != self._parts[i].home.memory]
         return all(not h.on_host and h.open().reaches(array.device) for h in away)
 
-    def _arrived(self, run: _Run, source: Source, home: CompNode) -> Any:
+    def _arrived(self, run: _Run, source: PartInput, home: CompNode) -> Any:
         """A value on the device that reads it, copied there by the first part that does."""
         given = self._value(run, source)
         if source.part < 0 and source.index in self._free:

@@ -206,7 +206,7 @@ def _fused(
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StagePass:
     """A pass of the stage that can be run by itself.
 
     Attributes:
@@ -223,14 +223,14 @@ def _only(kind: str) -> Callable[[Graph, Work], Graph]:
 
 
 STEPS = {
-    "fold_scales": Step("Multiplies frozen weights by the scales behind them", _fold_scales),
-    "winograd": Step("Computes convolutions by Winograd's algorithm", _choose_algorithms),
-    "layout": Step("Chooses the order of axes that maps are held in", _lay_out),
-    "fuse": Step("Makes groups of all kinds, the best of several choices", _fuse),
-    "attention": Step("Makes groups around attention", _only("attention")),
-    "contraction": Step("Makes groups around products and convolutions", _only("contraction")),
-    "window": Step("Makes groups around pooling and resampling", _only("window")),
-    "loop": Step("Makes groups of loops over elements", _only("loop")),
+    "fold_scales": StagePass("Multiplies frozen weights by the scales behind them", _fold_scales),
+    "winograd": StagePass("Computes convolutions by Winograd's algorithm", _choose_algorithms),
+    "layout": StagePass("Chooses the order of axes that maps are held in", _lay_out),
+    "fuse": StagePass("Makes groups of all kinds, the best of several choices", _fuse),
+    "attention": StagePass("Makes groups around attention", _only("attention")),
+    "contraction": StagePass("Makes groups around products and convolutions", _only("contraction")),
+    "window": StagePass("Makes groups around pooling and resampling", _only("window")),
+    "loop": StagePass("Makes groups of loops over elements", _only("loop")),
 }
 """Passes of the stage by name: the first four in the order in which it runs them, then the kinds of
 groups by themselves."""

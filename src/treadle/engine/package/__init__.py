@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from treadle.base.files.container import looks_like_container, read_header
 from treadle.base.files.sealed import Kind, Sealed, is_sealed
-from treadle.base.files.source import Source
+from treadle.base.files.source import SizedStream
 
 KIND = Kind("treadle model", 2)
 """Version 2 is that of files with native parts; others are written as version 1."""
@@ -22,7 +22,7 @@ class Foreign(NamedTuple):
     """
 
     looks: Callable[[bytes], bool]
-    read: Callable[[Source], list[Any]]
+    read: Callable[[SizedStream], list[Any]]
 
 
 def is_megengines(head: bytes) -> bool:
@@ -44,7 +44,7 @@ def foreign(head: bytes) -> Foreign | None:
     return next((f for f in _FOREIGN if f.looks(head)), None)
 
 
-def opened(source: Source) -> Sealed:
+def opened(source: SizedStream) -> Sealed:
     """The file behind a source, its manifest checked.
 
     Raises:

@@ -20,7 +20,7 @@ from treadle.backends.segments import seal
 from treadle.base.errors import CheckpointError, CompileError, GraphError, ShapeError
 from treadle.base.files.container import Array, as_bytes
 from treadle.base.files.sealed import Kind, Sealed, chunks_of, write
-from treadle.base.files.source import PathLike, Source, open_source
+from treadle.base.files.source import PathLike, SizedStream, open_source
 from treadle.base.files.trust import Signer
 from treadle.base.log import get_logger
 from treadle.base.shape import Shape
@@ -229,7 +229,7 @@ def read_models(f: PathLike | IO[Any], *, allow_native: bool | None = None) -> l
         return models_in(source, allow_native=allow_native)
 
 
-def models_in(source: Source, *, allow_native: bool | None = None) -> list[Model]:
+def models_in(source: SizedStream, *, allow_native: bool | None = None) -> list[Model]:
     """As `read_models`, from a file that is open."""
     if (other := foreign(source.read(0, 32))) is not None:
         return other.read(source)
@@ -239,7 +239,7 @@ def models_in(source: Source, *, allow_native: bool | None = None) -> list[Model
     return models
 
 
-def _models(sealed: Sealed, source: Source, allow_native: bool | None) -> list[Model]:
+def _models(sealed: Sealed, source: SizedStream, allow_native: bool | None) -> list[Model]:
     taken: dict[str, ArrayData] = {}
     try:
         made = []

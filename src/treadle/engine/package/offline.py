@@ -30,7 +30,7 @@ from treadle.base.env import ENGINES
 from treadle.base.errors import CheckpointError, EngineError, LoadError, ShapeError, TreadleError
 from treadle.base.files.checksum import LaterChecksum
 from treadle.base.files.sealed import Sealed
-from treadle.base.files.source import Source
+from treadle.base.files.source import SizedStream
 from treadle.base.log import get_logger
 from treadle.base.types import TensorType
 from treadle.base.version import LITE, VERSION
@@ -454,7 +454,7 @@ class _File:
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(os.fsdecode(path), "not a regular file")
             size = status.st_size
-            self.source = Source(self._stream, size, os.fsdecode(path))
+            self.source = SizedStream(self._stream, size, os.fsdecode(path))
             self.sealed = opened(self.source)
             self._map = mmap.mmap(self._stream.fileno(), 0, access=mmap.ACCESS_READ)
         except BaseException:

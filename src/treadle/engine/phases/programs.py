@@ -27,7 +27,7 @@ from treadle.engine.phases.parting import Phase, finds_extents, phases_of, renum
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.engine.spread import Places
-from treadle.engine.targets import Program, Target
+from treadle.engine.targets import StagedProgram, Target
 from treadle.graph.evaluate import bind, op_at, specialize
 from treadle.graph.ir import Graph, Node, Value, symbols_in
 from treadle.ops.op import as_tuple
@@ -320,7 +320,7 @@ class InPhases(Target):
         """Its phases have plans."""
         return "data decide extents in it, and each phase has one"
 
-    def start(self, program: Program) -> Runner:
+    def start(self, program: StagedProgram) -> Runner:
         """Return what runs the phases."""
         captured = program.source
         if captured.interface.updates:

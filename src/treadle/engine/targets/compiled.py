@@ -28,7 +28,7 @@ from treadle.engine.execute.segments import SegmentLaunch, is_apart, kept_whole,
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Loaded, Plan
 from treadle.engine.report import CompileReport
-from treadle.engine.targets.target import Build, Program, Target
+from treadle.engine.targets.target import Build, StagedProgram, Target
 from treadle.graph.ir import Graph
 
 
@@ -123,13 +123,13 @@ class Compiled(Target):
 
         return stages.load(planned.plan, self.compiler(), on_host=self._on_host)
 
-    def load_again(self, program: Program) -> Executor | DeviceExecutor:
+    def load_again(self, program: StagedProgram) -> Executor | DeviceExecutor:
         """Make the runner of the program here, whatever the cache has."""
         loaded = program.loaded
         results = results_of(program.source, program.lowered.graph)
         return self.executor(program.source, loaded, results, program.report)
 
-    def start(self, program: Program) -> Executor | DeviceExecutor:
+    def start(self, program: StagedProgram) -> Executor | DeviceExecutor:
         """Return the runner of the program, out of the cache or made now."""
         compiler, graph, options = self.compiler(), program.source.graph, self._options
         if MEASURING.on and self._crossing is None:

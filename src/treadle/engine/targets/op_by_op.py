@@ -15,7 +15,7 @@ from treadle.engine.execute.segments import SegmentLaunch, body_of, engine_of
 from treadle.engine.options import Options
 from treadle.engine.report import CompileReport
 from treadle.engine.targets.device import part_on_device
-from treadle.engine.targets.target import Program, Target
+from treadle.engine.targets.target import StagedProgram, Target
 from treadle.graph.ir import Graph
 from treadle.ops.fused import Fused
 
@@ -57,7 +57,7 @@ class OpByOp(Target):
         graph = part_on_device(prepared, self._home, options, report, None)
         return Partitioned(prepared.captured, graph)
 
-    def start(self, program: Program) -> Runner:
+    def start(self, program: StagedProgram) -> Runner:
         """Return the runner of the program op by op."""
         home, strict = self._home, self._options.strict_segments
 

@@ -11,7 +11,7 @@ from treadle.engine.options import Options
 from treadle.engine.plan import Interface
 from treadle.engine.report import CompileReport
 from treadle.engine.spread import Places, cut
-from treadle.engine.targets.target import Build, Divided, Program, Target
+from treadle.engine.targets.target import Build, Divided, StagedProgram, Target
 
 
 class Several(Target):
@@ -49,7 +49,7 @@ class Several(Target):
             report.decide("cut", part.graph.name, place, f"takes {len(part.sources)} values")
         return Divided(spread, tuple(made))
 
-    def start(self, program: Program) -> Runner:
+    def start(self, program: StagedProgram) -> Runner:
         """Return a runner that runs each part when its values have come."""
         divided = program.divided
         if divided is None:

@@ -18,7 +18,7 @@ from treadle.engine.report import CompileReport
 from treadle.engine.spread import Spread
 
 
-class Program(Protocol):
+class StagedProgram(Protocol):
     """A program on its way; asking for an artifact passes the stages that it takes."""
 
     @property
@@ -57,10 +57,10 @@ class Divided:
     """A program over several devices: how it was cut, and its parts as programs."""
 
     spread: Spread
-    parts: tuple[Program, ...]
+    parts: tuple[StagedProgram, ...]
 
 
-Build = Callable[[Captured, CompNode | None], Program]
+Build = Callable[[Captured, CompNode | None], StagedProgram]
 """Starts another program, for the host or a device."""
 
 
@@ -121,7 +121,7 @@ class Target(ABC):
         raise EngineError("load", self.why_no_plan())
 
     @abstractmethod
-    def start(self, program: Program) -> Runner:
+    def start(self, program: StagedProgram) -> Runner:
         """Return the runner of the program; passes the stages that this takes."""
 
     def dump(self, before: object, after: object) -> None:

@@ -18,10 +18,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
-from torch._functorch.partitioners import (
-    default_partition,
-    min_cut_rematerialization_partition,
-)
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._higher_order_ops.effects import with_effects
 from torch._ops import HigherOrderOperator
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
@@ -36,7 +33,7 @@ from treadle.interop.torch.drawing import DRAWING
 from treadle.interop.torch.flex import write_out
 from treadle.interop.torch.homes import devices_of
 from treadle.interop.torch.nodes import decompositions, note_what_is_read, refusal
-from treadle.interop.torch.parts import Program, add_sizes
+from treadle.interop.torch.parts import CompiledPart, add_sizes
 from treadle.interop.torch.strides import look_at_bases, note_who_sees
 from treadle.interop.torch.symbols import Range, is_number, knowing, ranges
 from treadle.interop.torch.table import name_of
@@ -341,7 +338,7 @@ def _with_parts(
     for node in parts:
         part = fused.get_submodule(str(node.target))
         if isinstance(part, fx.GraphModule):
-            made = Program(part, support.symbols, support.device)
+            made = CompiledPart(part, support.symbols, support.device)
             add_sizes(fused, node, made.unread)
             fused.set_submodule(str(node.target), made)
     fused.recompile()

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from treadle.interop.torch.parts import Program
+from treadle.interop.torch.parts import CompiledPart
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -40,7 +40,7 @@ def _straight(module: fx.GraphModule) -> Boxed | None:
         return None
     (call,), (output,) = calls, module.graph.find_nodes(op="output")
     program = module.get_submodule(str(call.target))
-    if not isinstance(program, Program) or any(a not in placeholders for a in call.args):
+    if not isinstance(program, CompiledPart) or any(a not in placeholders for a in call.args):
         return None
     takes = [placeholders[a] for a in call.args]
     if not isinstance(output.args[0], (tuple, list)):
@@ -79,7 +79,7 @@ def _taking(call: Callable[[Sequence[Any]], Any], takes: Sequence[int]) -> Any:
     return lambda given: call([given[i] for i in takes])
 
 
-def _mixed(program: Program, takes: Sequence[int], gives: Sequence[tuple[int, Any]]) -> Boxed:
+def _mixed(program: CompiledPart, takes: Sequence[int], gives: Sequence[tuple[int, Any]]) -> Boxed:
     def run(arguments: list[Any]) -> Any:
         given = tuple(arguments)
         arguments.clear()

@@ -23,7 +23,7 @@ from treadle.base.files.source import PathLike
 from treadle.base.modes import pop_casting, push_casting
 from treadle.interop.torch.arrays import to_array
 from treadle.interop.torch.nodes import decompositions
-from treadle.interop.torch.program import Program
+from treadle.interop.torch.program import TorchProgram
 from treadle.interop.torch.quantizing import zero_points
 from treadle.interop.torch.recurrent import RECURRENT
 from treadle.interop.torch.strides import look_at_bases
@@ -125,7 +125,7 @@ class ExportedModel(Module):
         look_at_bases(core.graph_module.graph)
         self._paths: dict[str, tuple[str, ...]] = {}
         self._targets: list[str] = []
-        self._program = Program(core, *self._take(core))
+        self._program = TorchProgram(core, *self._take(core))
         self.input_names = self._program.names
         self.input_types = self._program.types
         self.output_names = self._program.output_names

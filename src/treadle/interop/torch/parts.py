@@ -204,7 +204,7 @@ class Instance:
         return made
 
 
-class Program(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch may be missing
+class CompiledPart(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch may be missing
     """A part of a graph, run by programs of the engine that are compiled when they are needed.
 
     Args:

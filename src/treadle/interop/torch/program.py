@@ -27,7 +27,7 @@ MOST_SHAPES = 64
 """Sets of input shapes whose ops a program keeps."""
 
 
-class Program:
+class TorchProgram:
     """A program, written in ops once for all extents that answer alike.
 
     Copies of a module share it: it holds no weights, and what it knows does not change.
@@ -65,7 +65,7 @@ class Program:
         self._lock = threading.Lock()
         self.written_for(tuple(self._example(v) for v in self._declared))
 
-    def __deepcopy__(self, memo: Mapping[int, Any]) -> Program:
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> TorchProgram:
         return self
 
     def nested(self, results: Sequence[Any]) -> Any:

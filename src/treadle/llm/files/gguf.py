@@ -22,7 +22,7 @@ import numpy as np
 
 from treadle.base import dtype as dtypes
 from treadle.base.blocks import FORMATS, BlockFormat, Blocks, by_number
-from treadle.base.files.source import Source, open_source
+from treadle.base.files.source import SizedStream, open_source
 from treadle.base.files.strict_json import shorten
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -186,7 +186,7 @@ def read_gguf(path: str | os.PathLike[str]) -> Gguf:
 class _Reader:
     """A position in a mapped file, and what is read from there."""
 
-    def __init__(self, source: Source, mapped: mmap.mmap) -> None:
+    def __init__(self, source: SizedStream, mapped: mmap.mmap) -> None:
         self.source = source
         self.mapped = mapped
         self.size = len(mapped)

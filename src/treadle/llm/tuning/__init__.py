@@ -1,6 +1,6 @@
 """Fine-tuning: additions of low rank to the products of a model, trained, written and read."""
 
-from treadle.llm.tuning.course import Course, Plan, Progress, keep, resume, take
+from treadle.llm.tuning.course import Batches, Course, Progress, keep, resume, take
 from treadle.llm.tuning.examples import Example, Reader, packed
 from treadle.llm.tuning.files import adapter_for, merged, read_adapter, write_adapter
 from treadle.llm.tuning.lora import Adapter, Lora, fresh
@@ -8,10 +8,10 @@ from treadle.llm.tuning.tuner import Rows, Schedule, Tuner
 
 __all__ = [
     "Adapter",
+    "Batches",
     "Course",
     "Example",
     "Lora",
-    "Plan",
     "Progress",
     "Reader",
     "Rows",

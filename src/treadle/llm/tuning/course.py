@@ -52,7 +52,7 @@ class Progress:
     held: float | None = None
 
 
-class Plan:
+class Batches:
     """Rows that each update learns from; they follow from the examples and the course alone."""
 
     def __init__(self, examples: Sequence[Example], course: Course) -> None:
@@ -85,7 +85,7 @@ class Plan:
         return [rows[i : i + count] for i in range(0, len(rows), count)]
 
 
-def take(tuner: Tuner, plan: Plan, folder: str, base: str, every: int = 0) -> Iterator[Progress]:
+def take(tuner: Tuner, plan: Batches, folder: str, base: str, every: int = 0) -> Iterator[Progress]:
     """Take all updates that are left, and leave adapter and state in a folder.
 
     Args:

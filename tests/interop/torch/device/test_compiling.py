@@ -123,14 +123,14 @@ def test_a_model_has_one_graph_and_programs_for_ranges_of_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On the host's memory, as on the CPU."""
-    made: list[parts.Program] = []
-    init = parts.Program.__init__
+    made: list[parts.CompiledPart] = []
+    init = parts.CompiledPart.__init__
 
-    def noted(self: parts.Program, *given: Any) -> None:
+    def noted(self: parts.CompiledPart, *given: Any) -> None:
         init(self, *given)
         made.append(self)
 
-    monkeypatch.setattr(parts.Program, "__init__", noted)
+    monkeypatch.setattr(parts.CompiledPart, "__init__", noted)
     monkeypatch.setattr(plans, "recall_regime", lambda *given: None)
     torch._dynamo.reset()
     model = Attending().to("treadle:0")

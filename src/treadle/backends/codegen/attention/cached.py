@@ -50,7 +50,7 @@ ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class CachedConfig:
     """The constants of a kernel.
 
     Attributes:
@@ -183,7 +183,7 @@ class Rows(ABC, Generic[S]):
 
     e: KernelBuilder
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: CachedConfig) -> None:
         self.s = s = spec
         self.q, self.y = pointer(s.dtype, "q"), pointer(s.dtype, "y")
         names = ("starts", "ends", "rows")
@@ -268,7 +268,7 @@ class Rows(ABC, Generic[S]):
 class _Cached(Rows[_Scratch]):
     """Writes the kernel of one spec."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: CachedConfig) -> None:
         super().__init__(spec)
         self.k, self.v = pointer(spec.kept, "k"), pointer(spec.kept, "v")
         self.scales = scales_of(spec)
@@ -485,18 +485,20 @@ class _Cached(Rows[_Scratch]):
             row.store(column, value, aligned=True)
 
 
-def _aligned(s: Spec, position: Value, step: int) -> Value:
+def _aligned(s: CachedConfig, position: Value, step: int) -> Value:
     """Where blocks or vectors of keys begin: a query's sums are the same in any company."""
     return position if s.window is None else (position // step) * step
 
 
-def _per_lane(s: Spec, source: Pointer, r: Value) -> Value:
+def _per_lane(s: CachedConfig, source: Pointer, r: Value) -> Value:
     """Numbers of a tile's rows, for each key that a vector holds."""
     vector = source.load(r, s.tile)
     return shuffle(vector, vector, [i % s.tile for i in range(s.lanes)])
 
 
-def _finish(e: Builder, s: Spec, y: Pointer, scratch: _Scratch, r: Value, place: Value) -> None:
+def _finish(
+    e: Builder, s: CachedConfig, y: Pointer, scratch: _Scratch, r: Value, place: Value
+) -> None:
     """A row's result, divided by its sum."""
     inverse = 1.0 / scratch.sums[r]
     source = scratch.y + r * round_up(s.e, s.lanes)
@@ -506,13 +508,13 @@ def _finish(e: Builder, s: Spec, y: Pointer, scratch: _Scratch, r: Value, place:
         line.store(column, value.cast(s.dtype), _tail(e, s, s.e, column))
 
 
-def _tail(e: Builder, s: Spec, width: int, column: int) -> Value | None:
+def _tail(e: Builder, s: CachedConfig, width: int, column: int) -> Value | None:
     """The mask of a vector of a row's columns; None where all exist."""
     left = width - column
     return None if left >= s.lanes else e.first_lanes(left, s.lanes)
 
 
-def _over_keys(s: Spec, x: Value, join: Callable[[Value, Value], Value]) -> Value:
+def _over_keys(s: CachedConfig, x: Value, join: Callable[[Value, Value], Value]) -> Value:
     """Joins what lanes of one row hold; every lane has the result of its row."""
     distance = s.tile
     while distance < s.lanes:
@@ -528,13 +530,13 @@ def tanh(x: Value) -> Value:
     return copysign((1.0 - power) / (1.0 + power), x)
 
 
-def scales_of(spec: Spec) -> tuple[Pointer, ...]:
+def scales_of(spec: CachedConfig) -> tuple[Pointer, ...]:
     """Parameters."""
     return tuple(pointer(dt.float32, n) for n in ("k_scales", "v_scales")) if spec.scaled else ()
 
 
 @cache
-def cached_kernel(spec: Spec) -> Kernel:
+def cached_kernel(spec: CachedConfig) -> Kernel:
     """The kernel over (q, k, v, y, starts, ends, rows[, two scales][, sinks], sizes)."""
     made = _Cached(spec)
     made.write()

@@ -19,10 +19,10 @@ from functools import cache
 from treadle.backends.codegen.attention.cached import (
     BLOCK,
     ROWS,
+    CachedConfig,
     Item,
     Rows,
     Seen,
-    Spec,
     tanh,
 )
 from treadle.backends.codegen.attention.operands import LOG2_E
@@ -52,7 +52,7 @@ _TILE = ROWS * WIDTH
 """Numbers of all rows in a panel of columns."""
 
 
-def takes(spec: Spec) -> bool:
+def takes(spec: CachedConfig) -> bool:
     """Whether products of bfloat16 are instructions, and features fill steps."""
     target = spec.target
     wide = target.dot_bfloat16 and target.vector_bytes == 4 * LINES
@@ -60,7 +60,7 @@ def takes(spec: Spec) -> bool:
 
 
 @cache
-def words_kernel(spec: Spec) -> Kernel:
+def words_kernel(spec: CachedConfig) -> Kernel:
     """A kernel over panels of keys: (k, v, key words, value words, ends, rows[, scales], sizes).
 
     Sizes are the sequences and heads of the cache, its capacity, and panels of a head.
@@ -71,7 +71,7 @@ def words_kernel(spec: Spec) -> Kernel:
 
 
 @cache
-def pairs_kernel(spec: Spec) -> Kernel:
+def pairs_kernel(spec: CachedConfig) -> Kernel:
     """The kernel over (q, key words, value words, y, starts, ends[, sinks], sizes)."""
     made = _Pairs(spec)
     made.write()
@@ -81,7 +81,7 @@ def pairs_kernel(spec: Spec) -> Kernel:
 class _Words:
     """Writes the kernel that makes words."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: CachedConfig) -> None:
         self.s = spec
         self.e = e = KernelBuilder()
         self.k, self.v = e.pointer(spec.kept, "k"), e.pointer(spec.kept, "v")
@@ -174,7 +174,7 @@ class _Scratch(Seen):
 class _Pairs(Rows[_Scratch]):
     """Writes the kernel of one spec."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: CachedConfig) -> None:
         super().__init__(spec)
         self.unit = Unit(dt.bfloat16, dt.bfloat16, dt.float32, spec.target.matrices)
         self.function = unit_function(self.unit, self.unit.rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.attention import cached_pairs as pairs
-from treadle.backends.codegen.attention.cached import ROWS, Spec, cached_kernel
+from treadle.backends.codegen.attention.cached import ROWS, CachedConfig, cached_kernel
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -32,7 +32,7 @@ def lower_cached_attention(
         return no("op", "attention over caches is written for processors")
     if not numbers or max(int(d), int(e)) > MOST_FEATURES:
         return no("size-limit", f"heads have a known number of features up to {MOST_FEATURES}")
-    spec = Spec(
+    spec = CachedConfig(
         q.dtype,
         k.dtype,
         int(d),
@@ -64,7 +64,11 @@ def lower_cached_attention(
 
 
 def _in_pairs(
-    spec: Spec, types: tuple[TensorType, ...], extents: tuple[Dim, ...], items: Dim, flops: Dim
+    spec: CachedConfig,
+    types: tuple[TensorType, ...],
+    extents: tuple[Dim, ...],
+    items: Dim,
+    flops: Dim,
 ) -> Lowered:
     """Words of keys and values, then the attention of rows of `ROWS` at a time."""
     q, k = types[:2]

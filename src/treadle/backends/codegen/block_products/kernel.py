@@ -32,7 +32,7 @@ _NARROW = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class BlockConfig:
     """A kernel's constants: the rows of a tile and the weights, the result's type, the lanes.
 
     Rows meet so many `vectors` of columns at a time.
@@ -54,7 +54,7 @@ class Spec:
 
 
 @cache
-def product_kernel(spec: Spec, name: str) -> Kernel:
+def product_kernel(spec: BlockConfig, name: str) -> Kernel:
     """A kernel over (chunk of tiles, panel), the panel fastest.
 
     Its parameters: records, panels, y [m, n], m, n, blocks of the format in a row, the number of
@@ -69,7 +69,7 @@ def product_kernel(spec: Spec, name: str) -> Kernel:
 class _Product:
     """Writes the kernel."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: BlockConfig) -> None:
         self.spec, self.layout, self.records = spec, spec.layout, spec.records
         self.levels = Levels(spec.layout, spec.lanes)
         self.e = e = KernelBuilder()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from treadle.backends.api import Support, no
-from treadle.backends.codegen.block_products.kernel import Spec, product_kernel
+from treadle.backends.codegen.block_products.kernel import BlockConfig, product_kernel
 from treadle.backends.codegen.block_products.lower_pairs import (
     SERIAL,
     Pairing,
@@ -74,7 +74,7 @@ def lower_block_matmul(
     records = Records(tile, LAYOUTS[op.format], op.activations, matrices, pairs)
     rows = given.rows(records, m)
     chunk = max(1, target.l2 // 2 // given.row_bytes(records))
-    spec = Spec(records, x.dtype, given.lanes, vectors=_vectors(records, given.lanes))
+    spec = BlockConfig(records, x.dtype, given.lanes, vectors=_vectors(records, given.lanes))
     if pairs and estimate(m) > tile:
         chunk = min(max(chunk, _CHUNK // tile), MOST // tile)
         kernel = several_kernel(spec, op.format)
@@ -164,12 +164,12 @@ def lower_block_experts(
     if pairs and estimate(m) >= _SHARED * estimate(count):
         routes, sizes = routes_of(experts, count), (m, op.rows, given.blocks, each)
         kernel = several_experts_kernel(
-            Spec(records, x.dtype, given.lanes), _most(target), op.format
+            BlockConfig(records, x.dtype, given.lanes), _most(target), op.format
         )
         arguments = *first, *routes.arguments[1:3], *sizes, sharing(x, experts)
         launch = Launch(kernel, arguments, count * each, serial, flops, nbytes)
         return Lowered((rows, routes, launch), workspaces=(*workspaces, m * 4, count * 4))
-    spec = Spec(records, x.dtype, given.lanes, experts.dtype, _vectors(records, given.lanes))
+    spec = BlockConfig(records, x.dtype, given.lanes, experts.dtype, _vectors(records, given.lanes))
     arguments = *first, Ref("input", 2), m, op.rows, given.blocks, each, count, sharing(x, experts)
     launch = Launch(product_kernel(spec, op.format), arguments, each * m, serial, flops, nbytes)
     return Lowered((rows, launch), workspaces=workspaces)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from treadle.backends.codegen.block_products.kernel import Spec
+from treadle.backends.codegen.block_products.kernel import BlockConfig
 from treadle.backends.codegen.block_products.levels import Header, Levels
 from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.ir import Kernel
@@ -35,7 +35,7 @@ _AREA = LINES * LINES
 
 
 @cache
-def matrices_kernel(spec: Spec, name: str, features: tuple[str, ...]) -> Kernel:
+def matrices_kernel(spec: BlockConfig, name: str, features: tuple[str, ...]) -> Kernel:
     """A kernel with the parameters of `product_kernel`; tiles have 16 rows."""
     return _Matrices(spec).kernel(f"blocks_{name}_{spec.records.kind}_matrices", features)
 
@@ -43,7 +43,7 @@ def matrices_kernel(spec: Spec, name: str, features: tuple[str, ...]) -> Kernel:
 class _Matrices:
     """Writes the kernel."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: BlockConfig) -> None:
         self.spec, self.layout, self.records = spec, spec.layout, spec.records
         self.levels = Levels(spec.layout, LINES)
         self.groups = STEP // spec.layout.group

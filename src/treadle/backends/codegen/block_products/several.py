@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from treadle.backends.codegen.block_products.kernel import LINE, Spec, scaled, starts_of
+from treadle.backends.codegen.block_products.kernel import LINE, BlockConfig, scaled, starts_of
 from treadle.backends.codegen.block_products.levels import Levels
 from treadle.backends.codegen.block_products.pairs import ROUTES
 from treadle.backends.codegen.kernel.builder import KernelBuilder
@@ -28,13 +28,13 @@ MOST = 512
 
 
 @cache
-def several_kernel(spec: Spec, name: str) -> Kernel:
+def several_kernel(spec: BlockConfig, name: str) -> Kernel:
     """A kernel with the parameters of `product_kernel`, whose chunks have `MOST` rows at most."""
     return _Several(spec, spec.records.tile).kernel(name)
 
 
 @cache
-def several_experts_kernel(spec: Spec, tile: int, name: str) -> Kernel:
+def several_experts_kernel(spec: BlockConfig, tile: int, name: str) -> Kernel:
     """A kernel over (expert, panel) for the rows that chose the expert, `tile` at a time.
 
     Its parameters: records of single rows, panels of all experts, y, order and ends of
@@ -47,7 +47,7 @@ def several_experts_kernel(spec: Spec, tile: int, name: str) -> Kernel:
 class _Several:
     """Writes the kernel for tiles of so many rows."""
 
-    def __init__(self, spec: Spec, tile: int) -> None:
+    def __init__(self, spec: BlockConfig, tile: int) -> None:
         self.spec, self.layout, self.records = spec, spec.layout, spec.records
         self.lanes, self.tile = spec.lanes, tile
         self.levels = Levels(spec.layout, spec.lanes)

@@ -26,7 +26,7 @@ from treadle.backends.codegen.irregular.window_grad_kernels import (
     maxima_grad_kernel,
 )
 from treadle.backends.codegen.irregular.window_kernels import Kind, window_kernel
-from treadle.backends.codegen.irregular.window_parts import Spec, arguments
+from treadle.backends.codegen.irregular.window_parts import WindowConfig, arguments
 from treadle.backends.codegen.lowering import LOWERINGS
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Strided, sizes_of, strided_input, strided_output
@@ -45,13 +45,7 @@ from treadle.ops.adaptive_pool import (
 )
 from treadle.ops.fused import Fused
 from treadle.ops.movement import Transpose
-from treadle.ops.pool import (
-    AvgPoolGrad,
-    MaxPool,
-    MaxPoolGather,
-    MaxPoolGrad,
-    Pooling,
-)
+from treadle.ops.pool import AvgPoolGrad, MaxPool, MaxPoolGather, MaxPoolGrad, Pooling
 from treadle.ops.precision import compute_type
 from treadle.ops.resample import Interpolation, Resize, ResizeGrad
 
@@ -141,7 +135,7 @@ class _Pool:
             "max" if isinstance(op, (MaxPool, AdaptiveMaxPool)) else "average", axes
         )
 
-    def _spec(self, axes: Axes, vectors: int, *, adds: bool = False) -> Spec:
+    def _spec(self, axes: Axes, vectors: int, *, adds: bool = False) -> WindowConfig:
         lanes = self.target.lanes(self.x.dtype)
         channels = int(self.x.shape[1])
         first = axes[0]
@@ -151,7 +145,7 @@ class _Pool:
         masked = channels < lanes or (adds and channels % lanes != 0)
         vectors *= self.target.registers // 16
         vectors = max(min(vectors, channels // lanes), 1)
-        return Spec(self.x.dtype, lanes, vectors, deep, masked)
+        return WindowConfig(self.x.dtype, lanes, vectors, deep, masked)
 
     def _arguments(self, out: Ref) -> tuple[Ref | Dim, ...]:
         """The result, then the operands."""

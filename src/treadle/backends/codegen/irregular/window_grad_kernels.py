@@ -13,8 +13,8 @@ from treadle.backends.codegen.irregular.pool_tables import Bounds, Geometry
 from treadle.backends.codegen.irregular.rows import RowBuilder
 from treadle.backends.codegen.irregular.window_parts import (
     Channels,
-    Spec,
     Volume,
+    WindowConfig,
     each_cell,
     each_channels,
     greater,
@@ -32,7 +32,7 @@ Places = tuple[Pointer, Pointer, Pointer]
 
 
 @functools.cache
-def maxima_grad_kernel(spec: Spec, kept: DType, *, tiled: bool, strips: bool) -> Kernel:
+def maxima_grad_kernel(spec: WindowConfig, kept: DType, *, tiled: bool, strips: bool) -> Kernel:
     """dy to the first maxima of x; a row of the launch is a strip of rows of an image.
 
     Windows across the edge of a strip are looked at twice; without `strips`, an image has only one.
@@ -53,7 +53,9 @@ def maxima_grad_kernel(spec: Spec, kept: DType, *, tiled: bool, strips: bool) ->
 class _MaximaGrad:
     """Parameters, and the loops over a strip of an image."""
 
-    def __init__(self, e: Builder, spec: Spec, kept: DType, tiled: bool, strips: bool) -> None:
+    def __init__(
+        self, e: Builder, spec: WindowConfig, kept: DType, tiled: bool, strips: bool
+    ) -> None:
         self.e, self.spec, self.kept, self.tiled, self.strips = e, spec, kept, tiled, strips
         self.target, self.x = Volume.of(e, kept, "target"), Volume.of(e, spec.dtype, "x")
         self.dy, self.covers = Volume.of(e, spec.dtype, "dy"), e.pointer(dt.int64, "covers")
@@ -195,7 +197,7 @@ class _MaximaGrad:
 
 
 @functools.cache
-def averages_grad_kernel(spec: Spec) -> Kernel:
+def averages_grad_kernel(spec: WindowConfig) -> Kernel:
     """A row of the launch is a row of cells: what the windows over a cell have, each divided.
 
     Here `Geometry` tells of cells: (first window, behind the last one, 0) along every axis. What
@@ -219,7 +221,7 @@ def averages_grad_kernel(spec: Spec) -> Kernel:
 
 def _shares(
     e: Builder,
-    spec: Spec,
+    spec: WindowConfig,
     bounds: Bounds,
     dy: Volume,
     source: Pointer,

@@ -14,8 +14,8 @@ from treadle.backends.codegen.irregular.pool_tables import Bounds, Geometry
 from treadle.backends.codegen.irregular.rows import RowBuilder
 from treadle.backends.codegen.irregular.window_parts import (
     Channels,
-    Spec,
     Volume,
+    WindowConfig,
     each_cell,
     each_channels,
     each_row,
@@ -32,7 +32,7 @@ Kind = Literal["max", "gather", "average"]
 
 
 @cache
-def window_kernel(kind: Kind, spec: Spec) -> Kernel:
+def window_kernel(kind: Kind, spec: WindowConfig) -> Kernel:
     """A row of the launch is a row of windows; `values` are what is gathered."""
     e = RowBuilder()
     target, x = Volume.of(e, spec.dtype, "target"), Volume.of(e, spec.dtype, "x")
@@ -63,7 +63,7 @@ class _Window:
     """Some channels of one window, and what is made of its cells."""
 
     e: Builder
-    spec: Spec
+    spec: WindowConfig
     geometry: Geometry
     bounds: Bounds
     channels: Channels

@@ -23,7 +23,7 @@ STEPS = ("batch", "d", "h", "w")
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class WindowConfig:
     """Constants of a kernel: element type, channels of a vector, vectors at a time.
 
     With `deep`, windows have other than one cell along depth; with `masked`, the last vector has
@@ -104,7 +104,7 @@ class Channels:
         return [self.first.home.constant(given, dtype, self.lanes)] * self.count
 
 
-def each_channels(e: Builder, spec: Spec, stop: Value) -> Iterator[Channels]:
+def each_channels(e: Builder, spec: WindowConfig, stop: Value) -> Iterator[Channels]:
     """Blocks for all vectors of the first `stop` channels: for several at a time, and the rest."""
     lanes, wide = spec.lanes, spec.lanes * spec.vectors
     full = (stop // wide) * wide

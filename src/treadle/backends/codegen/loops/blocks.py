@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.language import Value, minimum
 from treadle.backends.codegen.loops.index_map import Parameters
-from treadle.backends.codegen.loops.plan import Plan
+from treadle.backends.codegen.loops.plan import LoopSchedule
 from treadle.backends.codegen.loops.reduce import Running
 from treadle.base.estimates import at_most
 from treadle.base.symbol import Dim, Expr
@@ -47,7 +47,7 @@ class Blocks:
         self.parameters = parameters
         self._lengths: dict[Axis, tuple[int, ...]] = {}
 
-    def plan(self, plan: Plan, extent: Callable[[Axis], Dim]) -> None:
+    def plan(self, plan: LoopSchedule, extent: Callable[[Axis], Dim]) -> None:
         """Cut the loops of a nest whose axes have these extents, or parts that are as long."""
         terms = 1
         inner = plan.lane_axis if plan.rows_reduced else None

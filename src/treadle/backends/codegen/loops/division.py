@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from treadle.backends.codegen.irregular.rows import divide, is_serial
 from treadle.backends.codegen.loops.index_map import factor_of
-from treadle.backends.codegen.loops.plan import LEAST_TILE, Plan, points_of
+from treadle.backends.codegen.loops.plan import LEAST_TILE, LoopSchedule, points_of
 from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.backends.codegen.target import Target
 from treadle.base.estimates import at_most, estimate
@@ -72,7 +72,7 @@ class Division:
     band: Dim = 0
 
 
-def divided(nest: LoopNest, plan: Plan, joins: bool, target: Target) -> Division:
+def divided(nest: LoopNest, plan: LoopSchedule, joins: bool, target: Target) -> Division:
     """Units and items of a nest; one that `joins` parts keeps its reductions whole."""
     rows = _product(plan.outer)
     total = _time(nest, plan)
@@ -97,12 +97,12 @@ def _items(units: Dim, total: float, target: Target) -> tuple[Dim, Dim]:
     return (units, 1) if target.fine else divide(units, total / estimate(units), MOST_ITEMS)
 
 
-def _time(nest: LoopNest, plan: Plan) -> float:
+def _time(nest: LoopNest, plan: LoopSchedule) -> float:
     """Estimated nanoseconds of a nest."""
     return plan.cost * max(estimate(_product(nest.axes)), 1)
 
 
-def _banded(plan: Plan, axis: Axis, rows: Dim, total: float, target: Target) -> Division:
+def _banded(plan: LoopSchedule, axis: Axis, rows: Dim, total: float, target: Target) -> Division:
     """Bands as wide as a cache line, so that each line is read by one unit."""
     band = max(LINE // min(compute_dtype(c.dtype).itemsize for c in plan.turned), plan.lanes)
     bands = -(-axis.extent // band)
@@ -115,7 +115,7 @@ def _banded(plan: Plan, axis: Axis, rows: Dim, total: float, target: Target) -> 
     return Division(units, items, grain, serial, blocks, block, 1, 0, bands, band)
 
 
-def _blocks(plan: Plan, target: Target) -> tuple[Dim, Dim]:
+def _blocks(plan: LoopSchedule, target: Target) -> tuple[Dim, Dim]:
     """Blocks along the lane axis, where it is parallel, and their extent."""
     axis = plan.lane_axis
     if axis is None or axis.reduced:
@@ -130,7 +130,9 @@ def _blocks(plan: Plan, target: Target) -> tuple[Dim, Dim]:
 # -- parts of reductions -------------------------------------------------------------------------
 
 
-def _parts(nest: LoopNest, plan: Plan, units: Dim, total: float, target: Target) -> tuple[Dim, Dim]:
+def _parts(
+    nest: LoopNest, plan: LoopSchedule, units: Dim, total: float, target: Target
+) -> tuple[Dim, Dim]:
     """Parts of reductions that would keep few threads busy otherwise, and their length.
 
     Their number depends on nothing but the shapes: rounding must not depend on threads. Where the
@@ -154,7 +156,7 @@ def _parts(nest: LoopNest, plan: Plan, units: Dim, total: float, target: Target)
     return (parts, length) if estimate(parts) > 1 else (1, 0)
 
 
-def _fine_part(plan: Plan, axis: Axis, units: Dim) -> Dim:
+def _fine_part(plan: LoopSchedule, axis: Axis, units: Dim) -> Dim:
     """Elements of the split axis of a part where every part is a thread of its own."""
     inner = _product(plan.loops) // axis.extent if axis in plan.loops else 1
     if units >= FINE_UNITS or axis.extent * inner < 2 * FINE:
@@ -163,7 +165,7 @@ def _fine_part(plan: Plan, axis: Axis, units: Dim) -> Dim:
     return -(-axis.extent // parts)
 
 
-def _strip(plan: Plan, axis: Axis, units: Dim, total: float, target: Target) -> Dim:
+def _strip(plan: LoopSchedule, axis: Axis, units: Dim, total: float, target: Target) -> Dim:
     """Elements of the split axis that columns are reduced over at a time."""
     rows = estimate(_product(plan.loops))
     if total < STRIPS or rows < 2 * STRIP or _stays(plan, units, target):
@@ -172,14 +174,14 @@ def _strip(plan: Plan, axis: Axis, units: Dim, total: float, target: Target) -> 
     return max(length // max(rows // estimate(axis.extent), 1), 1)
 
 
-def _stays(plan: Plan, units: Dim, target: Target) -> bool:
+def _stays(plan: LoopSchedule, units: Dim, target: Target) -> bool:
     """Whether columns of several tables are reduced, each small enough for its core's cache."""
     row = estimate(plan.nbytes) // max(estimate(plan.points), 1) * plan.lanes
     several = bool(plan.outer) and estimate(units) >= ENOUGH_UNITS
     return several and estimate(_product(plan.loops)) * row <= target.l2 // 4
 
 
-def is_cut(nest: LoopNest, plan: Plan, division: Division, target: Target) -> bool:
+def is_cut(nest: LoopNest, plan: LoopSchedule, division: Division, target: Target) -> bool:
     """Whether the first reductions, and what follows from them per row, had better run alone.
 
     What comes then is another launch, which can be divided among threads, and which reads whole
@@ -198,7 +200,7 @@ def is_cut(nest: LoopNest, plan: Plan, division: Division, target: Target) -> bo
     return large and not _stays(plan, division.units, target)
 
 
-def first_reductions(nest: LoopNest, plan: Plan) -> list[Node]:
+def first_reductions(nest: LoopNest, plan: LoopSchedule) -> list[Node]:
     """The reductions of the first of several passes.
 
     Those that no later one needs wait for the next pass, which may read the same arrays.
@@ -217,7 +219,7 @@ def first_reductions(nest: LoopNest, plan: Plan) -> list[Node]:
     return [t.node for t in first if not late or t in wanted]
 
 
-def by_rows(nest: LoopNest, plan: Plan, target: Target) -> LoopNest | None:
+def by_rows(nest: LoopNest, plan: LoopSchedule, target: Target) -> LoopNest | None:
     """A nest that reduces whole columns, as one that takes in row after row.
 
     Reading along rows is what memory is fast at; the sums then go through memory themselves, but
@@ -247,7 +249,7 @@ LEAST_ROWS = 128
 """Extents between which sums of columns are taken in by rows."""
 
 
-def _turned_around(nest: LoopNest, plan: Plan) -> LoopNest | None:
+def _turned_around(nest: LoopNest, plan: LoopSchedule) -> LoopNest | None:
     """Rows and columns in each other's roles: reductions become collected ones."""
     reduced = sum(a.varies for a in nest.axes if a.reduced)
     full = tuple(o for o in nest.outputs if o.place.varies & reduced)
@@ -270,7 +272,7 @@ def _turned_around(nest: LoopNest, plan: Plan) -> LoopNest | None:
     )
 
 
-def jumps(nest: LoopNest, plan: Plan) -> bool:
+def jumps(nest: LoopNest, plan: LoopSchedule) -> bool:
     """Whether many elements are gathered one by one from rows far apart.
 
     A transposed operand is better copied by a nest of its own, which turns it in registers.

@@ -12,7 +12,7 @@ from treadle.backends.codegen.loops.cells import CellWriter
 from treadle.backends.codegen.loops.division import Division
 from treadle.backends.codegen.loops.index_map import Parameters
 from treadle.backends.codegen.loops.memory import Columns, RowBuffers
-from treadle.backends.codegen.loops.plan import Plan
+from treadle.backends.codegen.loops.plan import LoopSchedule
 from treadle.backends.codegen.loops.squares import Square, Squares
 from treadle.backends.codegen.loops.stages import LOOK_AHEAD, Memory, StageWriter
 from treadle.backends.program import Launch
@@ -29,7 +29,9 @@ MOST_AHEAD = 32
 class LoopKernel:
     """Writes the kernel of one nest and says how it is launched."""
 
-    def __init__(self, nest: LoopNest, plan: Plan, division: Division, memory: Memory) -> None:
+    def __init__(
+        self, nest: LoopNest, plan: LoopSchedule, division: Division, memory: Memory
+    ) -> None:
         self.nest = nest
         self.plan = plan
         self.division = division

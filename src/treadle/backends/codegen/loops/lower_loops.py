@@ -22,7 +22,7 @@ from treadle.backends.codegen.loops.joining import (
     settled,
 )
 from treadle.backends.codegen.loops.kernel import LoopKernel
-from treadle.backends.codegen.loops.plan import Plan, plan
+from treadle.backends.codegen.loops.plan import LoopSchedule, plan
 from treadle.backends.codegen.loops.stages import Memory
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import ALIGNMENT, Array, Launch, Lowered, Ref
@@ -111,7 +111,7 @@ class _Lowering:
         refs = [*(places[p.node] for p in parts), *inputs]
         return self.add(rest, refs, [outputs[i] for i in numbers], joins=True)
 
-    def _planned(self, nest: LoopNest, joins: bool) -> tuple[LoopNest, Plan]:
+    def _planned(self, nest: LoopNest, joins: bool) -> tuple[LoopNest, LoopSchedule]:
         """The schedule of a nest, or of one that computes the same otherwise."""
         nbytes = _traffic(nest)
         chosen = plan(nest, self.target, nbytes)
@@ -119,7 +119,7 @@ class _Lowering:
         return (nest, chosen) if turned is None else (turned, plan(turned, self.target, nbytes))
 
     def _add_stages(
-        self, nest: LoopNest, chosen: Plan, inputs: Sequence[Ref], outputs: Sequence[Ref]
+        self, nest: LoopNest, chosen: LoopSchedule, inputs: Sequence[Ref], outputs: Sequence[Ref]
     ) -> Support | None:
         """What one pass reduces, and what follows from it per row; then all that comes after."""
         body = only(nest.body, [nest.body.outputs[o.number] for o in nest.outputs])
@@ -189,7 +189,7 @@ def _all_further(nest: LoopNest) -> list[LoopNest]:
     return found
 
 
-def _parts_of(nest: LoopNest, chosen: Plan, division: Division) -> list[Parts]:
+def _parts_of(nest: LoopNest, chosen: LoopSchedule, division: Division) -> list[Parts]:
     """The reductions of a nest that are left in parts."""
     if nest.collected:
         lengths = Lengths(division.items, division.grain, division.units)
@@ -224,7 +224,7 @@ def _read(type_: TensorType, loads: Sequence[Load]) -> Dim:
     return whole
 
 
-def _in_place(nest: LoopNest, chosen: Plan) -> list[tuple[int, int]]:
+def _in_place(nest: LoopNest, chosen: LoopSchedule) -> list[tuple[int, int]]:
     """(input, output) pairs: each element of the input is read where the output is written, last.
 
     Everything of a point is read before any of it is written.

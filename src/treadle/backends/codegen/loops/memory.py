@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from treadle.backends.codegen.irregular.rows import vector_loop
 from treadle.backends.codegen.kernel.language import KernelError, Pointer, Value, fma
 from treadle.backends.codegen.loops.cells import CellWriter
-from treadle.backends.codegen.loops.plan import MOST_LANES, Plan, Stage
+from treadle.backends.codegen.loops.plan import MOST_LANES, LoopSchedule, Stage
 from treadle.backends.codegen.loops.reduce import moments, near, reducer_of
 from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.backends.program import Ref
@@ -28,7 +28,7 @@ SLACK = MOST_LANES
 class RowBuffers:
     """Elements of a row that one stage computes and later ones read."""
 
-    def __init__(self, writer: CellWriter, plan: Plan) -> None:
+    def __init__(self, writer: CellWriter, plan: LoopSchedule) -> None:
         self.writer = writer
         self.plan = plan
         self._buffers: dict[Cell, Pointer] = {}

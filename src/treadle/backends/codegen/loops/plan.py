@@ -77,7 +77,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoopSchedule:
     """The schedule of one nest.
 
     Attributes:
@@ -132,7 +132,7 @@ class Plan:
         return self.lane_axis is not None and self.lane_axis.reduced
 
 
-def plan(nest: LoopNest, target: Target, nbytes: Dim) -> Plan:
+def plan(nest: LoopNest, target: Target, nbytes: Dim) -> LoopSchedule:
     """Choose a schedule; `nbytes` is what the nest reads and writes."""
     lane_axis = _lane_axis(nest, target)
     reduced = _mask(a for a in nest.axes if a.reduced)
@@ -145,7 +145,7 @@ def plan(nest: LoopNest, target: Target, nbytes: Dim) -> Plan:
     lanes = native * _vectors(nest, total, lane_axis, native, target)
     points = maximum(product(a.extent for a in nest.axes), 1)
     moments = moments_of(nest)
-    return Plan(
+    return LoopSchedule(
         lane_axis,
         min(native, MOST_TILE) if turned else lanes,
         tile_axis,

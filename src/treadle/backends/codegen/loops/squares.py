@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, select, shuffle
 from treadle.backends.codegen.loops.cells import CellWriter
-from treadle.backends.codegen.loops.plan import Plan
+from treadle.backends.codegen.loops.plan import LoopSchedule
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.graph.cells import Load
@@ -39,7 +39,7 @@ class Squares:
         plan: says which loads are turned, and how.
     """
 
-    def __init__(self, writer: CellWriter, plan: Plan) -> None:
+    def __init__(self, writer: CellWriter, plan: LoopSchedule) -> None:
         self.writer = writer
         self.plan = plan
         self._scratch: dict[Load, Pointer] = {}

@@ -13,7 +13,7 @@ from treadle.backends.codegen.loops.blocks import Blocks
 from treadle.backends.codegen.loops.cells import CellWriter, Source
 from treadle.backends.codegen.loops.division import Division
 from treadle.backends.codegen.loops.memory import Columns, RowBuffers
-from treadle.backends.codegen.loops.plan import Plan, Stage
+from treadle.backends.codegen.loops.plan import LoopSchedule, Stage
 from treadle.backends.codegen.loops.reduce import Running, finish, moments, near, running, sum_of
 from treadle.backends.codegen.scalars.convert import rounded
 from treadle.backends.program import Ref
@@ -53,7 +53,7 @@ class StageWriter:
     def __init__(
         self,
         writer: CellWriter,
-        plan: Plan,
+        plan: LoopSchedule,
         division: Division,
         memory: Memory,
         columns: Columns,

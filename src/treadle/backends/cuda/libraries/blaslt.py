@@ -32,7 +32,7 @@ ALIGNED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MatmulPlan:
     """Descriptors and the algorithm of a product."""
 
     description: int
@@ -48,7 +48,7 @@ class BlasLt:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._handle = library.create()
-        self._plans: dict[tuple[Product, bool], Plan] = {}
+        self._plans: dict[tuple[Product, bool], MatmulPlan] = {}
         self._lock = threading.Lock()
 
     def multiply(
@@ -81,14 +81,14 @@ class BlasLt:
             stream.queue.handle,
         )
 
-    def _plan(self, product: Product, fast: bool) -> Plan:
+    def _plan(self, product: Product, fast: bool) -> MatmulPlan:
         with self._lock:
             plan = self._plans.get((product, fast))
             if plan is None:
                 plan = self._plans[product, fast] = self._planned(product, fast)
             return plan
 
-    def _planned(self, product: Product, fast: bool) -> Plan:
+    def _planned(self, product: Product, fast: bool) -> MatmulPlan:
         library, dtype = self._library, product.type
         scale = dt.float64 if dtype is dt.float64 else dt.float32
         compute = COMPUTE_64F if dtype is dt.float64 else COMPUTE_32F
@@ -104,7 +104,7 @@ class BlasLt:
         )
         layouts = first, second, third
         algorithm, workspace = self._algorithm(product, description, layouts)
-        return Plan(description, layouts, algorithm, workspace, np.array([1, 0], scale.numpy))
+        return MatmulPlan(description, layouts, algorithm, workspace, np.array([1, 0], scale.numpy))
 
     def _layout(self, layout: Layout, dtype: DType, count: int) -> int:
         library = self._library

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.files.source import Source
+from treadle.base.files.source import SizedStream
 from treadle.engine.package.models import Model
 from treadle.interop.megengine.dumped.model import DumpedModel, model_in
 from treadle.jit import trace
@@ -39,6 +39,6 @@ def _like(shape: tuple[int, ...], dtype: Any) -> Tensor:
     return Tensor(np.zeros(shape), dtype=dtype)
 
 
-def models_in(source: Source) -> list[Model]:
+def models_in(source: SizedStream) -> list[Model]:
     """The models in an open file, as `engine.package.models.models_in` gives those of Treadle."""
     return [as_model(model_in(source.read(0, source.size), source.where))]

@@ -17,7 +17,7 @@ from treadle.base.errors import OutOfMemory
 from treadle.base.process import RUNTIME
 from treadle.interop.torch.device import fallback, hot, private, scalars
 from treadle.interop.torch.device.forms import form_of
-from treadle.interop.torch.device.planned import Plan
+from treadle.interop.torch.device.planned import DeviceCall
 from treadle.interop.torch.device.plans import Refused
 from treadle.interop.torch.device.untraced import untraced
 
@@ -162,7 +162,7 @@ def _planned(op: Any, args: Any, kwargs: Any, tensors: Sequence[Any]) -> Any:
         return "PyTorch asked while it looked at another call"
     _BUSY.now = True
     try:
-        return Plan(op, args, kwargs, tensors)
+        return DeviceCall(op, args, kwargs, tensors)
     except Refused as error:
         return str(error)
     finally:

@@ -15,21 +15,10 @@ from treadle.base.shape import row_major_strides
 from treadle.interop.torch.arrays import PARTS, to_array, to_tensor
 from treadle.interop.torch.device import fallback, hot
 from treadle.interop.torch.device.forms import Form, form_of
-from treadle.interop.torch.device.memory import (
-    Memory,
-    adopt,
-    allocate,
-    host_alias,
-    memory_of,
-)
+from treadle.interop.torch.device.memory import Memory, adopt, allocate, host_alias, memory_of
 from treadle.interop.torch.device.places import NAME, place
 from treadle.interop.torch.device.plans import Refused, Result, Steps, element_type, fakes, write
-from treadle.interop.torch.native.entries import (
-    DLPACK_TYPES,
-    EXTERNAL,
-    dlpack_device,
-    dlpack_type,
-)
+from treadle.interop.torch.native.entries import DLPACK_TYPES, EXTERNAL, dlpack_device, dlpack_type
 from treadle.interop.torch.native.layout import AS_TUPLE, NO_RESULT, ONE_RESULT
 from treadle.runtime.array import DeviceArray, to_host
 
@@ -82,7 +71,7 @@ def _overlaps(tensor: torch.Tensor) -> bool:
     return any(extent > 1 and not step for extent, step in pairs)
 
 
-class Plan:
+class DeviceCall:
     """A call on a device.
 
     Args:

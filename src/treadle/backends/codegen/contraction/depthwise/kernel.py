@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from treadle.backends.codegen.contraction.depthwise.rows import PositionSteps, Rows, Spec, Spot
+from treadle.backends.codegen.contraction.depthwise.rows import (
+    PositionSteps,
+    Rows,
+    RowsConfig,
+    Spot,
+)
 from treadle.backends.codegen.contraction.shared.epilogue import (
     Access,
     Epilogue,
@@ -24,7 +29,7 @@ from treadle.backends.codegen.kernel.records import RecordedKernel
 
 
 @lru_cache(maxsize=256)
-def depthwise_kernel(spec: Spec, epilogue: Epilogue) -> RecordedKernel:
+def depthwise_kernel(spec: RowsConfig, epilogue: Epilogue) -> RecordedKernel:
     """The kernel and what follows the sums."""
     writer = _Writer(spec, epilogue)
     writer.write()
@@ -35,7 +40,7 @@ def depthwise_kernel(spec: Spec, epilogue: Epilogue) -> RecordedKernel:
 class _Writer:
     """Writes one kernel."""
 
-    def __init__(self, spec: Spec, epilogue: Epilogue) -> None:
+    def __init__(self, spec: RowsConfig, epilogue: Epilogue) -> None:
         self.spec, self.epilogue = spec, epilogue
         operands = epilogue.sides.named(lambda name, access: (name, access.dtype))
         self.rows = Rows(spec, "weight", operands)

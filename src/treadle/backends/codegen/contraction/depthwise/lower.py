@@ -18,8 +18,8 @@ from treadle.backends.codegen.contraction.depthwise.kernel import depthwise_kern
 from treadle.backends.codegen.contraction.depthwise.rows import (
     DepthwiseParameters,
     PositionSteps,
+    RowsConfig,
     RowSizes,
-    Spec,
     SumTables,
     sums_type,
 )
@@ -40,7 +40,7 @@ from treadle.backends.codegen.contraction.shared.epilogue import Epilogue, RowSt
 from treadle.backends.codegen.contraction.shared.launch import Area, packing_launch
 from treadle.backends.codegen.contraction.shared.pack import Packing, order_of
 from treadle.backends.codegen.contraction.shared.problem import Matrix
-from treadle.backends.codegen.contraction.shared.spread import Margins, Source, spread
+from treadle.backends.codegen.contraction.shared.spread import Margins, SpreadOperand, spread
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.irregular.pool_formulas import BYTES
 from treadle.backends.codegen.irregular.pool_formulas import steps as formula_of_steps
@@ -62,14 +62,7 @@ from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
 from treadle.base.symbol import Dim, Expr, is_identical
 from treadle.graph.ir import Graph, Node, Value
-from treadle.ops.conv import (
-    Conv,
-    ConvGradInput,
-    ConvGradWeight,
-    Convolution,
-    IntConv,
-    WideConv,
-)
+from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, IntConv, WideConv
 from treadle.ops.movement import Reshape, Transpose
 
 _TABLE = 1 << 14
@@ -357,13 +350,13 @@ class _Depthwise:
         """Rows of positions as tiles with at most so many sums."""
         return tiles_of(self.axes[2], max(min(most, self.target.registers // 2), 4))
 
-    def _spec(self, tiles: Tiles, *, masked: bool) -> Spec:
+    def _spec(self, tiles: Tiles, *, masked: bool) -> RowsConfig:
         column, depth = self.x.strides[3], self.axes[0]
         deep = depth.kernel > 1
         if self.table is None:
             deep = any(len(reads) != 1 for reads in depth.reads())
         sizes = tiles.width, tiles.step, column, tiles.patterns
-        return Spec(self.dtype, self.lanes, *sizes, deep, masked, self.repeats)
+        return RowsConfig(self.dtype, self.lanes, *sizes, deep, masked, self.repeats)
 
     def _bytes(self) -> int:
         # Packing writes up to a vector beyond the last row.
@@ -495,7 +488,7 @@ def _lower_open(problem: _Depthwise, op: Convolution, weight: Matrix, after: _Af
     lows = tuple(side.padding for side in problem.axes)
     highs = (0,) * (3 - len(op.padding)) + tuple(high for _, high in op.padding)
     padded = tuple(n + low + high for n, low, high in zip(spatial, lows, highs, strict=True))
-    source = Source(
+    source = SpreadOperand(
         Matrix("input", view.index, problem.dtype, view.offset, (), 1, 1),
         (view.shape[0], view.shape[-1], *spatial),
         (batch, view.strides[-1], *steps),

@@ -97,7 +97,7 @@ class DepthwiseParameters(NamedTuple, Generic[P, S]):
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class RowsConfig:
     """Constants of a kernel.
 
     Attributes:
@@ -182,7 +182,12 @@ class Rows:
     """
 
     def __init__(
-        self, spec: Spec, taps: str, operands: Sides[tuple[str, DType]], *, sums: bool = False
+        self,
+        spec: RowsConfig,
+        taps: str,
+        operands: Sides[tuple[str, DType]],
+        *,
+        sums: bool = False,
     ) -> None:
         self.spec = spec
         self.e = e = KernelBuilder()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
-from treadle.backends.codegen.contraction.depthwise.rows import Rows, Spec, Spot
+from treadle.backends.codegen.contraction.depthwise.rows import Rows, RowsConfig, Spot
 from treadle.backends.codegen.contraction.shared.epilogue import (
     Epilogue,
     Place,
@@ -32,7 +32,7 @@ S = TypeVar("S")
 
 
 @lru_cache(maxsize=256)
-def weight_kernel(spec: Spec) -> RecordedKernel:
+def weight_kernel(spec: RowsConfig) -> RecordedKernel:
     """Items add up dy times x in tables, `table_step` elements apart.
 
     The tables are as wide as whole vectors, so only what is multiplied is masked.

@@ -18,7 +18,7 @@ from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import Offsets, fixed, grid, steps_of
 from treadle.backends.codegen.contraction.shared.positions import forward_part
 from treadle.backends.codegen.contraction.shared.problem import Matrix
-from treadle.backends.codegen.contraction.shared.spread import Source, spread
+from treadle.backends.codegen.contraction.shared.spread import SpreadOperand, spread
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Strided
 from treadle.backends.program import Lowered
@@ -56,7 +56,7 @@ class Window:
         run = self.channels * (line if line * self.channels <= _MERGED else 1)
         return run < whole or run % WORD != 0
 
-    def is_merged(self, source: Source) -> bool:
+    def is_merged(self, source: SpreadOperand) -> bool:
         """Whether the channels of neighboring taps follow one another."""
         neighbors = self.op.dilation[-1] == 1 and source.strides[-1] == self.channels
         return (
@@ -74,7 +74,7 @@ def lower_pixel_words(
         return no("layout", "convolutions take dense weights")
     launches = Launches(reading.problem, target, reading.constants, frozen)
     margins, part = forward_part(op, x.shape, window.weight.shape[2:])
-    given = Source(Matrix.of("input", kind, x), x.shape, x.strides)
+    given = SpreadOperand(Matrix.of("input", kind, x), x.shape, x.strides)
     anyway = x.strides[1] != 1 or window.is_ragged(target)
     source = spread(launches, given, margins, anyway=anyway, dtype=kind)
     if source.reach >= _MOST:
@@ -104,7 +104,7 @@ def _matrix(window: Window) -> Matrix | None:
     return matrix if window.flat else replace(matrix, batch=(0, *matrix.batch))
 
 
-def _runs(window: Window, source: Source, reads: Offsets) -> tuple[Offsets, Offsets]:
+def _runs(window: Window, source: SpreadOperand, reads: Offsets) -> tuple[Offsets, Offsets]:
     """Where runs begin in a row, and where their terms lie in a line of the weight."""
     taps, line = len(reads), window.weight.shape[-1]
     order = grid(steps_of(taps, 1), steps_of(window.channels, taps))

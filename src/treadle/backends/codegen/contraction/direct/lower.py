@@ -35,19 +35,17 @@ from treadle.backends.codegen.contraction.shared.offsets import (
 )
 from treadle.backends.codegen.contraction.shared.positions import Part, forward_part, gradient_parts
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
-from treadle.backends.codegen.contraction.shared.spread import Margins, Source, clashes, spread
+from treadle.backends.codegen.contraction.shared.spread import (
+    Margins,
+    SpreadOperand,
+    clashes,
+    spread,
+)
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
 from treadle.backends.codegen.contraction.tiles.lower import multiply
 from treadle.backends.codegen.contraction.tiles.schedule import measures
 from treadle.backends.codegen.target import Target
-from treadle.backends.codegen.views import (
-    Blocked,
-    Shape,
-    Strided,
-    extents,
-    sizes_of,
-    split_after,
-)
+from treadle.backends.codegen.views import Blocked, Shape, Strided, extents, sizes_of, split_after
 from treadle.backends.program import Lowered, Ref
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
@@ -242,7 +240,7 @@ class _Writer:
 
     # -- operands ----------------------------------------------------------------------------
 
-    def _cells(self) -> Source | None:
+    def _cells(self) -> SpreadOperand | None:
         """The source as it lies; blocks of channels are images of their own."""
         found = self.views[0]
         view: Strided | None
@@ -253,7 +251,7 @@ class _Writer:
             view = found
         if view is None:
             return None
-        return Source(Matrix.of("input", self.dtype_of(0), view), view.shape, view.strides)
+        return SpreadOperand(Matrix.of("input", self.dtype_of(0), view), view.shape, view.strides)
 
     @property
     def _blocks(self) -> int:
@@ -261,7 +259,7 @@ class _Writer:
         view = self.views[0]
         return int(view.whole.shape[1]) if isinstance(view, Blocked) else 1
 
-    def _channels(self, source: Source) -> tuple[Table, Dim]:
+    def _channels(self, source: SpreadOperand) -> tuple[Table, Dim]:
         """Offsets of the channels of a group in an image, and of the next group."""
         groups, count = self.op.groups, self.views[0].shape[1]
         if self._blocks == 1:
@@ -311,7 +309,7 @@ class _Writer:
         problem = replace(self.reading.problem, k=rows.shape[-1], a=a, b=weight)
         return Reading(problem, self.reading.constants)
 
-    def _source(self, source: Source, axes: int) -> Matrix:
+    def _source(self, source: SpreadOperand, axes: int) -> Matrix:
         """a: its batch axes."""
         group = self._channels(source)[1] if self.op.groups > 1 else 0
         batch = (group,) if self.form.flat else (source.strides[0] * self._blocks, group)
@@ -345,7 +343,7 @@ class _Writer:
     # -- products ----------------------------------------------------------------------------
 
     def _multiplied(
-        self, launches: Launches, source: Source, parts: list[Part], tile: Tile
+        self, launches: Launches, source: SpreadOperand, parts: list[Part], tile: Tile
     ) -> Lowered | Support:
         """The products, once their operands are there."""
         problem = launches.problem
@@ -361,7 +359,7 @@ class _Writer:
         return launches.lowered()
 
     def _multiply_parts(
-        self, launches: Launches, source: Source, parts: list[Part], tile: Tile
+        self, launches: Launches, source: SpreadOperand, parts: list[Part], tile: Tile
     ) -> None:
         """The products of several parts, which share the panels of the weight."""
         whole = launches.problem
@@ -379,14 +377,14 @@ class _Writer:
             launches.problem = replace(whole, m=m, k=len(picked), panel_terms=int(whole.k))
             multiply(launches, tile, packed=True)
 
-    def _rows(self, source: Source, part: Part) -> Table:
+    def _rows(self, source: SpreadOperand, part: Part) -> Table:
         """Offsets of a part's rows."""
         rows, images = part.rows(source.strides[2:]), self.form.images
         if not self.form.flat:
             return rows
         return joined(along(images, source.strides[0] * self._blocks), rows)
 
-    def _tables(self, launches: Launches, source: Source, part: Part) -> ItemTables[Ref]:
+    def _tables(self, launches: Launches, source: SpreadOperand, part: Part) -> ItemTables[Ref]:
         """Tables of a part's rows and terms."""
         terms = joined(part.reads(source.strides[2:]), self._channels(source)[0])
         rows = launches.offsets(self._rows(source, part))

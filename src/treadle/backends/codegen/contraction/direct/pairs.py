@@ -21,7 +21,7 @@ from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import Offsets, fixed, grid, steps_of
 from treadle.backends.codegen.contraction.shared.positions import Part
 from treadle.backends.codegen.contraction.shared.problem import Matrix
-from treadle.backends.codegen.contraction.shared.spread import Margins, Source, spread
+from treadle.backends.codegen.contraction.shared.spread import Margins, SpreadOperand, spread
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered
 
@@ -41,7 +41,7 @@ class Pixels:
         flat: whether the images follow one another in the rows.
     """
 
-    source: Source
+    source: SpreadOperand
     margins: Margins
     part: Part
     weight: Weight

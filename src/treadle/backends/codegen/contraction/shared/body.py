@@ -9,17 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treadle.backends.api import Support, no
-from treadle.backends.codegen.contraction.shared.epilogue import Epilogue, Step, Term
+from treadle.backends.codegen.contraction.shared.epilogue import Epilogue, EpilogueOp, Term
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Moments, Problem
 from treadle.backends.codegen.scalars.convert import compute_dtype
-from treadle.backends.codegen.views import (
-    MOVES,
-    REVERSIBLE,
-    Dims,
-    Strided,
-    dense,
-    strided_input,
-)
+from treadle.backends.codegen.views import MOVES, REVERSIBLE, Dims, Strided, dense, strided_input
 from treadle.backends.program import Array
 from treadle.base import dtype as dt
 from treadle.base.symbol import is_identical
@@ -112,7 +105,7 @@ class EpilogueReader:
     measures: bool = False
     moments: Moments | None = None
     _extras: list[Matrix] = field(default_factory=list)
-    _steps: list[Step] = field(default_factory=list)
+    _steps: list[EpilogueOp] = field(default_factory=list)
     _known: dict[Value, tuple[Term, Pull]] = field(default_factory=dict)
 
     def read(self) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...], Epilogue]:
@@ -122,7 +115,7 @@ class EpilogueReader:
             isinstance(n.op, Elementwise) for n in self.body.nodes
         ):
             # Ops behind a product of 16-bit floats take what it rounds to.
-            self._steps.append(Step(Cast(dtype), (Term("sum"),), dtype))
+            self._steps.append(EpilogueOp(Cast(dtype), (Term("sum"),), dtype))
             self._known[self.anchor.output] = Term("step", 0), self.start
         else:
             self._known[self.anchor.output] = Term("sum"), self.start
@@ -197,7 +190,7 @@ class EpilogueReader:
             raise Refused(f"{node.op.name} beside the product is not elementwise")
         if node.output.type.dtype.kind == "complex":
             raise Refused(f"{node.op.name} gives complex numbers")
-        self._steps.append(Step(node.op, terms, node.output.type.dtype))
+        self._steps.append(EpilogueOp(node.op, terms, node.output.type.dtype))
         return Term("step", len(self._steps) - 1)
 
     def _term(self, value: Value, pull: Pull) -> Term:

@@ -72,7 +72,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EpilogueOp:
     """An elementwise op and the element type of its result."""
 
     op: Elementwise
@@ -85,7 +85,7 @@ class Epilogue:
     """Steps over the sums, and which of their values are stored where."""
 
     extras: tuple[Access, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[EpilogueOp, ...]
     sources: tuple[Term, ...]
     results: tuple[Access, ...]
 

@@ -35,17 +35,19 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SpreadOperand:
     """An operand [N,C,*S] in memory: `strides` are elements from place to place of each axis."""
 
     matrix: Matrix
     shape: Dims
     strides: Dims
 
-    def every(self, steps: Shape, positions: Dims) -> Source:
+    def every(self, steps: Shape, positions: Dims) -> SpreadOperand:
         """So many positions along each axis, some steps apart."""
         spatial = tuple(s * step for s, step in zip(self.strides[2:], steps, strict=True))
-        return Source(self.matrix, (*self.shape[:2], *positions), (*self.strides[:2], *spatial))
+        return SpreadOperand(
+            self.matrix, (*self.shape[:2], *positions), (*self.strides[:2], *spatial)
+        )
 
     @property
     def reach(self) -> Dim:
@@ -87,20 +89,20 @@ class Places(Protocol):
         """A new scratch area."""
 
 
-def clashes(source: Source, dtype: DType) -> bool:
+def clashes(source: SpreadOperand, dtype: DType) -> bool:
     """Whether neighbors along the last axis compete for lines of the cache."""
     return is_identical(source.strides[-1] * dtype.itemsize % (2 * CLASH), 0)
 
 
 def spread(
     launches: Places,
-    source: Source,
+    source: SpreadOperand,
     margins: Margins,
     *,
     anyway: bool = False,
     clash: int = CLASH,
     dtype: DType | None = None,
-) -> Source:
+) -> SpreadOperand:
     """The source among zeros and in the type of the sums, or in `dtype`.
 
     Itself where it already is that, unless it is to be copied `anyway`. Copies of cells of a
@@ -125,7 +127,7 @@ def spread(
     launches.launches.append(_launch(source, margins, tile, order, pitch, place))
     made = replace(source.matrix, kind=place.kind, index=place.index, offset=0, dtype=tile.dtype)
     shape = (*source.shape[:2], *margins.extents)
-    return Source(made, shape, (strides[0], 1, *strides[1:]))
+    return SpreadOperand(made, shape, (strides[0], 1, *strides[1:]))
 
 
 def _pitch(channels: int, tile: Tile, order: Order, behind: int, clash: int) -> int:
@@ -144,7 +146,7 @@ def _pitch(channels: int, tile: Tile, order: Order, behind: int, clash: int) -> 
 
 
 def _launch(
-    source: Source, margins: Margins, tile: Tile, order: Order, pitch: int, place: Ref
+    source: SpreadOperand, margins: Margins, tile: Tile, order: Order, pitch: int, place: Ref
 ) -> Launch:
     missing = AXES - len(margins.extents)
     depth, height, width = (1,) * missing + margins.extents

@@ -37,7 +37,7 @@ from treadle.base.dtype import DType
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class TileConfig:
     """What a kernel has as constants.
 
     Attributes:
@@ -94,7 +94,7 @@ Args = tuple[Value, ...]
 
 
 @dataclass(slots=True)
-class Step:
+class TermRange:
     """Terms [first, first + count) of the sums."""
 
     first: Value
@@ -103,7 +103,7 @@ class Step:
 
 
 @lru_cache(maxsize=512)
-def contraction_kernel(spec: Spec) -> RecordedKernel:
+def contraction_kernel(spec: TileConfig) -> RecordedKernel:
     """The kernel of a specification; equal specifications share it."""
     writer = _Writer(spec)
     return RecordedKernel(writer.kernel(), writer.p)
@@ -112,7 +112,7 @@ def contraction_kernel(spec: Spec) -> RecordedKernel:
 class _Writer:
     """Writes one kernel."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: TileConfig) -> None:
         self.spec, tile = spec, spec.tile
         self.e = e = KernelBuilder()
         self.p = declare_items(e, spec.items)
@@ -152,17 +152,17 @@ class _Writer:
     def _item(self, item: Item, fresh: Value) -> None:
         e, k, depth = self.e, self.p.k, self.p.division.depth
         if not self.spec.split:
-            self._terms(item, Step(e.index(0), k), fresh)
+            self._terms(item, TermRange(e.index(0), k), fresh)
             return
         with e.loop(0, k, depth) as first:
             rest = k - first
             count = minimum(depth, rest)
             last = rest <= depth
-            self._terms(item, Step(first, count, last), None)
+            self._terms(item, TermRange(first, count, last), None)
 
     # -- packing ---------------------------------------------------------------------------
 
-    def _terms(self, item: Item, step: Step, fresh: Value | None) -> None:
+    def _terms(self, item: Item, step: TermRange, fresh: Value | None) -> None:
         """Add some terms to all sums of an item."""
         e = self.e
         if self.pack_b is not None:
@@ -174,7 +174,7 @@ class _Writer:
             with e.loop(item.panels) as p:
                 self._panel(item, step, (row, rows, a), p)
 
-    def _rows_of_a(self, item: Item, step: Step, row: Value) -> Callable[[Value], Args]:
+    def _rows_of_a(self, item: Item, step: TermRange, row: Value) -> Callable[[Value], Args]:
         """What tells a tile where its rows of a lie, given how far behind `row` they begin."""
         if self.spec.form in ("table", "picked"):
             rows = required(self.p.tables.row_table) + row
@@ -186,7 +186,7 @@ class _Writer:
             return lambda r: (a + r, self.p.a_term)
         return lambda r: (a + r * self.p.a_row, self.p.a_row)
 
-    def _pack_panels(self, item: Item, step: Step) -> None:
+    def _pack_panels(self, item: Item, step: TermRange) -> None:
         e, width = self.e, self.spec.tile.width
         with e.loop(item.panels) as p:
             column = (item.panel + p) * width
@@ -196,7 +196,7 @@ class _Writer:
             else:
                 self._pack_panel(item, step, p, column)
 
-    def _pack_panel(self, item: Item, step: Step, p: Value, column: Value) -> None:
+    def _pack_panel(self, item: Item, step: TermRange, p: Value, column: Value) -> None:
         if self.pack_b is None:
             return
         e, width = self.e, self.spec.tile.width
@@ -217,7 +217,7 @@ class _Writer:
     def _panel(
         self,
         item: Item,
-        step: Step,
+        step: TermRange,
         rows_of_a: tuple[Value, Value, Callable[[Value], Args]],
         p: Value,
     ) -> None:
@@ -247,7 +247,7 @@ class _Writer:
                 e.call(self.moments, c.pointer, c.row_step, means, squares, rows, columns)
 
     def _panel_of_b(
-        self, item: Item, step: Step, p: Value, column: Value
+        self, item: Item, step: TermRange, p: Value, column: Value
     ) -> tuple[Pointer, Value | int]:
         """Where a panel lies, and the step from term to term, or the table of terms."""
         e, width = self.e, self.spec.tile.width
@@ -266,7 +266,7 @@ class _Writer:
 
     def _tiles(
         self,
-        step: Step,
+        step: TermRange,
         rows_of_a: tuple[Value, Callable[[Value], Args]],
         b: tuple[Pointer, Value | int],
         target: Sequence[Any],

@@ -9,7 +9,7 @@ from treadle.backends.codegen.contraction.shared.pack import order_of
 from treadle.backends.codegen.contraction.shared.problem import Problem
 from treadle.backends.codegen.contraction.shared.tile import Form, Tile
 from treadle.backends.codegen.contraction.tiles.blocks import Blocks, Room, best_blocks
-from treadle.backends.codegen.contraction.tiles.kernel import Spec
+from treadle.backends.codegen.contraction.tiles.kernel import TileConfig
 from treadle.backends.codegen.target import Target
 from treadle.base.estimates import at_most, estimate
 from treadle.base.symbol import Dim, is_identical
@@ -32,7 +32,7 @@ _COLUMN = (48, 192)
 class Schedule:
     """A kernel's constants, its sizes and how many items it runs."""
 
-    spec: Spec
+    spec: TileConfig
     division: Division[Dim]
     items: Dim
 
@@ -56,7 +56,7 @@ def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = Fal
     panels = -(-problem.n // tile.width)
     row_items, panel_items = -(-problem.m // height), -(-panels // width)
     division = Division(height, width, min(height, most), depth, row_items, panel_items)
-    spec = Spec(
+    spec = TileConfig(
         tile=tile,
         b=tile.dtype if packed else problem.b.dtype,
         form=_form(problem),

@@ -31,13 +31,7 @@ from treadle.backends.codegen.contraction.shared.pack import Order, pack_functio
 from treadle.backends.codegen.contraction.shared.tile import Form, Tile, full_tiles, tile_function
 from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
 from treadle.backends.codegen.kernel.ir import Function
-from treadle.backends.codegen.kernel.language import (
-    Operand,
-    Pointer,
-    Value,
-    minimum,
-    select,
-)
+from treadle.backends.codegen.kernel.language import Operand, Pointer, Value, minimum, select
 from treadle.backends.codegen.kernel.records import RecordedKernel, required
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -85,7 +79,7 @@ class WeightParameters(NamedTuple, Generic[P, S]):
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class WeightConfig:
     """What the kernels have as constants.
 
     Attributes:
@@ -109,7 +103,7 @@ class Spec:
 
 
 @lru_cache(maxsize=64)
-def weight_kernels(spec: Spec) -> tuple[RecordedKernel, ...]:
+def weight_kernels(spec: WeightConfig) -> tuple[RecordedKernel, ...]:
     """The kernel that multiplies and, where there are parts, the one that adds them up."""
     name = f"weight_gradient_{spec.b.name}_{spec.b_order}"
     product = _Writer(spec)
@@ -199,7 +193,7 @@ class _Item:
 class _Writer:
     """Writes one of the kernels."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: WeightConfig) -> None:
         self.spec, tile = spec, spec.tile
         self.e = e = KernelBuilder()
         self.pack_a = cells_function(tile)

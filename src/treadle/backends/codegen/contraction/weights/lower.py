@@ -22,11 +22,11 @@ from treadle.backends.codegen.contraction.shared.offsets import (
 from treadle.backends.codegen.contraction.shared.pack import order_of
 from treadle.backends.codegen.contraction.shared.positions import Part, forward_part
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
-from treadle.backends.codegen.contraction.shared.spread import Margins, Source, spread
+from treadle.backends.codegen.contraction.shared.spread import Margins, SpreadOperand, spread
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
 from treadle.backends.codegen.contraction.weights.kernel import (
-    Spec,
     Steps,
+    WeightConfig,
     WeightParameters,
     weight_kernels,
 )
@@ -146,7 +146,7 @@ def lower(request: Request) -> Answer:
     if plan.sums * plan.tile.dtype.itemsize > _STACK:
         return no("size-limit", f"a window of {taps} cells")
     margins, part = forward_part(op, views[0].shape, (*kernel,))
-    source = Source(a, views[0].shape, views[0].strides)
+    source = SpreadOperand(a, views[0].shape, views[0].strides)
     if taps == 1 and all(map(is_identical, margins.extents, source.shape[2:])):
         # Cells that are not read would only keep those that are read apart.
         source = source.every(op.strides, (*positions,))
@@ -183,7 +183,7 @@ def _plan(launches: Launches, channels: int, taps: int, target: Target) -> _Plan
 
 
 def _launch(
-    launches: Launches, plan: _Plan, op: ConvGradWeight, source: Source, part: Part
+    launches: Launches, plan: _Plan, op: ConvGradWeight, source: SpreadOperand, part: Part
 ) -> Lowered:
     problem = launches.problem
     spatial = source.strides[2:]
@@ -198,7 +198,7 @@ def _launch(
     row_table = launches.offsets(joined(part.reads(spatial), steps_of(plan.chunk, 1)))
     order = launches.offsets(grid(steps_of(plan.chunk, 1), steps_of(taps, plan.chunk)))
     dy = problem.b
-    spec = Spec(
+    spec = WeightConfig(
         plan.tile,
         dy.dtype,
         order_of(dy.row, dy.column),
@@ -244,7 +244,9 @@ def _launch(
     return launches.lowered()
 
 
-def _add(launches: Launches, plan: _Plan, spec: Spec, given: WeightParameters[Ref, Dim]) -> None:
+def _add(
+    launches: Launches, plan: _Plan, spec: WeightConfig, given: WeightParameters[Ref, Dim]
+) -> None:
     """The launch that makes sums, and those that add up and store them."""
     flops = launches.problem.flops
     first, *rest = weight_kernels(spec)

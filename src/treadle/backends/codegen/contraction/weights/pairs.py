@@ -23,7 +23,7 @@ from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import fixed
 from treadle.backends.codegen.contraction.shared.positions import forward_part
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
-from treadle.backends.codegen.contraction.shared.spread import Margins, Source, spread
+from treadle.backends.codegen.contraction.shared.spread import Margins, SpreadOperand, spread
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Strided, extents
 from treadle.backends.program import Lowered
@@ -55,7 +55,7 @@ def lower_weight_pairs(
     steps = sides.map(lambda matrix: matrix.batch[0])
     extras, results = sides.map(lambda matrix: replace(matrix, batch=()))
     x, dy = (
-        Source(Matrix.of("input", v.type.dtype, view), view.shape, view.strides)
+        SpreadOperand(Matrix.of("input", v.type.dtype, view), view.shape, view.strides)
         for v, view in zip(anchor.inputs, views, strict=True)
     )
     problem = Problem((), outputs, channels, 0, dy.matrix, x.matrix, extras, results, epilogue)
@@ -76,12 +76,12 @@ def lower_weight_pairs(
     return launches.lowered()
 
 
-def _cells(source: Source) -> Matrix:
+def _cells(source: SpreadOperand) -> Matrix:
     """A matrix of cells by channels."""
     return replace(source.matrix, batch=(), row=source.strides[-1], column=1)
 
 
-def _is_dense(source: Source) -> bool:
+def _is_dense(source: SpreadOperand) -> bool:
     """Whether cells follow one another, with their channels as neighbors."""
     steps = [source.strides[-1]]
     for extent in source.shape[:1:-1]:

@@ -25,8 +25,8 @@ from treadle.backends.codegen.contraction.winograd.kernels import (
     MapSteps,
     Part,
     ResultSizes,
-    Spec,
     WeightParameters,
+    WinogradConfig,
     map_kernel,
     weight_kernel,
 )
@@ -37,12 +37,7 @@ from treadle.backends.codegen.contraction.winograd.maps import (
     pitch_of,
     stack_of,
 )
-from treadle.backends.codegen.views import (
-    Strided,
-    extents,
-    split_after,
-    strided_output,
-)
+from treadle.backends.codegen.views import Strided, extents, split_after, strided_output
 from treadle.backends.program import Ref
 from treadle.base.dtype import DType
 from treadle.base.symbol import Dim
@@ -226,11 +221,11 @@ class _Plan:
             launches.problem = ours
             self._launch(results, area, (first, count), sums=sums)
 
-    def _spec(self, part: Part, values: int, sums: int) -> Spec:
+    def _spec(self, part: Part, values: int, sums: int) -> WinogradConfig:
         patch = _PATCH if part != "results" else 0
         accessed = self.launches.problem.accessed().epilogue
         epilogue = NOTHING if part == "inputs" else accessed
-        return Spec(part, self.maps.m, self.tile, epilogue, values, sums, patch)
+        return WinogradConfig(part, self.maps.m, self.tile, epilogue, values, sums, patch)
 
     def _weights(self) -> Ref:
         """The launch that transforms the weights, once for all runs where they are frozen."""
@@ -262,7 +257,7 @@ class _Plan:
 
     def _launch(
         self,
-        spec: Spec,
+        spec: WinogradConfig,
         area: _Area,
         tiles: tuple[int, int],
         *,

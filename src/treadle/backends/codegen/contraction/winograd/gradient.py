@@ -16,9 +16,9 @@ from treadle.backends.codegen.contraction.shared.epilogue import (
     NOTHING,
     Access,
     Epilogue,
+    EpilogueOp,
     RowSteps,
     Sides,
-    Step,
     Term,
     plain,
 )
@@ -33,7 +33,7 @@ from treadle.backends.codegen.contraction.winograd.kernels import (
     Part,
     map_kernel,
 )
-from treadle.backends.codegen.contraction.winograd.kernels import Spec as MapSpec
+from treadle.backends.codegen.contraction.winograd.kernels import WinogradConfig as MapConfig
 from treadle.backends.codegen.contraction.winograd.maps import (
     Maps,
     even_block,
@@ -173,7 +173,7 @@ class _Plan:
     ) -> None:
         """The tiles of an operand from the first on, so many."""
         count = tiles[1]
-        spec = MapSpec(part, maps.m, self.tile, NOTHING, 0, 0, _PATCH)
+        spec = MapConfig(part, maps.m, self.tile, NOTHING, 0, 0, _PATCH)
         block = max(1, min(8, count // 16))
         given: MapParameters[Ref, Dim] = MapParameters(
             x=source.place,
@@ -200,7 +200,7 @@ class _Plan:
         epilogue = plain(self.dtype)
         if adds:
             old, step = Access(self.dtype, "next"), Term("step", 0)
-            add = Step(Add(), (Term("extra", 0), Term("sum")), self.dtype)
+            add = EpilogueOp(Add(), (Term("extra", 0), Term("sum")), self.dtype)
             epilogue = Epilogue((old,), (add,), (step,), (old,))
             extras = (sums,)
         ours = launches.problem

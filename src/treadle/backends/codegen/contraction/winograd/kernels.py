@@ -60,7 +60,7 @@ PAD = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class WinogradConfig:
     """A kernel's constants: m, its register tile, its epilogue, and elements of scratch."""
 
     part: Part
@@ -277,7 +277,7 @@ class MapParameters(NamedTuple, Generic[P, S]):
 
 
 @lru_cache(maxsize=256)
-def map_kernel(spec: Spec) -> RecordedKernel:
+def map_kernel(spec: WinogradConfig) -> RecordedKernel:
     """The kernel of a specification; its items are blocks of tiles."""
     e, tile = KernelBuilder(), spec.tile
     p = _parameters(e, spec)
@@ -306,7 +306,7 @@ def map_kernel(spec: Spec) -> RecordedKernel:
     return RecordedKernel(kernel, p)
 
 
-def _parameters(e: Builder, spec: Spec) -> MapParameters[Pointer, Value]:
+def _parameters(e: Builder, spec: WinogradConfig) -> MapParameters[Pointer, Value]:
     def memory(name: str) -> Pointer | None:
         return e.pointer(spec.tile.dtype, name) if name in spec.memory else None
 
@@ -330,7 +330,7 @@ class _Writer:
     """Writes the parts of one kernel."""
 
     e: Builder
-    spec: Spec
+    spec: WinogradConfig
     p: MapParameters[Pointer, Value]
 
     @contextmanager

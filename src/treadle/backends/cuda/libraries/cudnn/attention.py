@@ -24,7 +24,7 @@ from treadle.backends.codegen.loops import lower_loops
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Strided
 from treadle.backends.cuda.libraries.cudnn import calls
-from treadle.backends.cuda.libraries.cudnn.calls import Array, Call, dense, stats_of
+from treadle.backends.cuda.libraries.cudnn.calls import Call, CudnnOperand, dense, stats_of
 from treadle.backends.cuda.libraries.cudnn.convolutions import ALIGNED, Accepts
 from treadle.backends.cuda.libraries.joining import Joining
 from treadle.backends.program import Launch, Lowered, Ref
@@ -141,7 +141,7 @@ class _Lowering:
 
     # -- arrays ----------------------------------------------------------------------------
 
-    def _array(self, number: int, view: Strided, shared: bool = False) -> Array:
+    def _array(self, number: int, view: Strided, shared: bool = False) -> CudnnOperand:
         """A matrix per entry and head; `shared` ones may be the same for all heads."""
         outer, heads = self.axes
         extents = [int(outer.extent), int(heads.extent)]
@@ -159,9 +159,9 @@ class _Lowering:
         places = (view.offset, *strides[:-1])
         if min(strides) < 1 or any(p * self.dtype.itemsize % ALIGNED for p in places):
             raise _Refused("layout", "an operand is repeated, turned, or at an odd place")
-        return Array((*extents, rows, columns), strides, self.dtype.name)
+        return CudnnOperand((*extents, rows, columns), strides, self.dtype.name)
 
-    def _operand(self, number: int) -> Array:
+    def _operand(self, number: int) -> CudnnOperand:
         shared = isinstance(self.op, Attention) and number in (1, 2)
         return self._array(number, self.operands[number], shared)
 
@@ -169,7 +169,7 @@ class _Lowering:
         view = self.operands[number]
         return Ref("input", view.index, view.offset * self.dtype.itemsize)
 
-    def _result(self, number: int) -> tuple[Array, Ref]:
+    def _result(self, number: int) -> tuple[CudnnOperand, Ref]:
         """A result, in scratch memory where nobody wants it."""
         view = self.results[number]
         if view is None:
@@ -180,10 +180,10 @@ class _Lowering:
         ref = Ref("output", view.index, view.offset * self.dtype.itemsize)
         return self._array(len(self.operands) + before, view), ref
 
-    def _dense(self, rows: int, columns: int) -> Array:
+    def _dense(self, rows: int, columns: int) -> CudnnOperand:
         return dense((*(int(a.extent) for a in self.axes), rows, columns), self.dtype)
 
-    def _added(self) -> tuple[Array, Ref] | None:
+    def _added(self) -> tuple[CudnnOperand, Ref] | None:
         """Return the summand of the scores; a mask of truth values becomes 0 and -infinity."""
         view = self.mask
         if view is None:
@@ -241,9 +241,9 @@ class _Lowering:
 
     def _forward(
         self,
-        result: tuple[Array, Ref],
-        stats: tuple[Array, Ref] | None,
-        added: tuple[Array, Ref] | None,
+        result: tuple[CudnnOperand, Ref],
+        stats: tuple[CudnnOperand, Ref] | None,
+        added: tuple[CudnnOperand, Ref] | None,
     ) -> None:
         q, k, v = (self._operand(i) for i in range(3))
         call = calls.Attention(
@@ -261,9 +261,9 @@ class _Lowering:
 
     def _backward(
         self,
-        made: tuple[Array, Ref],
-        stats: tuple[Array, Ref],
-        added: tuple[Array, Ref] | None,
+        made: tuple[CudnnOperand, Ref],
+        stats: tuple[CudnnOperand, Ref],
+        added: tuple[CudnnOperand, Ref] | None,
     ) -> None:
         results = [self._result(i) for i in range(3)]
         dq, dk, dv = (array for array, _ in results)
@@ -301,5 +301,5 @@ class _Lowering:
         self.joining.launches.append(Launch(call, tuple(places), flops=flops, nbytes=nbytes))
 
 
-def _nbytes(array: Array) -> int:
+def _nbytes(array: CudnnOperand) -> int:
     return math.prod(array.shape) * array.type.itemsize

@@ -16,7 +16,7 @@ Side = Literal["forward", "input", "weight"]
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class CudnnOperand:
     """An operand or result: extents, and elements from one position to the next on every axis."""
 
     shape: tuple[int, ...]
@@ -41,9 +41,9 @@ class Convolution:
     """
 
     side: Side
-    result: Array
-    first: Array
-    second: Array
+    result: CudnnOperand
+    first: CudnnOperand
+    second: CudnnOperand
     strides: tuple[int, ...]
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -70,14 +70,14 @@ class Attention:
         mask: what is added to the scores; extents of 1 are repeated.
     """
 
-    result: Array
-    q: Array
-    k: Array
-    v: Array
+    result: CudnnOperand
+    q: CudnnOperand
+    k: CudnnOperand
+    v: CudnnOperand
     causal: bool
     scale: float
-    stats: Array | None = None
-    mask: Array | None = None
+    stats: CudnnOperand | None = None
+    mask: CudnnOperand | None = None
 
     @property
     def name(self) -> str:
@@ -94,18 +94,18 @@ class Attention:
 class AttentionGrad:
     """The gradients of attention in q, k and v, from its result, its statistics and dy."""
 
-    dq: Array
-    dk: Array
-    dv: Array
-    q: Array
-    k: Array
-    v: Array
-    y: Array
-    dy: Array
-    stats: Array
+    dq: CudnnOperand
+    dk: CudnnOperand
+    dv: CudnnOperand
+    q: CudnnOperand
+    k: CudnnOperand
+    v: CudnnOperand
+    y: CudnnOperand
+    dy: CudnnOperand
+    stats: CudnnOperand
     causal: bool
     scale: float
-    mask: Array | None = None
+    mask: CudnnOperand | None = None
 
     @property
     def name(self) -> str:
@@ -122,21 +122,21 @@ Call = Convolution | Attention | AttentionGrad
 _CALLS: dict[str, type[Call]] = {c.__name__: c for c in (Convolution, Attention, AttentionGrad)}
 
 
-def named(call: Call) -> dict[str, Array]:
+def named(call: Call) -> dict[str, CudnnOperand]:
     """The arrays of a call by the names of its fields, in the order of a launch's arguments."""
     fields = [(f.name, getattr(call, f.name)) for f in dataclasses.fields(call)]
-    return {name: value for name, value in fields if isinstance(value, Array)}
+    return {name: value for name, value in fields if isinstance(value, CudnnOperand)}
 
 
-def dense(shape: tuple[int, ...], dtype: DType) -> Array:
+def dense(shape: tuple[int, ...], dtype: DType) -> CudnnOperand:
     """An array in row-major order."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
-    return Array(shape, tuple(strides), dtype.name)
+    return CudnnOperand(shape, tuple(strides), dtype.name)
 
 
-def stats_of(result: Array) -> Array:
+def stats_of(result: CudnnOperand) -> CudnnOperand:
     """Return the statistics that the forward pass writes of its weights, for a result of these
     extents.
     """
@@ -157,10 +157,10 @@ def _symbol(call: Call) -> str:
 
 def _restored(value: Any) -> Any:
     if isinstance(value, dict):
-        return Array(tuple(value["shape"]), tuple(value["strides"]), value["dtype"])
+        return CudnnOperand(tuple(value["shape"]), tuple(value["strides"]), value["dtype"])
     return tuple(value) if isinstance(value, list) else value
 
 
-def _attention_name(what: str, q: Array, k: Array) -> str:
+def _attention_name(what: str, q: CudnnOperand, k: CudnnOperand) -> str:
     entries, heads, rows, columns = q.shape
     return f"{KIND} {what} {entries}x{heads}x{rows}x{columns} on {k.shape[2]} {q.dtype}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.views import Strided, extents
 from treadle.backends.cuda.libraries import products
-from treadle.backends.cuda.libraries.cudnn.calls import Array, Call, Convolution, Side, dense
+from treadle.backends.cuda.libraries.cudnn.calls import Call, Convolution, CudnnOperand, Side, dense
 from treadle.backends.cuda.libraries.cudnn.graphs import TYPES
 from treadle.backends.cuda.libraries.joining import Joining
 from treadle.backends.program import Launch, Ref
@@ -81,14 +81,14 @@ def _multiplications(side: Side, shapes: Sequence[tuple[int, ...]]) -> int:
     return math.prod(maps) * math.prod(weight[1:])
 
 
-def _array(view: Strided, dtype: DType) -> Array:
+def _array(view: Strided, dtype: DType) -> CudnnOperand:
     """A view; along axes of one position any step will do, and the library likes the dense one."""
     if view.is_dense:
         return dense(view.shape, dtype)
-    return Array(view.shape, tuple(view.strides), dtype.name)
+    return CudnnOperand(view.shape, tuple(view.strides), dtype.name)
 
 
-def _flat(array: Array) -> Array:
+def _flat(array: CudnnOperand) -> CudnnOperand:
     """Lines as images of one row: the library has no convolution of one axis."""
     (n, c, w), (batch, channel, cell) = array.shape, array.strides
-    return Array((n, c, 1, w), (batch, channel, cell * w, cell), array.dtype)
+    return CudnnOperand((n, c, 1, w), (batch, channel, cell * w, cell), array.dtype)

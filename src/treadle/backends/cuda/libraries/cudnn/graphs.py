@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from treadle.backends.cuda.libraries.cudnn.calls import (
-    Array,
     Attention,
     AttentionGrad,
     Call,
     Convolution,
+    CudnnOperand,
     named,
 )
 from treadle.base import dtype as dt
@@ -74,14 +74,14 @@ def planned(module: Any, call: Call, fast: bool, **where: Any) -> Any:
     return graph
 
 
-def _type(module: Any, array: Array) -> Any:
+def _type(module: Any, array: CudnnOperand) -> Any:
     return getattr(module.data_type, _TYPES[array.type])
 
 
 class _Emitter:
     """Adds one call to a graph; arrays go by the names of the call's fields."""
 
-    def __init__(self, module: Any, graph: Any, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, module: Any, graph: Any, arrays: Mapping[str, CudnnOperand]) -> None:
         self._module = module
         self._graph = graph
         self._arrays = arrays
