@@ -23,11 +23,20 @@ KINDS = {"f": TensorProto.FLOAT, "i": TensorProto.INT64, "b": TensorProto.BOOL}
 
 
 def model(
-    nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, str], known: dict[str, Any]
+    nodes: list[Any],
+    inputs: dict[str, Any],
+    outputs: dict[str, str],
+    known: dict[str, Any],
+    axes: tuple[str, ...] = (),
 ) -> Any:
-    """A model; inputs are arrays such as it gets, outputs an element type and as many axes."""
+    """A model; inputs are arrays such as it gets, outputs an element type and as many axes.
+
+    Of all inputs the first axes are open where they have names.
+    """
     given = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        helper.make_tensor_value_info(
+            n, helper.np_dtype_to_tensor_dtype(a.dtype), (*axes, *a.shape[len(axes) :])
+        )
         for n, a in inputs.items()
     ]
     made = [
@@ -186,11 +195,7 @@ def test_conditions_that_do_not_fit() -> None:
 
 
 def test_masks_and_places_that_are_not_zero() -> None:
-    rng = np.random.default_rng(0)
-    feeds = [
-        {"x": rng.standard_normal((6, 3)).astype("float32"), "mask": rng.random(6) < share}
-        for share in (0.5, 0.0, 0.2, 1.0)
-    ]
+    feeds = shares((6, 3))
     nodes = [
         make("Compress", ["x", "mask"], ["rows"], axis=0),
         make("ReduceMax", ["rows"], ["most"], axes=[0], keepdims=0),
@@ -225,10 +230,73 @@ def test_a_branch_for_nothing_is_that_for_some() -> None:
         make("Equal", ["size", "nothing"], ["is_empty"]),
         make("If", ["is_empty"], ["y"], then_branch=empty, else_branch=some),
     ]
-    rng = np.random.default_rng(0)
-    feeds = [
-        {"x": rng.standard_normal((6, 3)).astype("float32"), "mask": rng.random(6) < share}
-        for share in (0.5, 0.0, 0.2, 1.0)
-    ]
+    feeds = shares((6, 3))
     known = {"flat": np.array([-1]), "zero": np.array([0]), "nothing": np.array(0)}
     agree(model(nodes, feeds[0], {"y": "i1"}, known), feeds, phases=3)
+
+
+def shares(*shapes: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Feeds with masks that choose some, none, few and all rows."""
+    rng = np.random.default_rng(0)
+    return [
+        {"x": rng.standard_normal(shape).astype("float32"), "mask": rng.random(shape[0]) < share}
+        for shape in shapes
+        for share in (0.5, 0.0, 0.2, 1.0)
+    ]
+
+
+def test_shapes_of_what_has_been_found() -> None:
+    """Exporters write reshapes, expansions and ends of slices so, of RoIs for one."""
+    known = {
+        "all": np.array([-1]), "one": np.array([1]), "zero": np.array([0]), "four": np.array([4]),
+        "minus": np.array(-1), "end": np.array([np.iinfo(np.int64).max]), "row": np.float32([[2]]),
+    }  # fmt: skip
+    nodes = [
+        make("Compress", ["x", "mask"], ["rows"], axis=0),
+        make("Shape", ["rows"], ["shape"]),
+        make("Slice", ["shape", "zero", "one"], ["count"]),
+        make("Concat", ["count", "four"], ["table"], axis=0),
+        make("Expand", ["row", "table"], ["twos"]),
+        make("Reshape", ["table", "all"], ["list"]),
+        make("Shape", ["list"], ["length"]),
+        make("ConstantOfShape", ["length"], ["ones"],
+             value=numpy_helper.from_array(np.array([1]))),
+        make("Mul", ["ones", "minus"], ["none"]),
+        make("Equal", ["list", "none"], ["open"]),
+        make("Where", ["open", "ones", "list"], ["target"]),
+        make("Slice", ["rows", "zero", "end", "one"], ["same"]),
+        make("Reshape", ["same", "target"], ["again"]),
+        make("Add", ["again", "rows"], ["sum"]),
+        make("Add", ["sum", "twos"], ["y"]),
+    ]  # fmt: skip
+    feeds = shares((6, 4), (9, 4))
+    agree(model(nodes, feeds[0], {"y": "f2", "table": "i1"}, known, ("n",)), feeds)
+
+
+def test_quotients_and_questions_of_extents() -> None:
+    """A quotient of extents as floating point is no extent, whether the call or data decide it."""
+    known = {"zero": np.array(0), "half": np.float32(0.5), "one": np.array(1)}
+    nodes = [
+        make("Compress", ["x", "mask"], ["rows"], axis=0),
+        *(
+            node
+            for i, name in enumerate(("x", "rows"))
+            for node in (
+                make("Shape", [name], [f"shape{i}"]),
+                make("Gather", [f"shape{i}", "zero"], [f"count{i}"]),
+                make("Cast", [f"count{i}"], [f"float{i}"], to=TensorProto.FLOAT),
+                make("Mul", [f"float{i}", "half"], [f"half{i}"]),
+                make("Sqrt", [f"half{i}"], [f"root{i}"]),
+            )
+        ),
+        make("Div", ["float1", "float0"], ["ratio"]),
+        make("Equal", ["count1", "zero"], ["is_empty"]),
+        make("Where", ["is_empty", "one", "count1"], ["least"]),
+        make("Cast", ["is_empty"], ["number"], to=TensorProto.INT64),
+        make("Shape", ["x"], ["whole"]),
+        make("Cast", ["whole"], ["sizes"], to=TensorProto.FLOAT),
+        make("Div", ["sizes", "float0"], ["sides"]),
+    ]
+    outputs = {"half0": "f0", "root1": "f0", "ratio": "f0", "least": "i0", "number": "i0"}
+    feeds = shares((6, 4), (9, 4), (7, 4))
+    agree(model(nodes, feeds[0], {**outputs, "sides": "f1"}, known, ("n",)), feeds)

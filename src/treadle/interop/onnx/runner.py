@@ -256,10 +256,14 @@ def _convert(entry: Converter, node: Node, inputs: list[Value]) -> Sequence[Valu
 
 def _without_extents(entry: Converter, inputs: Sequence[Value]) -> list[Value]:
     """Extents as the node takes them: a list for its shape, else computed, else as numbers."""
+    mine = [v for v in inputs if isinstance(v, Extents)]
     operands = not all(v is None or isinstance(v, Extents | ArrayOperand) for v in inputs)
+    operands = operands or any(v.is_found for v in mine)
     made = []
     for i, value in enumerate(inputs):
-        if not isinstance(value, Extents) or (entry.symbols and not entry.host):
+        if not isinstance(value, Extents) and entry.symbols and entry.host and i not in entry.host:
+            made.append(together([mine[0].anchor, value])[1])  # What is made of it has symbols.
+        elif not isinstance(value, Extents) or (entry.symbols and not entry.host):
             made.append(value)
         elif i in entry.host or entry.host == (-1,):
             made.append(known(value.array) if entry.symbols else value.numbers())

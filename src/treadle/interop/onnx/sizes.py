@@ -17,7 +17,16 @@ from onnx import helper
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.guards import data_decide
-from treadle.base.symbol import Dim, Expr, is_identical, maximum, minimum
+from treadle.base.symbol import (
+    Dim,
+    Expr,
+    Relation,
+    equal,
+    is_identical,
+    less_equal,
+    maximum,
+    minimum,
+)
 from treadle.interop.onnx.nodes import Array, Node, Value, known
 from treadle.interop.onnx.registry import Converter
 from treadle.ops import logic
@@ -71,6 +80,12 @@ class Extents:
         self.dtype = dtype
         self.anchor = anchor
 
+    @property
+    def is_found(self) -> bool:
+        """True if data decide one of them, so that there are no numbers while it is captured."""
+        flat = self.array.reshape(-1)
+        return any(isinstance(d, Question) or data_decide(d) for d in flat)
+
     def numbers(self) -> ArrayOperand:
         """Their numbers in the call that is captured; they are pinned."""
         flat = [int(d) for d in self.array.reshape(-1)]
@@ -123,36 +138,54 @@ def with_extents(node: Node, inputs: Sequence[Value], entry: Converter) -> Any:
         return _range(mine[0].dtype, *[a.reshape(-1)[0] for a in arrays], anchor=anchor)
     if name == "Cast":
         return _cast(node, mine[0])
-    operation = _OPERATIONS.get(name)
-    if operation is not None and len(arrays) == 2:
-        x, y = (_whole(a) for a in arrays)
-        kind = np.dtype(bool) if name in _QUESTIONS else _type_of(inputs[0])
-        if name in _QUESTIONS:
-            operation = functools.partial(_asked, name)
-        return _found(np.frompyfunc(operation, 2, 1)(x, y), kind, anchor)
+    if name in _OPERATIONS and len(arrays) == 2:
+        return _operated(name, inputs, anchor)
     if name in _REDUCED and mine[0] is inputs[0] and mine[0].array.ndim == 1:
         folded = functools.reduce(_OPERATIONS[_REDUCED[name]], _whole(arrays[0]).tolist())
         kept = (1,) if node.attr("keepdims", 1) else ()
         return _found(np.array(folded, object).reshape(kept), _type_of(mine[0]), anchor)
+    if name == "Where" and any(isinstance(d, Question) for d in arrays[0].reshape(-1)):
+        return None
     if name in _MOVED:
         made = entry.convert(
             node,
             *[a if a is None or i in entry.host else known(a) for i, a in enumerate(arrays)],
         )
-        return _found(made.array, _type_of(inputs[name == "Where"]), anchor)
+        kind = made.array.dtype if name in _COUNTED else _type_of(inputs[name == "Where"])
+        return _found(made.array, kind, anchor)
     return None
 
 
-_MOVED = frozenset(
+def _operated(name: str, inputs: Sequence[Value], anchor: Value) -> Value:
+    """An operation on extents; None where its results are none."""
+    x, y = np.broadcast_arrays(*[_whole(v.array) for v in inputs])
+    kind = np.dtype(bool) if name in _QUESTIONS else _type_of(inputs[0])
+    if not _stays_whole(name, kind, x, y):
+        return None
+    operation = functools.partial(_asked, name) if name in _QUESTIONS else _OPERATIONS[name]
+    return _found(np.frompyfunc(operation, 2, 1)(x, y), kind, anchor)
+
+
+_COUNTED = frozenset(("Shape", "Size"))
+"""Operators that ask how many elements there are."""
+_MOVED = _COUNTED | frozenset(
     ("Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze", "Where")
 )
-"""Operators whose converters move elements of arrays, whatever they are."""
+"""Operators whose converters move elements of arrays, whatever they are, or count them."""
+
+
+def _stays_whole(name: str, kind: np.dtype[Any], x: Array, y: Array) -> bool:
+    """Return whether the results of an operation are extents again, or questions about such."""
+    if any(isinstance(v, float | Question) for v in (*x.reshape(-1), *y.reshape(-1))):
+        return False
+    if name != "Div" or kind.kind in "iu":
+        return True
+    both = zip(x.reshape(-1), y.reshape(-1), strict=True)
+    return all(not is_identical(b, 0) and is_identical(a % b, 0) for a, b in both)
 
 
 def _quotient(x: Any, y: Any) -> Any:
     """Integers are divided toward zero."""
-    if isinstance(x, float) or isinstance(y, float):
-        return x / y
     return x // y if (x >= 0) == (y >= 0) else -(-x // y)
 
 
@@ -162,6 +195,13 @@ _QUESTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "GreaterOrEqual": lambda x, y: bool(x >= y),
     "Less": lambda x, y: bool(x < y),
     "LessOrEqual": lambda x, y: bool(x <= y),
+}
+_STATED: Mapping[str, Callable[[Dim, Dim], Relation]] = {
+    "Equal": equal,
+    "Greater": lambda x, y: less_equal(y + 1, x),
+    "GreaterOrEqual": lambda x, y: less_equal(y, x),
+    "Less": lambda x, y: less_equal(x + 1, y),
+    "LessOrEqual": less_equal,
 }
 _ASKED: Mapping[str, Callable[[], Any]] = {
     "Equal": logic.Equal,
@@ -175,7 +215,8 @@ _ASKED: Mapping[str, Callable[[], Any]] = {
 def _asked(name: str, x: Dim, y: Dim) -> bool | Question:
     """The answer to a question about extents; the question where data decide it."""
     if data_decide(x - y):
-        return Question(name, x, y)
+        truth = _STATED[name](x, y).truth()
+        return Question(name, x, y) if truth is None else truth
     return bool(_QUESTIONS[name](x, y))
 
 
@@ -221,13 +262,16 @@ def _cast(node: Node, x: Extents) -> Value:
     target = np.dtype(helper.tensor_dtype_to_np_dtype(int(node.attributes["to"])))
     if target == x.dtype:
         return x
+    if x.dtype.kind == "b":
+        return None
     if target.kind in "iuf" and target.itemsize >= 4:
         return Extents(x.array, target, x.anchor)
     return None
 
 
 def _range(dtype: np.dtype[Any], first: Any, last: Any, step: Any, *, anchor: Value) -> Value:
-    whole = [v if isinstance(v, Expr) else int(v) for v in (first, last, step)]
-    first, last, step = whole
+    first, last, step = _whole(np.array([first, last, step], object))
+    if any(isinstance(v, float) for v in (first, last, step)):
+        return None
     count = max(-((first - last) // step), 0)
     return anchor.apply(Iota(first, step, count, as_dtype(dtype)), ())[0]

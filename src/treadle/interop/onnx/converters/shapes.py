@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.dtype import as_dtype
-from treadle.base.guards import data_decide
+from treadle.base.guards import data_decide, is_equal
 from treadle.base.shape import format_shape
 from treadle.base.symbol import Expr, is_identical, maximum, minimum
 from treadle.interop.onnx.converters.arithmetic import target_type
@@ -121,7 +121,7 @@ def _reshape(node: Node, x: Value, shape: Array) -> Value:
     wanted = shape.tolist()
     if not node.attr("allowzero", 0):
         mine = extents(x)
-        wanted = [mine[i] if d == 0 else d for i, d in enumerate(wanted)]
+        wanted = [mine[i] if is_equal(d, 0) else d for i, d in enumerate(wanted)]
     return _reshaped(x, wanted)
 
 
@@ -130,7 +130,7 @@ def _reshaped(x: Value, wanted: Sequence[int]) -> Value:
     shape = list(wanted)
     if -1 in shape:
         rest = math.prod(d for d in shape if d != -1)
-        shape[shape.index(-1)] = math.prod(extents(x)) // rest if rest else 0
+        shape[shape.index(-1)] = 0 if is_equal(rest, 0) else math.prod(extents(x)) // rest
     array = getattr(x, "array", None)
     if isinstance(x, Extents):
         return Extents(x.array.reshape(shape), x.dtype, x.anchor)
@@ -197,7 +197,10 @@ def _expand(node: Node, x: Value, shape: Array) -> Value:
     mine, wanted = extents(x), tuple(shape.tolist())
     rank = max(len(mine), len(wanted))
     wide, given = ((*(1,) * (rank - len(s)), *s) for s in (mine, wanted))
-    made = [d if is_identical(n, 1) else n for n, d in zip(wide, given, strict=True)]
+    made = [
+        d if is_identical(n, 1) or (data_decide(n) and not is_identical(d, 1)) else n
+        for n, d in zip(wide, given, strict=True)
+    ]
     for n, d in zip(made, given, strict=True):
         if isinstance(n, int) and isinstance(d, int) and d not in (1, n):
             problem = f"{format_shape(mine)} does not become {format_shape(wanted)}"
@@ -208,7 +211,11 @@ def _expand(node: Node, x: Value, shape: Array) -> Value:
 def _broadcast(node: Node, x: Value, shape: Sequence[int]) -> Value:
     if is_known(x):
         node.made(shape, x.array.itemsize)
-    return x if extents(x) == tuple(shape) else Broadcast(tuple(shape))(x)
+    return x if _is_shape(extents(x), shape) else Broadcast(tuple(shape))(x)
+
+
+def _is_shape(shape: Sequence[int], other: Sequence[int]) -> bool:
+    return len(shape) == len(other) and all(map(is_equal, shape, other))
 
 
 @converts("Tile", host=(1,))
@@ -293,12 +300,13 @@ def _places(start: int, end: int, step: int, extent: int) -> range:
 
 def _bounds(start: Any, end: Any, step: int, extent: int) -> tuple[Any, Any, int]:
     """First cell, the one behind the last and the step, of extents that may be expressions."""
+    if not isinstance(end, Expr) and end >= _NO_END:
+        end = extent
     low, high = (p + extent if p < 0 else p for p in (start, end))
     if any(map(data_decide, (low, high, extent))):
         low = minimum(maximum(low, 0), extent)
         return low, maximum(minimum(high, extent), low), step
-    low = min(max(low, 0), extent)
-    high = extent if not isinstance(high, Expr) and high >= _NO_END else min(max(high, 0), extent)
+    low, high = (min(max(p, 0), extent) for p in (low, high))
     return (low, high, step) if low < high else (0, 0, 1)
 
 
