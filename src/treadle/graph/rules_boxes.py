@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from treadle.base import dtype as dt
 from treadle.base.shape import is_static
 from treadle.graph.algebra import keep
@@ -13,7 +15,8 @@ from treadle.graph.ir import Value, constant_of
 from treadle.graph.rewrite import Filled, Found, P, Rule, match
 from treadle.ops.creation import Iota
 from treadle.ops.elementwise import Add
-from treadle.ops.gather import Take
+from treadle.ops.gather import IndexAdd, IndexUpdate, Take
+from treadle.ops.gather_along import AddAlongAxis, ScatterAlongAxis
 from treadle.ops.movement import Concat, Flip, Reshape
 from treadle.ops.op import Op
 from treadle.ops.slicing import Box, Pad, Slice, SliceUpdate, along
@@ -269,6 +272,26 @@ def _flipped_twice(m: Found) -> Value | None:
     return m["x"] if m.attribute("", "axes") == m.attribute("inner", "axes") else None
 
 
+def _nothing_written(op: Op, order: tuple[str, ...]) -> Rule:
+    """Indices that data decide may be none."""
+
+    def build(m: Found) -> Value | None:
+        return m["x"] if 0 in m["v"].type.shape else None
+
+    def example(x: Any, v: Any) -> Any:
+        known = {"x": x, "v": v, "index": x.constant(np.zeros(v.shape, np.int32), dt.int32)}
+        return op(*[known[name] for name in order])
+
+    return Rule(
+        f"{op.name}(x) of nothing => x",
+        P(type(op), order),
+        build,
+        example=example,
+        shapes=((3,), (0,)),
+        dtypes=FLOATS,
+    )
+
+
 def _rule(name: str, pattern: P, build: Callable[..., Any], example: Any, *shapes: Any) -> Rule:
     return Rule(name, pattern, build, example=example, shapes=shapes or ((2, 3),), dtypes=ANY)
 
@@ -344,4 +367,8 @@ BOXES = (
         shapes=((2, 5),),
         dtypes=ANY,
     ),
+    _nothing_written(IndexAdd((0,)), ("x", "v", "index")),
+    _nothing_written(IndexUpdate((0,)), ("x", "v", "index")),
+    _nothing_written(AddAlongAxis(0), ("x", "index", "v")),
+    _nothing_written(ScatterAlongAxis(0), ("x", "index", "v")),
 )
