@@ -1,4 +1,4 @@
-"""How an op becomes launches: the one entry of code generation.
+"""From an op to its launches: the one entry of code generation.
 
 Families register their generators in `LOWERINGS`; what has none is computed by loop nests where
 that is possible. Ops that move no data are views, and results without elements take no launch.

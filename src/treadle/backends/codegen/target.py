@@ -46,7 +46,7 @@ class Target:
 
     @property
     def is_arm(self) -> bool:
-        """Whether its instructions are those of AArch64."""
+        """True where its instructions are those of AArch64."""
         return self.name.startswith(NEON.name)
 
     @property

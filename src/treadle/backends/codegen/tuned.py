@@ -23,7 +23,7 @@ Choices = Mapping[str, Choice]
 
 
 class _State:
-    """What is recorded for this machine, and a digest of it."""
+    """The records of this machine, and a digest of them."""
 
     def __init__(self) -> None:
         self.choices: Choices = {}
@@ -38,7 +38,7 @@ _ASKED: ContextVar[dict[str, tuple[Choice, ...]] | None] = ContextVar("asked", d
 def choice(
     target: Target, key: str, offers: Callable[[], Sequence[Choice]] = tuple
 ) -> Choice | None:
-    """What was measured to be best, if anything was; `offers` lists the alternatives."""
+    """Return what was measured to be best, if anything was; `offers` lists the alternatives."""
     name = name_of(target, key)
     asked = _ASKED.get()
     if asked is not None and name not in asked:

@@ -44,7 +44,7 @@ class Strided:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the elements follow one another in row-major order."""
+        """True where the elements follow one another in row-major order."""
         wanted = row_major_strides(self.shape)
         axes = zip(self.shape, self.strides, wanted, strict=True)
         return all(is_identical(n, 1) or is_identical(a, b) for n, a, b in axes)
@@ -139,7 +139,7 @@ def _split_and_joined(shape: Dims, strides: Dims, wanted: Dims) -> Dims | None:
 
 
 def _is_less(x: Dim, y: Dim) -> bool:
-    """Which of two different extents is the smaller one; a divisor is, without asking."""
+    """True if x is the smaller of two different extents; a divisor is, without asking."""
     if isinstance(x, int) and isinstance(y, int):
         return x < y
     if is_identical(y % x, 0):
@@ -248,7 +248,7 @@ def _only_user(body: Graph, value: Value) -> Node | None:
 
 
 def _splits(shape: Dims, parts: Dims) -> bool:
-    """Whether `parts` are the axes of a shape, the second of which is split in two."""
+    """Return whether `parts` are the axes of a shape, the second of which is split in two."""
     if len(parts) != len(shape) + 1:
         return False
     merged = (parts[0], parts[1] * parts[2], *parts[3:])
@@ -256,7 +256,7 @@ def _splits(shape: Dims, parts: Dims) -> bool:
 
 
 def _takes_first(node: Node) -> bool:
-    """Whether a slice takes the first channels and leaves the other axes as they are."""
+    """Return whether a slice takes the first channels and leaves the other axes as they are."""
     op, shape = node.op, node.inputs[0].type.shape
     if not isinstance(op, Slice) or any(op.starts) or any(step != 1 for step in op.steps):
         return False
@@ -264,7 +264,7 @@ def _takes_first(node: Node) -> bool:
 
 
 def strided_output(body: Graph, index: int) -> tuple[Value, Strided] | None:
-    """What is computed for output `index`, and where its elements lie in that output's memory.
+    """Return the value computed for output `index`, and where its elements lie in its memory.
 
     The value is the first one, seen from the output, that no reversible movement made; None where
     the movement behind it takes a copy.

@@ -211,7 +211,7 @@ class _Chunk:
             self.add_to_keys(key, filled)
 
     def seen(self, end: Value) -> Value:
-        """How many keys the rows before row `end` of the chunk see."""
+        """Return the number of keys that rows before row `end` of the chunk see."""
         keys = self.kernel.keys
         return minimum(keys, self.first + end) if self.p.causal else keys
 
@@ -275,7 +275,7 @@ class _Chunk:
         return MaskRows(mask, tuple(mask.row_at(minimum(q, last)) for q in queries), 0)
 
     def add_to_keys(self, key: Value, filled: Value) -> None:
-        """What the chunk adds to dk and dv of a tile's keys."""
+        """Add the chunk's share to dk and dv of a tile's keys."""
         e, p, scratch = self.kernel.e, self.p, self.scratch
         wanted, tiles = self.kernel.chunks, self.kernel.tiles
         start = e.index(0)

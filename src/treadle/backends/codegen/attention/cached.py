@@ -76,12 +76,12 @@ class CachedConfig:
 
     @property
     def factor(self) -> float:
-        """What queries are multiplied by: scores are powers of 2, or arguments of tanh."""
+        """The factor of queries: scores are powers of 2, or arguments of tanh."""
         return self.scale * LOG2_E if self.softcap is None else self.scale / self.softcap
 
     @property
     def scaled(self) -> bool:
-        """Whether rows of the cache have scales."""
+        """True where rows of the cache have scales."""
         return self.kept is dt.int8
 
     @property
@@ -168,7 +168,7 @@ class _Keys:
     slots: Value | None = None
 
     def slot(self, position: Value) -> Value:
-        """Where a position lies."""
+        """Return the place of a position."""
         if self.base is None or self.slots is None:
             return position
         at = position - self.base
@@ -176,7 +176,7 @@ class _Keys:
 
 
 class Rows(ABC, Generic[S]):
-    """What kernels of attention over caches share: a row is (step, head of the group).
+    """Parts that kernels of attention over caches share: a row is (step, head of the group).
 
     The head is the fastest, so that the rows of an item see nearly the same keys.
     """
@@ -375,7 +375,7 @@ class _Cached(Rows[_Scratch]):
         return largest[0]
 
     def slots(self, keys: _Keys, key: Value, last: Value, least: Value) -> list[Value]:
-        """Where the keys of a vector of scores lie, or others that are seen."""
+        """Return places of the keys of a vector of scores, or of others that are seen."""
         places = [minimum(key + i, last) for i in range(self.s.together)]
         if self.s.window is not None:
             places = [maximum(p, least) for p in places]
@@ -486,7 +486,7 @@ class _Cached(Rows[_Scratch]):
 
 
 def _aligned(s: CachedConfig, position: Value, step: int) -> Value:
-    """Where blocks or vectors of keys begin: a query's sums are the same in any company."""
+    """Round down to a block or vector of keys: a query's sums are the same in any company."""
     return position if s.window is None else (position // step) * step
 
 

@@ -53,7 +53,7 @@ _TILE = ROWS * WIDTH
 
 
 def takes(spec: CachedConfig) -> bool:
-    """Whether products of bfloat16 are instructions, and features fill steps."""
+    """Return whether products of bfloat16 are instructions, and features fill steps."""
     target = spec.target
     wide = target.dot_bfloat16 and target.vector_bytes == 4 * LINES
     return wide and spec.dtype is dt.float32 and spec.d % STEP == 0 == spec.e % STEP

@@ -48,7 +48,7 @@ ENOUGH_ITEMS = 16
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """Where the operands and results of one call lie; None for a result nobody wants."""
+    """Views of the operands and results of one call; None for a result nobody wants."""
 
     inputs: tuple[Strided, ...]
     outputs: tuple[Strided | None, ...]
@@ -104,7 +104,7 @@ def read_body(body: Graph) -> tuple[Attention | AttentionGrad, Views] | Support:
 
 
 def _outputs(body: Graph, node: Node) -> tuple[Strided | None, ...] | Support:
-    """Where each result of the node goes."""
+    """Return the place of each result of the node."""
     found: list[Strided | None] = [None] * len(node.outputs)
     for index, output in enumerate(body.outputs):
         pieces = _pieces(output, dense(index, output.type.shape))
@@ -118,7 +118,7 @@ def _outputs(body: Graph, node: Node) -> tuple[Strided | None, ...] | Support:
 
 
 def _pieces(value: Value, view: Strided) -> list[tuple[Value, Strided]] | None:
-    """What a value is made of by reversible movement and concatenation, and where that lies.
+    """Return the pieces that movement and concatenation made a value of, and where they lie.
 
     `view` is where the value itself lies. None where movement takes a copy.
     """
@@ -180,12 +180,12 @@ class _Stack:
 
     @property
     def ref(self) -> Ref:
-        """Where the first element lies."""
+        """The place of the first element."""
         return Ref(self.kind, self.view.index, self.view.offset * self.dtype.itemsize)
 
     @property
     def unit(self) -> bool:
-        """Whether columns are adjacent."""
+        """True where columns are adjacent."""
         return is_identical(self.view.strides[-1], 1) or is_identical(self.view.shape[-1], 1)
 
 

@@ -1,4 +1,4 @@
-"""What attention kernels know at compile time, and their operands: strided stacks of matrices.
+"""Constants of attention kernels, and their operands: strided stacks of matrices.
 
 Head sizes, tile sizes and unit strides are constants of a kernel; the lengths of the two sequences,
 the batch and all other strides are parameters, so one kernel serves every sequence length.
@@ -79,7 +79,7 @@ class Problem:
 
     @property
     def score_scale(self) -> float:
-        """What packed rows of q are multiplied by."""
+        """The factor of packed rows of q."""
         return self.scale * LOG2_E
 
     def stack(self, e: Builder, *extents: int) -> Pointer:
@@ -156,7 +156,7 @@ def matrix(e: Builder, name: str, dtype: DType, rank: int, unit: bool) -> Matrix
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What an attention kernel is passed.
+    """Parameters of an attention kernel.
 
     Attributes:
         matrices: operands, then results.

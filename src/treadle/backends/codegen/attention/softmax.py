@@ -108,7 +108,7 @@ def largest_scores(e: Builder, p: Problem, rows: Rows, mask: MaskRows | None) ->
 
 
 def shift_of(largest: Value) -> Value:
-    """What is subtracted from scores: the largest one, or 0 where that is infinite."""
+    """Return the number to subtract from scores: the largest, or 0 where that is infinite."""
     return select(abs(largest) < math.inf, largest, 0.0)
 
 

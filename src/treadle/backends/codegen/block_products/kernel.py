@@ -26,7 +26,7 @@ from treadle.base.dtype import DType
 LINE = 64
 """Bytes of a line of the cache."""
 _AHEAD = 24 * LINE
-"""How far ahead weights are asked for: processors look ahead themselves, but not far enough."""
+"""Distance at which weights are fetched ahead: processors look ahead, but not far enough."""
 _NARROW = 7
 """Most bits of levels whose products with two bytes fit in 16 bits together."""
 

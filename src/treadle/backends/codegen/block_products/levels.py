@@ -74,7 +74,7 @@ class Levels:
         return [self._pair(words, self.layout.fields(word), place, at) for word in first]
 
     def _words(self, piece: Pointer) -> Pointer:
-        """Where the levels of a piece begin."""
+        """Return the first word of a piece's levels."""
         return (piece + self.layout.scale_bytes).reinterpret(dt.int32)
 
     def _pair(

@@ -236,7 +236,7 @@ def _most(target: Target) -> int:
 
 
 def in_shorts(activations: str, target: Target) -> bool:
-    """Whether integers of activations are multiplied as 16 bits: where no bytes are multiplied."""
+    """True if integers of activations are multiplied as 16 bits: where no bytes are multiplied."""
     return activations == "int16" and not target.dot_int8
 
 

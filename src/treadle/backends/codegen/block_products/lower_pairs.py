@@ -90,7 +90,7 @@ class Pairing:
 
     @property
     def stretches(self) -> Dim:
-        """How many times columns are widened."""
+        """The number of times that columns are widened."""
         return self.blocks * self.layout.pieces if self.transposed else -(-self.count // 2)
 
     @property
@@ -185,7 +185,7 @@ def routes_of(experts: TensorType, matrices: Dim) -> Launch:
 
 
 def sharing(x: TensorType, experts: TensorType) -> Dim:
-    """How many neighboring rows of the result share a row of x."""
+    """Return the number of neighboring rows of the result that share a row of x."""
     return 1 if is_identical(x.shape[1], experts.shape[1]) else experts.shape[1]
 
 

@@ -93,7 +93,7 @@ class Records:
 
     @property
     def starts(self) -> bool:
-        """Whether there is something to begin with."""
+        """True where sums begin with something."""
         return bool(self.layout.offset) and not self.matrices
 
     def total(self, group: int) -> int:

@@ -34,7 +34,7 @@ class Widening(Protocol):
     pairs: int
 
     def stretches(self) -> Value:
-        """How many times so many columns there are."""
+        """Return the number of stretches of so many columns."""
 
     def steps(self) -> Value:
         """Steps of `TERMS` terms."""

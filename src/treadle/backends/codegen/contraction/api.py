@@ -1,4 +1,4 @@
-"""What strategies of contractions are asked, and what they answer.
+"""Questions to strategies of contractions, and their answers.
 
 A strategy claims a request or says why not, and lowers what it claims. Its answer is launches, a
 reason, a plain product in place of what it was asked for, or the same body around another op.
@@ -61,7 +61,7 @@ class Request:
 
     @cached_property
     def gathers(self) -> bool:
-        """Whether operands and results are row-major, so that patches are gathered.
+        """True where operands and results are row-major, so that patches are gathered.
 
         Small integers are not: their terms are channels, if there are several.
         """
@@ -73,7 +73,7 @@ class Request:
 
     @cached_property
     def is_row_major(self) -> bool:
-        """Whether operands and results are dense and row-major."""
+        """True where operands and results are dense and row-major."""
         if not all(view is not None and view.is_dense for view in self.views):
             return False
         outputs = [strided_output(self.body, i) for i in range(len(self.body.outputs))]
@@ -81,7 +81,7 @@ class Request:
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether every input channel is a group of its own, of one output channel or more."""
+        """True where every input channel is a group of its own, of one output channel or more."""
         op = self.anchor.op
         if not isinstance(op, Convolution):
             return False

@@ -51,7 +51,7 @@ PRODUCTS = (
 )
 
 Refusals = list[tuple[str, str]]
-"""Who was asked in vain, and why."""
+"""Strategies that were asked in vain, and their reasons."""
 
 
 def lower(request: Request) -> Lowered | Support:

@@ -55,7 +55,7 @@ def lower_arg_extremum(
 
 
 def _comes_first(largest: bool, x: Value, best: Value) -> Value:
-    """Whether x comes before `best`, whatever their positions."""
+    """Return whether x comes before `best`, whatever their positions."""
     wins = x <= best if largest else best <= x
     if not x.dtype.is_float:
         return ~wins

@@ -144,7 +144,7 @@ class Lines:
 
     @property
     def number(self) -> Dim:
-        """How many groups of `across` lines there are."""
+        """The number of groups of `across` lines."""
         return product(self.grid)
 
 

@@ -1,4 +1,4 @@
-"""Whether indices lie in their range: the least and the greatest of them, compared once.
+"""Checks that indices lie in their range: the least and the greatest of them, compared once.
 
 Many indices are looked at in panels, which note what they find; all of them write the same place,
 and any one will do.

@@ -15,7 +15,7 @@ from treadle.base.estimates import estimate
 from treadle.base.symbol import Dim
 
 Row = tuple[Value, Value, Value]
-"""What a table says of a position."""
+"""An entry of a table for a position."""
 BYTES = 24
 """Of a row."""
 _COST = 4.0

@@ -31,7 +31,7 @@ from treadle.ops.windows import Window
 
 
 def are_pairs(window: Window, axes: Sequence[Axis]) -> bool:
-    """Whether all windows have two by two cells, and neighbors no cell in common or between."""
+    """True if all windows have two by two cells, and neighbors no cell in common or between."""
     if len(window.kernel) != 2 or [int(k) for k in window.kernel] != [2, 2]:
         return False
     steps = window.strides == (2, 2) and window.dilation == (1, 1)

@@ -237,7 +237,7 @@ class _Lines:
         return self.cells + line * self.taps.pitch
 
     def _shares(self, k: Value | int, column: int) -> Pointer:
-        """What a tap receives."""
+        """Return the share of a tap."""
         line = k * self.taps.columns + column
         return self.shares + line * self.taps.pitch
 
@@ -286,7 +286,7 @@ class _Lines:
         return found[0]
 
     def divide(self, dy: Pointer, windows: Value) -> None:
-        """What every tap of a row of windows receives of dy."""
+        """Divide dy of a row of windows among their taps."""
         e, taps, lanes = self.e, self.taps, self.taps.lanes
         for w, mask in vector_loop(e, 0, windows, lanes):
             self.dy[w] = load_value(dy, w, lanes, mask)
@@ -309,7 +309,7 @@ class _Lines:
                 left = select(hit, zero, left)
 
     def add(self, k: Value, to: Pointer, width: Value, fresh: Value) -> None:
-        """What row k of taps received, to a row of the result: stored where it is fresh."""
+        """Add the share of row k of taps to a row of the result; store it where that is fresh."""
         e, taps = self.e, self.taps
         lines = [self._shares(k, c) for c in range(taps.columns)]
         with e.when(fresh):
@@ -327,7 +327,7 @@ def write_row(
     *,
     old: bool,
 ) -> None:
-    """What columns of taps receive, one line each, to a row of the result (place, cells).
+    """Write the shares of columns of taps, one line each, to a row of the result (place, cells).
 
     With `old` it is added to what is there. The spare line takes the row's end.
     """

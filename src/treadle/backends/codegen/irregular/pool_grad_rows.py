@@ -45,7 +45,7 @@ Cell = Callable[[Value, Value], tuple[Value, Value]]
 
 
 def takes_plane(x: TensorType) -> bool:
-    """Whether places in a plane of x fit what they are kept in."""
+    """Return whether places in a plane of x fit what they are kept in."""
     return size_of(x.shape[2:]) < _NOWHERE
 
 

@@ -57,7 +57,7 @@ Kind = Literal["max", "average"]
 
 
 def takes(window: Window, x: TensorType, target: Target) -> bool:
-    """Whether lines of x and windows over them are short enough."""
+    """Return whether lines of x and windows over them are short enough."""
     longest = at_most(x.shape[-1])
     if longest is None:
         return False
@@ -68,7 +68,7 @@ def takes(window: Window, x: TensorType, target: Target) -> bool:
 
 
 def lowest(dtype: DType) -> Number:
-    """What no element is below."""
+    """Return the number that no element is below."""
     return -math.inf if dtype.is_float else int(np.iinfo(dtype.numpy).min)
 
 

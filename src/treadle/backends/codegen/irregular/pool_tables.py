@@ -1,4 +1,4 @@
-"""Where the windows of a pooling op lie, as tables for its kernels.
+"""Windows of a pooling op, as tables for its kernels.
 
 One to three spatial axes become three, depth, height and width, with extents of 1 in front. Along
 an axis window i covers the cells first[i], first[i] + dilation, ... below stop[i]: moving and
@@ -66,7 +66,7 @@ _SINGLE = Axis(1, np.array([[0, 1, 1]]))
 
 
 def is_open(spatial: Shape) -> bool:
-    """Whether extents of planes are expressions."""
+    """Return whether extents of planes are expressions."""
     return any(isinstance(n, Expr) for n in spatial)
 
 
@@ -129,12 +129,12 @@ def adaptive(spatial: Shape, counts: Sequence[int]) -> tuple[Axis, ...]:
 
 
 def covers(axes: Sequence[Axis]) -> bool:
-    """Whether there is one window, of all cells."""
+    """Return whether there is one window, of all cells."""
     return all(a.windows.tolist() == [[0, a.extent, a.extent]] for a in axes)
 
 
 def is_tiling(axes: Sequence[Axis]) -> bool:
-    """Whether every cell is in one window, and only in one."""
+    """Return whether every cell is in one window, and only in one."""
 
     def follow(axis: Axis) -> bool:
         first, stop = axis.windows[:, 0], axis.windows[:, 1]
@@ -163,7 +163,7 @@ def _three(axes: list[Axis]) -> tuple[Axis, ...]:
 
 
 def table_of(axes: Sequence[Axis]) -> Array:
-    """What kernels read, as one constant: three numbers per window, axis after axis."""
+    """Return the constant that kernels read: three numbers per window, axis after axis."""
     return np.ascontiguousarray(np.concatenate([a.windows for a in axes]).astype(np.int64))
 
 

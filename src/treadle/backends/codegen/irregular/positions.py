@@ -1,4 +1,4 @@
-"""Where advanced indexing reads and writes: the region of an `Indexing` op as rows of a table.
+"""Places that advanced indexing reads and writes: an `Indexing` op's region as rows of a table.
 
 x is seen as [outer, extent, width] and the region as [outer, count, width]: row j of the region
 is row `index[j]` of x. One index operand is used as it is; several are first joined to numbers of

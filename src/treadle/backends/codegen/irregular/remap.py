@@ -33,7 +33,7 @@ _FAR = 2.0**31
 
 
 class _Rule(NamedTuple):
-    """What of an op a kernel depends on."""
+    """The facts of an op on which a kernel depends."""
 
     interpolation: str
     border: str

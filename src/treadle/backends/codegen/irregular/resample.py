@@ -127,7 +127,7 @@ def _lowered(
 
 
 def matrices_of(op: Resize | ResizeGrad, spatial: Shape) -> list[_Matrix]:
-    """What cells along each axis are multiplied with."""
+    """Return the matrices that cells along each axis are multiplied with."""
     if isinstance(op, ResizeGrad):
         pairs = zip(op.spatial, spatial, strict=True)
         return [_transposed(_interpolation(op, int(n), int(m))) for n, m in pairs]

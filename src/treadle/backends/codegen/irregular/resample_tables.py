@@ -97,7 +97,7 @@ def _nearest(coordinates: str, i: Value, n: Value, m: Value) -> Value:
 
 
 def _place(coordinates: str, i: Value, n: Value, m: Value) -> Value:
-    """Where a cell stands on those that it is made of."""
+    """Return the position of a cell on those that it is made of."""
     cell, cells, count = (x.cast(dt.float64) for x in (i, n, m))
     if coordinates == "half_pixel":
         return (cell + 0.5) * cells / count - 0.5

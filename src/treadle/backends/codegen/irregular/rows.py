@@ -26,7 +26,7 @@ from treadle.base.symbol import Dim, maximum, minimum
 _ITEM = 4_000.0
 """Nanoseconds of work that an item should hold."""
 _FINER = 1000
-"""What costs are multiplied by where integers compute with them."""
+"""The factor of costs where integers compute with them."""
 _ALONE = 10_000.0
 """Nanoseconds up to which a launch is not worth sharing."""
 MOST_ITEMS = 256
@@ -34,7 +34,7 @@ _SHARED, _SCRATCH = ("rows", "grain"), ("rows", "share")
 """Last parameters of kernels whose rows may be items of their own, and of others."""
 
 Arguments = tuple[Ref | Dim, ...]
-"""What a launch passes."""
+"""The parameters that a launch passes."""
 
 BITS = {1: dt.uint8, 2: dt.uint16, 4: dt.uint32, 8: dt.uint64}
 
@@ -98,7 +98,7 @@ def row_by_row(launch: Launch) -> Launch:
 
 
 def divide(rows: Dim, cost: float, most: int = MOST_ITEMS) -> tuple[Dim, Dim]:
-    """How many items there are, and how many rows each has; the last may have fewer."""
+    """Return the number of items and of rows in each; the last may have fewer."""
     if isinstance(rows, int):
         wanted: Dim = min(max(int(rows * cost / _ITEM), 1), most, rows)
     else:
@@ -109,7 +109,7 @@ def divide(rows: Dim, cost: float, most: int = MOST_ITEMS) -> tuple[Dim, Dim]:
 
 
 def is_serial(items: Dim, cost: float, limit: float) -> bool:
-    """Whether a launch of so many items, and nanoseconds in all, is not worth sharing."""
+    """Return whether a launch of so many items, and nanoseconds in all, is not worth sharing."""
     return cost <= limit or (isinstance(items, int) and items == 1)
 
 

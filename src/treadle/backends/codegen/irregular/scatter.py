@@ -41,7 +41,7 @@ _PANEL_BYTES = 256
 
 
 def is_half(dtype: DType) -> bool:
-    """Whether sums of a type are kept in float32."""
+    """Return whether sums of a type are kept in float32."""
     return dtype.is_float and dtype.itemsize == 2
 
 
@@ -74,7 +74,7 @@ def updated(
 
 
 def table_of(x: TensorType, add: bool) -> Ref:
-    """Where a scatter writes: a float32 workspace, number 0, for sums of 16-bit floats."""
+    """Return the place a scatter writes to: for sums of 16-bit floats, float32 workspace 0."""
     return Ref("workspace", 0) if add and is_half(x.dtype) else Ref("output", 0)
 
 

@@ -1,4 +1,4 @@
-"""What is chosen by values: elements that are not zero, and boxes that no better box covers.
+"""Selection by values: elements that are not zero, and boxes that no better box covers.
 
 Both kernels walk in order, since what is found first comes first. Boxes that were kept lie in
 scratch memory, one array for each corner, so that a box is compared with several of them at once.

@@ -52,13 +52,13 @@ def _join(e: Builder, line: Line) -> None:
 
 
 def _same_head(words: Pointer, i: Value) -> Value:
-    """Whether a word and the one before it have one head."""
+    """Return whether a word and the one before it have one head."""
     differ = words[i] ^ words[i - 1]
     return (differ >> 32) == 0
 
 
 def _equal_heads(e: Builder, line: Line, at: Value) -> Value:
-    """How many words of the sorted line have the head of the one before."""
+    """Return the number of words of the sorted line that have the head of the one before."""
     count = [e.index(0)]
     with e.loop(at + 1, at + line.extent, carrying=count) as i:
         count[0] = count[0] + _same_head(line.keys, i).cast(dt.int64)
@@ -82,7 +82,7 @@ def _mend(e: Builder, line: Line, at: Value) -> None:
 
 
 def _before(line: Line, x: Value, y: Value) -> Value:
-    """Whether the element of word x comes before that of y, whose heads are equal."""
+    """Return whether the element of word x comes before that of y, whose heads are equal."""
     one, two = (line.keys[(w & 0xFFFFFFFF).cast(dt.int64)] for w in (x, y))
     level = (one == two) & (x < y)
     return (one < two) | level

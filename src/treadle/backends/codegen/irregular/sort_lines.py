@@ -1,4 +1,4 @@
-"""How one line is sorted: keys in scratch, counted or moved digit by digit.
+"""Sorting of one line: keys in scratch, counted or moved digit by digit.
 
 Keys of 32 bits carry the element's number in the low half of a 64-bit word, so words differ and
 any sort of them is stable; keys of 64 bits have the numbers beside them. Short lines are sorted by
@@ -47,7 +47,7 @@ class Line:
 
     @property
     def columns(self) -> list[Pointer]:
-        """What moves together."""
+        """The columns that move together."""
         return [self.keys] if self.numbers is None else [self.keys, self.numbers]
 
     @property
@@ -56,7 +56,7 @@ class Line:
         return dt.uint32 if self.numbers is None else dt.uint64
 
     def number(self, place: Value) -> Value:
-        """Which element of the line a word stands for."""
+        """Return the number of the element that a word stands for."""
         word = (self.keys if self.numbers is None else self.numbers)[place]
         return (word & 0xFFFFFFFF).cast(dt.int64)
 

@@ -39,7 +39,7 @@ _SIGN = 1 << 31
 
 
 def worth_a_list(k: int, extent: int) -> bool:
-    """Whether a list of k is quicker than what `sort` does, if the order of a line is random.
+    """True if a list of k is quicker than what `sort` does, if the order of a line is random.
 
     Element i enters with probability k / i; figures measured on an AVX2 machine, in nanoseconds.
     """

@@ -92,7 +92,7 @@ def _read(body: Graph) -> tuple[Node, list[Strided], Strided] | Support:
 
 
 def is_channels_last(view: Strided) -> bool:
-    """Whether maps [N,C,*S] are whole and dense as [N,*S,C]."""
+    """Return whether maps [N,C,*S] are whole and dense as [N,*S,C]."""
     moved = view.after(Transpose((0, *range(2, len(view.shape)), 1)))
     return moved is not None and moved.is_dense and is_identical(view.offset, 0)
 

@@ -1,4 +1,4 @@
-"""What kernels of channels-last pooling are made of: operands, vectors of channels, windows.
+"""Parts of kernels of channels-last pooling: operands, vectors of channels, windows.
 
 Vectors run over channels; a few of them at a time share the way through a window.
 """
@@ -170,7 +170,7 @@ def greater(known: Value, value: Value) -> Value:
 
 
 def has_cells(bounds: Bounds) -> Value:
-    """Whether a window has cells."""
+    """Return whether a window has cells."""
     found = [first < stop for first, stop, _ in bounds]
     return found[0] & found[1] & found[2]
 

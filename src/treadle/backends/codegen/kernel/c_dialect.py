@@ -1,4 +1,4 @@
-"""What differs between dialects of C: the words around kernels.
+"""Dialects of C: the words around kernels in which they differ.
 
 `Dialect` itself says what C11 says. A dialect for a device derives from it and writes what its
 compiler wants otherwise; expressions for one lane (`c_values.py`) and the structure of functions
@@ -47,11 +47,11 @@ class Dialect:
         return f"{type_.dtype.name}x{type_.lanes}"
 
     def definition(self, type_: Type) -> str:
-        """What defines the vector type; empty where the language has it."""
+        """Return the definition of the vector type; empty where the language has it."""
         return f"typedef struct {{ {c_type(type_.dtype)} v[{type_.lanes}]; }} {self.vector(type_)};"
 
     def has(self, type_: Type) -> bool:
-        """Whether the language has the vector type itself, with operators and lanes by name."""
+        """True if the language has the vector type itself, with operators and lanes by name."""
         return False
 
     def lane(self, vector: str, lane: str, type_: Type) -> str:

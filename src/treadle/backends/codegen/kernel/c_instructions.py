@@ -1,4 +1,4 @@
-"""How instructions are printed in C: an expression for one lane, in a loop over the lanes."""
+"""Instructions in C: an expression for one lane, in a loop over the lanes."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _lookup(p: Printer, instruction: Instruction) -> None:
 
 
 def _neighbors(p: Printer, x: Operand, y: Operand, count: int, lane: str) -> list[tuple[str, str]]:
-    """What goes into one lane of a dot, pair by pair."""
+    """Return the pairs of operands of one lane of a dot."""
     if x.lanes == count:
         lane = "0"
     first = str(count * int(lane)) if lane.isdecimal() else f"{count} * {lane}"

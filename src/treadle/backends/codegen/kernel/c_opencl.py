@@ -240,7 +240,7 @@ def _unsigned(type_: Type) -> str:
 
 
 def _integers(dtype: DType, lanes: int) -> str:
-    """What comparing vectors of such elements gives: -1 where it holds, else 0."""
+    """Return the type that comparing vectors of such elements gives: -1 where it holds, else 0."""
     size = 4 if is_short(dtype) else dtype.itemsize
     return f"{_INTEGERS[size]}{lanes}"
 
@@ -265,7 +265,7 @@ def _arithmetic(p: Printer, instruction: Instruction) -> bool:
 
 
 def _truth(mask: str, integers: str) -> str:
-    """What a comparison gives, as bools; `integers` is its type."""
+    """Return a comparison's result as bools; `integers` is its type."""
     lanes = integers.lstrip("abcdefghijklmnopqrstuvwxyz")
     return f"convert_uchar{lanes}(({mask}) & ({integers})(1))"
 

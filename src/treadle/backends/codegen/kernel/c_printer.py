@@ -135,7 +135,7 @@ class Printer:
     # -- lanes -----------------------------------------------------------------------------
 
     def each(self, *types: Type) -> list[str]:
-        """How lanes are named: `i`, in a loop; or, where the language names them, by number."""
+        """Yield the names of lanes: `i`, in a loop; or, where the language names them, numbers."""
         if any(self.dialect.has(t) for t in types):
             return [str(lane) for lane in range(types[0].lanes)]
         return ["i"]

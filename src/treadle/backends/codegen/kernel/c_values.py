@@ -87,7 +87,7 @@ def c_type(dtype: DType) -> str:
 
 
 def is_short(dtype: DType) -> bool:
-    """Whether it is a float of 16 bits."""
+    """Return whether it is a float of 16 bits."""
     return dtype.is_float and dtype.itemsize == 2
 
 

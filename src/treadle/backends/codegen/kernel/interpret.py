@@ -78,7 +78,7 @@ def run(
 
 
 def _argument(kernel: Kernel, parameter: Operand, given: Array | Pointer | int) -> Datum:
-    """What the kernel sees of an argument."""
+    """Return an argument as the kernel sees it."""
     if not parameter.type.pointer:
         if parameter.type != INDEX or isinstance(given, np.ndarray | Pointer):
             raise KernelError(f"{kernel.name}: an array for a parameter of type {parameter.type}")
@@ -275,7 +275,7 @@ class _Machine:
         return window
 
     def _cells(self, datum: Datum, indices: Array, dtype: DType) -> npt.NDArray[np.int64]:
-        """Where the bytes of the elements at some indices lie: [elements, bytes of one]."""
+        """Return places of the bytes of elements at some indices: [elements, bytes of one]."""
         pointer = self._memory_of(datum)
         if indices.size:
             for end in (indices.min(), indices.max()):  # what lies between them is inside as well
@@ -301,7 +301,7 @@ class _Machine:
             self._writable(self._memory_of(datum).memory)[cells] = written
 
     def _mask(self, args: Sequence[Datum], lanes: int) -> Array:
-        """Which lanes take part: the argument, or all of them."""
+        """Return the mask of lanes that take part: the argument, or all of them."""
         if not args:
             return np.ones(lanes, np.bool_)
         mask = self._array(args[0])

@@ -1,4 +1,4 @@
-"""What the instructions on values mean, in NumPy: the rules of the language, executable.
+"""Instructions on values in NumPy: the rules of the language, executable.
 
 A value is an array with one entry per lane.
 """

@@ -130,7 +130,7 @@ class Kernel:
 
     @property
     def parameters(self) -> tuple[Operand, ...]:
-        """What a launch passes."""
+        """The parameters that a launch passes."""
         return self.entry.parameters[:-2]
 
 

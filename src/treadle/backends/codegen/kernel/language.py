@@ -49,10 +49,10 @@ class KernelError(TypeError):
 
 
 class Emitter(ABC):
-    """Where values write their instructions: a function that is being built."""
+    """A function that is being built, to which values write their instructions."""
 
     flushes = False
-    """Whether casts to bfloat16 may take subnormal numbers for 0."""
+    """True where casts to bfloat16 may take subnormal numbers for 0."""
 
     def __init__(self) -> None:
         self.widened: dict[Value, Value] = {}
@@ -71,7 +71,7 @@ class Emitter(ABC):
 
 @dataclass(slots=True, eq=False)
 class Operand:
-    """What instructions take: a result, a parameter, or (`literal` not None) a constant.
+    """An operand of instructions: a result, a parameter, or (`literal` not None) a constant.
 
     A constant of a vector type is the same in every lane. `emitter` is where instructions with this
     operand are written; parameters have none until the function begins.
@@ -94,7 +94,7 @@ class Operand:
 
     @property
     def home(self) -> Emitter:
-        """Where instructions with this operand are written.
+        """The function to which instructions with this operand are written.
 
         Raises:
             KernelError: the operand is a parameter of a function that has not begun.
@@ -540,7 +540,7 @@ def _of_floats(x: Value) -> Value:
 
 
 def _held(number: Number, dtype: DType) -> int | float:
-    """What is left of a number when an element type holds it."""
+    """Return a number as an element type holds it."""
     if dtype.is_float:
         with np.errstate(over="ignore"):
             return float(np.asarray(number, np.float64).astype(dtype.numpy))

@@ -16,7 +16,7 @@ _ROUNDED = (8, 16)
 
 
 def is_short_float(dtype: DType) -> bool:
-    """Whether it is a float of 16 bits, which lives in registers as its bits."""
+    """Return whether it is a float of 16 bits, which lives in registers as its bits."""
     return dtype.is_float and dtype.itemsize == 2
 
 
@@ -48,7 +48,7 @@ def narrow(w: Writer, dtype: DType, lanes: int, x: str) -> str:
 
 
 def _converts_half(w: Writer) -> bool:
-    """Whether conversions of float16 are instructions; elsewhere LLVM would call a library."""
+    """True if conversions of float16 are instructions; elsewhere LLVM would call a library."""
     return w.target.vector_bytes >= 32 or w.target.is_arm
 
 

@@ -32,7 +32,7 @@ def _is_x86(w: Writer) -> bool:
 
 
 def _fits(w: Writer, lanes: int) -> bool:
-    """Whether there is a register of so many 32-bit lanes."""
+    """Return whether there is a register of so many 32-bit lanes."""
     return lanes in _PAIR_PRODUCTS and 4 * lanes <= w.target.vector_bytes
 
 

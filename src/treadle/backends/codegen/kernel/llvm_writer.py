@@ -1,4 +1,4 @@
-"""What the LLVM printer writes to: lines, value names, literals and declarations."""
+"""The text that the LLVM printer writes: lines, value names, literals and declarations."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class Writer:
         return f"{hint}{self._count}"
 
     def begin(self, label: str) -> None:
-        """What follows belongs to this block."""
+        """Begin a block, to which all that follows belongs."""
         self.lines.append(f"{label}:")
         self.label = label
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def required(given: T | None) -> T:
-    """What a kernel has for sure, of a record that may lack it.
+    """Return a field that this kernel has, of a record that may lack it.
 
     Raises:
         KernelError: it is None.

@@ -192,7 +192,7 @@ class Spelled(Emitter):
 
 
 def _values(given: Any, like: Sequence[Operand]) -> tuple[Any, ...]:
-    """What a body returned, as a tuple of the expected types."""
+    """Return a body's results as a tuple of the expected types."""
     values = () if given is None else given if isinstance(given, tuple) else (given,)
     if [v.type for v in values] != [v.type for v in like]:
         found = [str(v.type) for v in values]

@@ -217,7 +217,7 @@ class CellWriter(IndexWriter):
         return base + numbers
 
     def _all(self, guards: Iterable[Guard]) -> Value:
-        """Whether every guard holds, per lane where they differ."""
+        """Return whether every guard holds, per lane where they differ."""
         found: Value | None = None
         for guard in guards:
             holds = self._holds(guard)
@@ -250,7 +250,7 @@ class CellWriter(IndexWriter):
 
 
 def _find(scopes: list[dict[Cell, T]], cell: Cell) -> T | None:
-    """What the innermost scope that knows a cell says of it."""
+    """Return what the innermost scope that knows a cell says of it."""
     for scope in reversed(scopes):
         if cell in scope:
             return scope[cell]

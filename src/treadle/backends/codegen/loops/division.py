@@ -1,4 +1,4 @@
-"""How the work of a loop nest is divided: into units, parts of reductions, and whole launches."""
+"""Division of a loop nest's work into units, parts of reductions, and whole launches."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ STARVED = 100_000.0
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How the work of a nest is divided.
+    """The division of a nest's work.
 
     A unit is a row, one of `blocks` blocks of `block` elements of it, or one of `parts` parts of
     its reductions, each of `length` elements of the split axis. Where squares are transposed, a
@@ -175,14 +175,14 @@ def _strip(plan: LoopSchedule, axis: Axis, units: Dim, total: float, target: Tar
 
 
 def _stays(plan: LoopSchedule, units: Dim, target: Target) -> bool:
-    """Whether columns of several tables are reduced, each small enough for its core's cache."""
+    """True if columns of several tables are reduced, each small enough for its core's cache."""
     row = estimate(plan.nbytes) // max(estimate(plan.points), 1) * plan.lanes
     several = bool(plan.outer) and estimate(units) >= ENOUGH_UNITS
     return several and estimate(_product(plan.loops)) * row <= target.l2 // 4
 
 
 def is_cut(nest: LoopNest, plan: LoopSchedule, division: Division, target: Target) -> bool:
-    """Whether the first reductions, and what follows from them per row, had better run alone.
+    """True if the first reductions, and what follows from them per row, had better run alone.
 
     What comes then is another launch, which can be divided among threads, and which reads whole
     rows where the reductions were those of columns.
@@ -273,7 +273,7 @@ def _turned_around(nest: LoopNest, plan: LoopSchedule) -> LoopNest | None:
 
 
 def jumps(nest: LoopNest, plan: LoopSchedule) -> bool:
-    """Whether many elements are gathered one by one from rows far apart.
+    """Return whether many elements are gathered one by one from rows far apart.
 
     A transposed operand is better copied by a nest of its own, which turns it in registers.
     """

@@ -30,7 +30,7 @@ from treadle.graph.positions import Atom, Position
 
 
 class Parameters:
-    """What a kernel is called with, found while it is written: pointers and integers."""
+    """Parameters of a kernel, found while it is written: pointers and integers."""
 
     def __init__(self, e: Builder) -> None:
         self.e = e

@@ -182,12 +182,7 @@ def _above(values: Sequence[Value], known: Mapping[Value, object]) -> set[Node]:
 
 
 def settled(body: Graph, done: Sequence[Node]) -> list[Value]:
-    """What is known per row once some reductions are complete, as far as others read it.
-
-    That is the results of these reductions, and all that is computed from them and from values
-    that are no larger; only those are named that are results of the body or operands of the rest.
-    Costly work on values of that size is done here, too, and not again for every row.
-    """
+    """Return values per row that are known after some reductions, as far as others read them."""
     size = product(done[0].output.type.shape)
     most = estimate(size)
     small = {v for v in body.inputs if estimate(product(v.type.shape)) <= most}

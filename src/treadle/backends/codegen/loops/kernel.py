@@ -75,7 +75,7 @@ class LoopKernel:
         return e.kernel(self._name())
 
     def _name(self) -> str:
-        """What profiles call the kernel: the ops it computes."""
+        """Return the kernel's name in profiles: the ops it computes."""
         ops = [c.op.name for c in self.writer.cells if isinstance(c, Apply | Total)]
         ops += [c.node.op.name for c in self.nest.collected]
         names = list(dict.fromkeys(ops)) or ["move"]

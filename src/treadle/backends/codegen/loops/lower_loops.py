@@ -121,7 +121,7 @@ class _Lowering:
     def _add_stages(
         self, nest: LoopNest, chosen: LoopSchedule, inputs: Sequence[Ref], outputs: Sequence[Ref]
     ) -> Support | None:
-        """What one pass reduces, and what follows from it per row; then all that comes after."""
+        """Add a reducing pass, and what follows from it per row; then all that comes after."""
         body = only(nest.body, [nest.body.outputs[o.number] for o in nest.outputs])
         results = [outputs[o.number] for o in nest.outputs]
         done = settled(body, first_reductions(nest, chosen))

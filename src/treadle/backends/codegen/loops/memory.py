@@ -168,7 +168,7 @@ class Columns:
         return memory, self.writer.place(column.place).base + offset
 
     def _memory(self, column: Collected) -> tuple[Pointer, Value]:
-        """Where the parts are, and the offset of the current item's."""
+        """Return the memory of the parts, and the offset of the current item's."""
         if self._item is None:
             raise KernelError("columns are summed outside of an item")
         dtype = compute_dtype(column.cell.dtype)

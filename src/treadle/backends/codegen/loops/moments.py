@@ -35,7 +35,7 @@ def moments_of(nest: LoopNest) -> tuple[Moments, ...]:
 
 
 def are_early(nest: LoopNest, pairs: Sequence[Moments]) -> bool:
-    """Whether one pass over the domain is enough: no other reduction needs a complete one."""
+    """True if one pass over the domain is enough: no other reduction needs a complete one."""
     second = {m.squares for m in pairs}
     late = any(t.arg.stage and t not in second for t in nest.totals)
     reduced = sum(a.varies for a in nest.axes if a.reduced)
@@ -56,7 +56,7 @@ def _moments(total: Total) -> Moments | None:
 
 
 def _squared(cell: Cell) -> Cell | None:
-    """What a cell is the square of."""
+    """Return the value whose square a cell is."""
     if not isinstance(cell, Apply):
         return None
     if isinstance(cell.op, Square):

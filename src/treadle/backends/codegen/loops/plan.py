@@ -47,7 +47,7 @@ ROW_BYTES = 1 << 16
 
 @lru_cache(maxsize=1024)
 def weight(op: Elementwise) -> float:
-    """How many vector instructions an elementwise op takes."""
+    """Return the number of vector instructions of an elementwise op."""
     return _scalar_weight(op.scalar(*(Scalar("input") for _ in op.operands)))
 
 
@@ -128,7 +128,7 @@ class LoopSchedule:
 
     @property
     def rows_reduced(self) -> bool:
-        """Whether vectors lie along a reduced axis, so that their lanes are combined."""
+        """True where vectors lie along a reduced axis, so that their lanes are combined."""
         return self.lane_axis is not None and self.lane_axis.reduced
 
 
@@ -185,7 +185,7 @@ def _lane_axis(nest: LoopNest, target: Target) -> Axis | None:
 
 
 def _contiguous(nest: LoopNest, axis: Axis, is_narrow: bool) -> float:
-    """How many elements are read and written next to one another along an axis.
+    """Return the number of elements that are read and written side by side along an axis.
 
     Stores along one that is narrower than a vector are no better than element by element.
     """
@@ -203,7 +203,7 @@ def _contiguous(nest: LoopNest, axis: Axis, is_narrow: bool) -> float:
 
 
 def points_of(nest: LoopNest, place: Position) -> int:
-    """How many different places a position takes in a nest."""
+    """Return the number of different places that a position takes in a nest."""
     return estimate(product(a.extent for a in nest.axes if a.varies & place.varies))
 
 
@@ -299,7 +299,7 @@ def _native(nest: LoopNest, target: Target, lane_axis: Axis | None) -> int:
 def _vectors(
     nest: LoopNest, total: float, lane_axis: Axis | None, native: int, target: Target
 ) -> int:
-    """How many vectors are worked on at a time."""
+    """Return the number of vectors in work at a time."""
     if lane_axis is None or target.fine:
         return 1
     most = 4 if total <= LIGHT else 2 if total <= HEAVY else 1

@@ -22,7 +22,7 @@ _STEP = {dt.float32: 64, dt.float64: 512}
 
 
 class Inverse(NamedTuple):
-    """What a quotient's dividend is multiplied by: a power of two first, where there is one."""
+    """The factors of a quotient's dividend: a power of two first, where there is one."""
 
     scale: Value | None
     value: Value
@@ -33,7 +33,7 @@ class Inverse(NamedTuple):
 
 
 def of_sums(cell: Cell) -> bool:
-    """Whether a number is computed from a sum or a mean."""
+    """Return whether a number is computed from a sum or a mean."""
     if isinstance(cell, Total):
         return isinstance(cell.op, Sum | Mean) or of_sums(cell.arg)
     return isinstance(cell, Apply) and any(map(of_sums, cell.args))
@@ -53,7 +53,7 @@ def inverse_of(divisor: Cell, value: Value) -> Inverse:
 
 
 def _is_moderate(cell: Cell) -> bool:
-    """Whether a number is known to be 0 or in the middle of its type's range: see `_FAR`."""
+    """Return whether a number is known to be 0 or in the middle of its type's range: see `_FAR`."""
     if isinstance(cell, Total):
         return isinstance(cell.op, Sum) and _has_a_one(cell.arg)
     if isinstance(cell, Literal):
@@ -64,7 +64,7 @@ def _is_moderate(cell: Cell) -> bool:
 
 
 def _has_a_one(cell: Cell) -> bool:
-    """Whether it is exp(x - max(x)), which is 1 at the maximum and at most 1 elsewhere."""
+    """Return whether it is exp(x - max(x)), which is 1 at the maximum and at most 1 elsewhere."""
     if not (isinstance(cell, Apply) and isinstance(cell.op, Exp)):
         return False
     (shifted,) = cell.args

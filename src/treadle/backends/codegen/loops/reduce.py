@@ -28,7 +28,7 @@ from treadle.ops.reduce import All, Any, Max, Mean, Min, Prod, Sum
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """How one kind of reduction is computed, in the compute type of its operand.
+    """One kind of reduction, in the compute type of its operand.
 
     `join` combines what has been reduced with an element; `lanes` names the instruction that
     combines the lanes of a vector.
@@ -39,7 +39,7 @@ class Reducer:
     lanes: Reduction
 
     def start(self, e: Builder, dtype: DType, lanes: int) -> Value:
-        """What no element reduces to."""
+        """Return the result for no element."""
         return e.constant(self.identity(dtype), dtype, lanes)
 
     def across(self, total: Value) -> Value:
@@ -101,7 +101,7 @@ def reducer_of(op: Reduce) -> Reducer:
 
 
 def finish(e: Builder, op: Reduce, total: Value, count: Value | int) -> Value:
-    """What a complete reduction of `count` elements gives."""
+    """Return the result of a complete reduction of `count` elements."""
     if not isinstance(op, Mean):
         return total
     return total / e.index(count).cast(total.dtype)
@@ -123,11 +123,11 @@ class Running:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether errors add up while it runs."""
+        """True where errors add up while it runs."""
         return self.dtype.is_float and self.reducer is _ADD
 
     def start(self, e: Builder, lanes: int) -> Value:
-        """What no element reduces to."""
+        """Return the result for no element."""
         return self.reducer.start(e, self.dtype, lanes)
 
     def join(self, total: Value, x: Value, inside: Value | None) -> Value:

@@ -83,7 +83,7 @@ class Squares:
             row(line, found)
 
     def _row(self, square: Square, k: Value | int) -> tuple[Value, Value | None]:
-        """Where row k of a square is, and which of its lanes exist."""
+        """Return the place of row k of a square, and the mask of its lanes that exist."""
         at = square.i + k
         if not square.ragged:
             return at, None

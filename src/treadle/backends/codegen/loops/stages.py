@@ -31,7 +31,7 @@ LOOK_AHEAD = 8
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Where a nest finds and leaves its data.
+    """Memory in which a nest finds and leaves its data.
 
     Attributes:
         source: memory, element type and number of elements of inputs and tables.
@@ -214,7 +214,7 @@ class StageWriter:
             self._leave(pairs[mean], about)
 
     def _shifts(self, stage: Stage, means: Sequence[Total]) -> dict[Total, Value]:
-        """What is subtracted before squares are taken: the mean of the first elements of a part.
+        """Return the number to subtract before squares: the mean of the first elements of a part.
 
         Of n elements, k of them looked at, the squares about such a shift exceed those about the
         mean by a factor of at most 1 + n / k: that is all that cancels, whatever the data.
@@ -236,7 +236,7 @@ class StageWriter:
         return max(estimate(self.division.length) // LOOK_AHEAD // lanes, 1) * lanes
 
     def _count(self, total: Total, like: Value) -> Value:
-        """How many elements of the current part are reduced, in the type and lanes of a value."""
+        """Return how many elements of the part are reduced, in the type and lanes of a value."""
         axis = self.plan.split_axis
         if axis is None:
             raise KernelError("no axis is divided")

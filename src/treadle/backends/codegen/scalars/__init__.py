@@ -1,1 +1,1 @@
-"""What kernels do to one element: scalar expressions, conversions, mathematical functions."""
+"""Work on one element: scalar expressions, conversions, mathematical functions."""

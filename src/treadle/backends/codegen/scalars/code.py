@@ -90,7 +90,7 @@ _CHOOSING = frozenset(
 
 
 def _is_held(expr: Scalar, dtype: DType) -> bool:
-    """Whether numbers of this type, which the inputs are, need no rounding behind an expression."""
+    """True if numbers of this type, which the inputs are, need no rounding behind an expression."""
     if expr.code == "const":
         number = np.float64(expr.value)
         return bool(number.astype(dtype.numpy) == number)
@@ -143,7 +143,7 @@ def _step(node: Scalar, args: list[Given], like: Value) -> Given:
 
 
 def _fits(node: Scalar, x: Value) -> bool:
-    """Whether a float that becomes an integer is known to lie between limits which that one has."""
+    """True if a float that becomes an integer is known to lie between limits which that one has."""
     clamp, wide = node.args[0], node.dtype
     if clamp.code != "clamp" or wide is None or not (wide.is_integer and x.dtype.is_float):
         return False
@@ -214,7 +214,7 @@ def _shift_right(x: Value, y: Value) -> Value:
 
 
 def _counts(x: Value, y: Value) -> Value:
-    """Where y is a number of bits by which x can be shifted."""
+    """True in lanes where y is a number of bits by which x can be shifted."""
     inside = y <= x.dtype.bits - 1
     return inside & (y >= 0) if y.dtype.kind == "int" else inside
 

@@ -47,7 +47,7 @@ def _divided(x: Value, y: Value) -> tuple[Value, Value, Value]:
 
 
 def _crosses(rest: Value, divisor: Value) -> Value:
-    """Whether a remainder is there and has not the divisor's sign."""
+    """Return whether a remainder is there and has not the divisor's sign."""
     opposite = (rest ^ divisor) < 0
     return (rest != 0) & opposite
 

@@ -1,4 +1,4 @@
-"""What the elementary functions need to know of float32 and float64."""
+"""Facts about float32 and float64 that the elementary functions need."""
 
 from __future__ import annotations
 

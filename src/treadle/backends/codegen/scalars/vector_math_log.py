@@ -80,7 +80,7 @@ def _log_of(k: Value, f: Value, form: Format) -> Value:
 
 
 def _ends(x: Value, result: Value, zero: float) -> Value:
-    """What log gives beyond the numbers above `zero`, its pole."""
+    """Return log beyond the numbers above `zero`, its pole."""
     result = select(x < _INFINITY, result, x)
     pole = select(x == zero, x.constant(-_INFINITY), _NAN)
     return select(x <= zero, pole, result)

@@ -62,7 +62,7 @@ _TWO_OVER_PI_PARTS = tuple(
 )
 """2/pi times 2**200 as a sum: its bits down to 2**-1160."""
 _PARTS = {dt.float32: 5, dt.float64: len(_TWO_OVER_PI_PARTS)}
-"""How many of them the largest argument takes."""
+"""The number of them that the largest argument takes."""
 
 
 # -- reduction ---------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ _MOST_CHUNKS = 32
 
 
 def claims(request: Request) -> Support:
-    """Whether channels are groups of their own, and neighbors."""
+    """Return whether channels are groups of their own, and neighbors."""
     if request.gathers:
         return no("layout", "row-major maps are gathered")
     if not request.is_depthwise:
@@ -214,7 +214,7 @@ class _After:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How work is cut: into chunks of `grain` rows, and groups of `group` channels."""
+    """A division of the work into chunks of `grain` rows, and groups of `group` channels."""
 
     chunks: Dim
     grain: Dim
@@ -248,7 +248,7 @@ class _Depthwise:
     table: Ref | None = None
 
     def after(self, reader: EpilogueReader) -> _After:
-        """What a reader finds; raises `Refused` where channels of a result are no neighbors."""
+        """Return a reader's finding; raises `Refused` unless channels of a result are neighbors."""
         extras, results, epilogue = reader.read()
         if any(len(c.batch) == 4 and not is_identical(c.column, 1) for c in results):
             raise Refused("channels of a result are not neighbors")
@@ -264,7 +264,7 @@ class _Depthwise:
         return self.cells.view
 
     def refused(self, given: Sequence[_Cells]) -> Support | None:
-        """Why the kernels do not take these operands, if they do not."""
+        """Return why the kernels do not take these operands, if they do not."""
         if not all(is_identical(cells.view.strides[-1], 1) for cells in given):
             return no("layout", "channels of an operand are not neighbors")
         if any(cells.block != self.cells.block for cells in given):

@@ -1,4 +1,4 @@
-"""Which cells every position of a depthwise convolution reads, and with which taps.
+"""Cells that every position of a depthwise convolution reads, and their taps.
 
 Padding, strides, dilation and the direction, forward or to the input, are all in these lists: a
 kernel that follows them never meets a cell outside. Rows are found by tables; along a row the
@@ -53,22 +53,22 @@ class Side:
 
     @property
     def cell_step(self) -> int:
-        """How far apart the cells are that neighboring taps of a position read."""
+        """The distance of the cells that neighboring taps of a position read."""
         if not self.transposed:
             return self.dilation
         return -self.dilation // math.gcd(self.stride, self.dilation)
 
     @property
     def tap_step(self) -> int:
-        """How far apart these taps are."""
+        """The distance of these taps."""
         return self.stride // math.gcd(self.stride, self.dilation) if self.transposed else 1
 
     def reads(self) -> list[Reads]:
-        """What every position reads."""
+        """Return the cells that every position reads."""
         return [self.reads_of(p) for p in range(int(self.positions))]
 
     def reads_of(self, position: int) -> Reads:
-        """What a position reads."""
+        """Return the cells that a position reads."""
         found: Reads = []
         for tap in range(self.kernel):
             reach = tap * self.dilation - self.padding

@@ -50,14 +50,14 @@ class Window:
         return int(self.weight.shape[1])
 
     def is_ragged(self, target: Target) -> bool:
-        """Whether runs end amid a vector of bytes, so that what is behind them has to be there."""
+        """True if runs end amid a vector of bytes, so that what is behind them has to be there."""
         whole = target.lanes(dt.int32) * WORD
         line = self.weight.shape[-1] if self.op.groups == 1 and self.op.dilation[-1] == 1 else 1
         run = self.channels * (line if line * self.channels <= _MERGED else 1)
         return run < whole or run % WORD != 0
 
     def is_merged(self, source: SpreadOperand) -> bool:
-        """Whether the channels of neighboring taps follow one another."""
+        """Return whether the channels of neighboring taps follow one another."""
         neighbors = self.op.dilation[-1] == 1 and source.strides[-1] == self.channels
         return (
             neighbors and self.op.groups == 1 and self.weight.shape[-1] * self.channels <= _MERGED
@@ -105,7 +105,7 @@ def _matrix(window: Window) -> Matrix | None:
 
 
 def _runs(window: Window, source: SpreadOperand, reads: Offsets) -> tuple[Offsets, Offsets]:
-    """Where runs begin in a row, and where their terms lie in a line of the weight."""
+    """Return the starts of runs in a row, and those of their terms in a line of the weight."""
     taps, line = len(reads), window.weight.shape[-1]
     order = grid(steps_of(taps, 1), steps_of(window.channels, taps))
     if window.is_merged(source):

@@ -64,13 +64,13 @@ _LAUNCH = 500_000
 _PANEL = 16
 """Rows that take as long as reading a panel from memory."""
 _WORTH = 0.95
-"""What parts may take of the time of the whole to be worth their tables."""
+"""The share of the whole's time that parts may take to be worth their tables."""
 _MOST = 1 << 31
 """Offsets are numbers of 32 bits."""
 
 
 def claims(request: Request) -> Support:
-    """Whether the operands lie where tiles can read them, and are not row-major."""
+    """Return whether the operands lie where tiles can read them, and are not row-major."""
     if request.gathers:
         return no("layout", "row-major maps are gathered")
     if request.views[1] is None:
@@ -137,12 +137,12 @@ class _Writer:
 
     @property
     def taps(self) -> int:
-        """How many cells the window has."""
+        """The number of cells of the window."""
         return math.prod(self.kernel)
 
     @property
     def turned(self) -> bool:
-        """Whether the sums run over output channels."""
+        """True where the sums run over output channels."""
         return isinstance(self.op, ConvGradInput)
 
     def dtype_of(self, index: int) -> DType:
@@ -221,7 +221,7 @@ class _Writer:
         return lower_pixel_pairs(pixels, self.reading, frozen, target, unit)
 
     def _measures(self, target: Target) -> bool:
-        """Whether some kernel takes the statistics, if there are any to take."""
+        """Return whether some kernel takes the statistics, if there are any to take."""
         if self.reading.problem.moments is None:
             return True
         if isinstance(self.op, IntConv) or self.form.block or self.form.batch != (1,):
@@ -317,7 +317,7 @@ class _Writer:
         return replace(source.matrix, batch=batch, row=1, column=1)
 
     def _saves(self, exact: list[Part], parts: list[Part], margins: Margins) -> bool:
-        """Whether leaving out products with cells of the margins is worth more launches."""
+        """Return whether leaving out products with cells of the margins is worth more launches."""
         if not exact:
             return False
         images = estimate(self.views[0].shape[0]) if self.form.flat else 1
@@ -392,7 +392,7 @@ class _Writer:
 
 
 def _is_measured(problem: Problem, target: Target) -> bool:
-    """Whether tiles are asked for the product, and take its statistics."""
+    """Return whether tiles are asked for the product, and take its statistics."""
     return measures(problem) and not dots.claims(problem, target)
 
 
@@ -413,7 +413,7 @@ def _with_panels(problem: Problem, form: Form, tile: Tile) -> Problem:
 
 
 def _has_panels(matrix: Matrix, tile: Tile) -> bool:
-    """Whether blocks, the last batch axis, are whole steps of a panel's columns apart."""
+    """Return whether blocks, the last batch axis, are whole steps of a panel's columns apart."""
     if matrix.column == 0:
         return matrix.batch[-1] == 0
     return matrix.column == 1 and matrix.batch[-1] % tile.width == 0

@@ -77,14 +77,14 @@ def lower_pixel_pairs(
 
 
 def _matrix(weight: Weight, *, flat: bool) -> Matrix:
-    """Where the columns of the product begin in the weight."""
+    """Return the matrix whose columns the product takes from the weight."""
     matrix = weight.matrix
     step = weight.taps if weight.turned else matrix.row
     return replace(matrix, batch=matrix.batch if flat else (0, *matrix.batch), row=1, column=step)
 
 
 def _runs(pixels: Pixels, channels: int, reads: Offsets, neighbor: int) -> tuple[Offsets, Offsets]:
-    """Where runs begin in a row, and where their terms lie behind the start of a column."""
+    """Return the starts of runs in a row, and of their terms behind the start of a column."""
     weight, taps = pixels.weight, pixels.part.taps
     step = int(weight.matrix.row) if weight.turned else weight.taps
     order = np.add.outer(taps, steps_of(channels, step))

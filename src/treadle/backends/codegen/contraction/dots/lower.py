@@ -18,7 +18,7 @@ _LEAST = 8
 
 
 def claims(problem: Problem, target: Target) -> Support:
-    """Why few rows do not meet a matrix with contiguous columns here, if they do not."""
+    """Claim products of few rows and a matrix with contiguous columns."""
     if not is_identical(problem.b.row, 1) or not is_identical(problem.a.column, 1):
         return no("layout", "terms of a sum are not neighbors in both operands")
     if estimate(problem.k) < _LEAST:
@@ -40,7 +40,7 @@ def lower(launches: Launches) -> Lowered:
 
 
 def _division(problem: Problem, tile: Tile) -> tuple[Division[Dim], Dim]:
-    """How the kernel is cut, and its items."""
+    """Return the division of the kernel, and its items."""
     panels = -(-problem.n // tile.width)
     bytes_of_panel = estimate(problem.k) * tile.width * problem.b.dtype.itemsize
     width = max(1, min(estimate(panels), (1 << 16) // bytes_of_panel))

@@ -39,7 +39,7 @@ from treadle.base import dtype as dt
 
 @dataclass(frozen=True, slots=True)
 class WordSpec:
-    """What a kernel has as constants.
+    """Constants of a kernel.
 
     Attributes:
         tile: its register tile.
@@ -59,12 +59,12 @@ class WordSpec:
 
     @property
     def direct(self) -> bool:
-        """Whether tiles store their sums in the result at once."""
+        """True where tiles store their sums in the result at once."""
         return self.epilogue.stores_sums(dt.int32)
 
     @property
     def checked(self) -> bool:
-        """Whether it has to be seen which products are exact."""
+        """True where the kernel has to find out which products are exact."""
         return self.words.checked and self.tile.terms == 4
 
 

@@ -82,7 +82,7 @@ def runs_of(starts: Offsets, order: Offsets, terms: int) -> Runs:
 
 
 def claims(problem: Problem, target: Target) -> Support:
-    """Why this is no product of small integers, if it is none."""
+    """Claim products of small integers."""
     return yes() if problem.a.integer else no("dtype", f"{problem.a.dtype.name} are no integers")
 
 

@@ -33,7 +33,7 @@ from treadle.base.dtype import DType
 _TAME = 128
 """Largest magnitude of two neighbors together of which 255 times fits in 16 bits."""
 _OFFSET = 128
-"""What is added to the bytes of a."""
+"""The number that is added to the bytes of a."""
 
 Change = Callable[[Value, Value], Value]
 P = TypeVar("P")

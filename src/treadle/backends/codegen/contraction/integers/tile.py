@@ -89,7 +89,7 @@ def word_tile_function(
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What the loop over words does: it carries the panel behind the words so far, and the sums."""
+    """A turn of the loop over words: it carries the panel behind the words so far, and the sums."""
 
     tile: Tile
     starts: list[Pointer]
@@ -99,12 +99,12 @@ class _Turn:
 
     @property
     def state(self) -> tuple[list[Any], ...]:
-        """What is carried."""
+        """The values that turns carry."""
         return (self.panel, *self.sums)
 
     @property
     def by_place(self) -> bool:
-        """Whether instructions take a word of a short vector by its place (of bytes: Arm)."""
+        """True where instructions take a word of a short vector by its place (of bytes: Arm)."""
         return self.tile.terms == 4 and self.tile.lanes == 4
 
     @property

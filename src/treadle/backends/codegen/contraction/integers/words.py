@@ -38,7 +38,7 @@ TOP = -(1 << 31) | 0x00808080
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How a kernel makes rows of a words.
+    """Writer of the code that makes words of rows of a.
 
     Attributes:
         source: element type of a.
@@ -54,12 +54,12 @@ class Words:
 
     @property
     def shifted(self) -> bool:
-        """Whether bytes of a may be made unsigned."""
+        """True where bytes of a may be made unsigned."""
         return self.source is dt.int8
 
 
 def terms_per_word(target: Target, a: DType, b: DType) -> int:
-    """How many terms of these types go into a word."""
+    """Return the number of terms of these types in a word."""
     bytes_multiply = target.dot_int8 or (target.vector_bytes >= 32 and not target.triple)
     fits = a in (dt.int8, dt.uint8) and b is dt.int8
     return 4 if bytes_multiply and fits else 2
@@ -146,7 +146,7 @@ def _placed(x: Value, at: int, kind: DType) -> Value:
 
 
 def has_high_bits(found: Pointer, lanes: int) -> Value:
-    """Whether one of the bytes of the words in `found` is 128 or more."""
+    """Return whether one of the bytes of the words in `found` is 128 or more."""
     high = found.load(0, lanes) & TOP
     return high.reduce("or") != 0
 

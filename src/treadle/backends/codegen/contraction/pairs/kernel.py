@@ -53,7 +53,7 @@ BLOCK = 2 * LINES
 
 @dataclass(frozen=True, slots=True)
 class PairSpec:
-    """What a kernel has as constants.
+    """Constants of a kernel.
 
     Attributes:
         unit: what multiplies.
@@ -81,7 +81,7 @@ class PairSpec:
 
     @property
     def tabled(self) -> bool:
-        """Whether tables say where rows and their steps lie."""
+        """True where tables say where rows and their steps lie."""
         return self.order in ("table", "ragged")
 
 
@@ -241,7 +241,7 @@ class _Writer:
         self.e.call(lines, item.a, rows, *steps, into, count, part.count)
 
     def _rows(self, item: Item, part: _Part, steps: Value, r: Value) -> list[Any]:
-        """Where a block of rows lies, and the words between rows, steps and groups."""
+        """Return the place of a block of rows, and the words between rows, steps and groups."""
         e = self.e
         if self.spec.order == "words":
             size = steps * GROUP
@@ -315,5 +315,5 @@ def _whole_blocks(rows: Value) -> Value:
 
 
 def _is_aligned(item: Item) -> Value:
-    """Whether rows of a begin with lines of the cache: else loads take three times as long."""
+    """True if rows of a begin with lines of the cache: else loads take three times as long."""
     return (item.a.address() & (_LINE - 1)) == 0

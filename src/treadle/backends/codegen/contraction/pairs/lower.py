@@ -60,13 +60,13 @@ _BYTES = {dt.int8, dt.uint8}
 _CHUNK = 64
 """Steps of a group of lines that an item makes words."""
 _NAMES = {dt.float32: "bfloat16", dt.int32: "int8"}
-"""What multiplies, by the type of the sums."""
+"""Multipliers, by the type of the sums."""
 _LEAST = 1 << 15
 """Arithmetic operations from which it pays to make words."""
 
 
 def claims(problem: Problem, target: Target) -> Support:
-    """Why no instruction adds the products of several terms of this problem, if none does."""
+    """Claim problems of which an instruction adds the products of several terms."""
     a, b = problem.a.dtype, problem.b.dtype
     short = a is dt.bfloat16 and b is dt.bfloat16
     if not (short and target.dot_bfloat16) and not (target.matrices and {a, b} <= _BYTES):
@@ -79,7 +79,7 @@ def claims(problem: Problem, target: Target) -> Support:
 
 
 def unit_of(problem: Problem, target: Target) -> Unit | None:
-    """What multiplies the operands of a problem by several terms at a time; None for nothing."""
+    """Return the unit that multiplies a problem's operands several terms at a time, or None."""
     if not claims(problem, target):
         return None
     a, b = problem.a.dtype, problem.b.dtype
@@ -165,7 +165,7 @@ def _multiply(launches: Launches, unit: Unit, order: Rows, steps: Dim) -> None:
 
 
 def _is_whole(problem: Problem, unit: Unit) -> bool:
-    """Whether steps of rows of a fill lines of the cache where they lie."""
+    """Return whether steps of rows of a fill lines of the cache where they lie."""
     a, many = problem.a, terms_per_step(unit.a)
     lengths = (problem.k, a.offset, a.row, *a.batch)
     return is_identical(a.column, 1) and all(is_multiple(length, many) for length in lengths)

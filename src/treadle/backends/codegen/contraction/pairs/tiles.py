@@ -36,7 +36,7 @@ into all lanes takes a turn of what multiplies there."""
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What multiplies: element types of both operands and of the sums; matrix registers or not.
+    """A multiplier: element types of both operands and of the sums; matrix registers or not.
 
     Vectors have so many lanes of 32 bits.
     """

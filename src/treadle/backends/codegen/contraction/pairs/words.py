@@ -59,7 +59,7 @@ def terms_per_step(dtype: DType) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """How a group of lines is made words.
+    """Writer of the code that makes words of a group of lines.
 
     Attributes:
         source: element type.
@@ -105,7 +105,7 @@ class _Writer:
         self.line, self.word = (WORDS, 1) if lines.rows else (1, WIDTH)
 
     def _start(self, line: Value | int) -> Pointer:
-        """Where a line begins."""
+        """Return the start of a line."""
         place = minimum(line, self.count - 1)
         return self.source + place * self.line_step
 

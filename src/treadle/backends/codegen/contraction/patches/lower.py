@@ -54,7 +54,7 @@ _WASTE = 1.05
 
 
 def claims(request: Request) -> Support:
-    """Whether operands and results are row-major."""
+    """Return whether operands and results are row-major."""
     if request.gathers:
         return yes()
     return no("layout", "operands and results are not row-major")
@@ -100,7 +100,7 @@ def lower(request: Request) -> Answer:
 
 
 def _wastes_columns(launches: Launches, geometry: Geometry) -> bool:
-    """Whether the images are so small that panels of one image each would be half empty."""
+    """Return whether the images are so small that panels of one image each would be half empty."""
     problem = launches.problem
     if len(geometry.batch) < 2 or geometry.batch[0] == 1:
         return False

@@ -41,7 +41,7 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Reading:
-    """What a body was read as; `constants` are the arrays that operands of kind constant name."""
+    """A body as it was read; `constants` are the arrays that operands of kind constant name."""
 
     problem: Problem
     constants: list[Array]
@@ -220,11 +220,11 @@ class EpilogueReader:
 
     @property
     def _shares_kernels(self) -> bool:
-        """Whether numbers are data: layers of a quantized network differ in scales only."""
+        """True where numbers are data: layers of a quantized network differ in scales only."""
         return self.anchor.output.type.dtype.is_integer
 
     def _beside(self, value: Value, pull: Pull) -> Term:
-        """What is computed from further operands alone."""
+        """Return the values that are computed from further operands alone."""
         node = value.producer
         if node is not None and isinstance(node.op, MOVES):
             return self._term(node.inputs[0], lambda view: _moved(node, view, pull))
@@ -239,13 +239,13 @@ class EpilogueReader:
 
 
 def _is_measured(array: Array) -> bool:
-    """Whether a number looks like a measured one: no whole number and no power of two."""
+    """Return whether a number looks like a measured one: no whole number and no power of two."""
     number = array.astype(np.float64).item() if array.dtype.kind == "f" else 0.0
     return math.isfinite(number) and number % 1 != 0 and abs(math.frexp(number)[0]) != 0.5
 
 
 def _is_same(x: Strided | None, y: Strided | None) -> bool:
-    """Whether two views have the same elements at the same places."""
+    """Return whether two views have the same elements at the same places."""
     if x is None or y is None or len(x.shape) != len(y.shape):
         return False
     if not all(map(is_identical, (*x.shape, x.offset), (*y.shape, y.offset))):

@@ -22,8 +22,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 S = TypeVar("S")
 Column = Literal["same", "next", "far", "table"]
-"""How far apart an operand's elements of neighboring columns are: not at all, by one, by more, or
-as a table of offsets says."""
+"""Distance of an operand's elements of neighboring columns: none, one, more, or as a table of
+offsets says.
+"""
 
 
 class Sides(NamedTuple, Generic[T]):
@@ -59,7 +60,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """What a step takes: the sums, an operand, an earlier step, or (`kind` "literal") a number.
+    """An argument of a step: the sums, an operand, an earlier step, or (`kind` "literal") a number.
 
     `text` is the number's, for 0.0 and -0.0 are equal and terms with them are not.
     """
@@ -91,7 +92,7 @@ class Epilogue:
 
     @property
     def sides(self) -> Sides[Access]:
-        """How operands and results are met."""
+        """The ways in which operands and results are met."""
         return Sides(self.extras, self.results)
 
     @property
@@ -100,7 +101,7 @@ class Epilogue:
         return "".join([f"_{step.op.name}" for step in self.steps[:3]])
 
     def stores_sums(self, dtype: DType) -> bool:
-        """Whether the sums themselves, of this type, are the one result, stored row by row."""
+        """True if the sums themselves, of this type, are the one result, stored row by row."""
         return (
             not self.steps and len(self.results) == 1 and self.results[0] == Access(dtype, "next")
         )
@@ -117,7 +118,7 @@ def plain(dtype: DType, column: Column = "next") -> Epilogue:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an operand or result begins in the kernel at hand, and its steps.
+    """The start of an operand or result in the kernel at hand, and its steps.
 
     Columns found by a table have no step: `table` points to the offset of the first one. `rows`
     points to the number of the first row, where a table says which ones they are.

@@ -1,4 +1,4 @@
-"""How axes of the result of a channels-last convolution become rows and columns."""
+"""Rows and columns of the result of a channels-last convolution, from its axes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treadle.ops.movement import Reshape, Transpose
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the axes [N,C,*S] of a result become (*batch, row, column).
+    """The way from the axes [N,C,*S] of a result to (*batch, row, column).
 
     `flat`: the images follow one another in the rows; else they are a batch axis. With a `block`,
     so are the blocks of the channels, whose axes are [N,C / block,block,*S]; there are as many

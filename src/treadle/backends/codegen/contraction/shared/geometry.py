@@ -40,7 +40,7 @@ from treadle.ops.conv import ConvGradInput, ConvGradWeight, Convolution
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """Where the cells of a source's planes come to lie: among zeros, or as they are."""
+    """Planes of a source as kernels read them: with cells among zeros, or as they are."""
 
     count: Dim
     extents: Dims

@@ -130,7 +130,7 @@ NO_TABLES = ItemTables[Any]()
 
 @dataclass(frozen=True, slots=True)
 class ItemSpec:
-    """What decides on the parameters of a kernel.
+    """Facts that decide on the parameters of a kernel.
 
     Attributes:
         width: columns of a panel.

@@ -64,7 +64,7 @@ class Launches:
         return self.problem.sums
 
     def is_frozen(self, matrix: Matrix) -> bool:
-        """Whether an operand is the same in all runs, at all extents, so that it is packed once."""
+        """True if an operand is the same in all runs, at all extents, so that it is packed once."""
         known = matrix.kind == "input" and matrix.index < len(self.frozen)
         if not known or not self.frozen[matrix.index]:
             return False
@@ -126,7 +126,7 @@ class Launches:
         return place
 
     def arguments(self, division: Division[Dim]) -> ItemParameters[Ref, Dim]:
-        """What a kernel of the product is given."""
+        """Return the arguments of a kernel of the product."""
         problem = self.problem
         return ItemParameters(
             a=problem.a.place,
@@ -176,7 +176,7 @@ class Launches:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """What a packing launch moves; for panels the inner places are those of all panels."""
+    """An area that a packing launch moves; for panels the inner places are those of all panels."""
 
     outer: Dim
     inner: Dim

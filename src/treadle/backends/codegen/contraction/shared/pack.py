@@ -23,11 +23,11 @@ from treadle.base.symbol import Dim, is_identical
 P = TypeVar("P")
 S = TypeVar("S")
 Order = Literal["straight", "transposed", "strided"]
-"""Which step of the source is 1: the inner one, the outer one, or neither."""
+"""The step of the source that is 1: the inner one, the outer one, or neither."""
 
 
 def order_of(outer_step: Dim, inner_step: Dim) -> Order:
-    """How a source with these steps is packed."""
+    """Return the order in which a source with these steps is packed."""
     if is_identical(inner_step, 1):
         return "straight"
     return "transposed" if is_identical(outer_step, 1) else "strided"

@@ -60,12 +60,12 @@ class Part:
 
     @property
     def count(self) -> Dim:
-        """How many rows there are."""
+        """The number of rows."""
         return product(map(count_of, self.axes))
 
     @property
     def is_open(self) -> bool:
-        """Whether there are as many rows as an expression says."""
+        """True where an expression says how many rows there are."""
         return any(isinstance(axis, Sums) for axis in self.axes)
 
     def rows(self, strides: Dims) -> Table:

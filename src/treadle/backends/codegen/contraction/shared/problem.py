@@ -47,7 +47,7 @@ class Matrix:
 
     @property
     def place(self) -> Ref:
-        """Where it begins."""
+        """The place of its first element."""
         return Ref(self.kind, self.index, self.offset * self.dtype.itemsize)
 
     def transposed(self) -> Matrix:
@@ -55,7 +55,7 @@ class Matrix:
         return replace(self, row=self.column, column=self.row)
 
     def access(self) -> Access:
-        """How an epilogue meets it."""
+        """Return the access by which an epilogue meets it."""
         column: Column = "table" if self.table else "far"
         if self.panels or (not self.table and is_identical(self.column, 1)):
             column = "next"
@@ -117,7 +117,7 @@ class Problem:
 
     @property
     def count(self) -> Dim:
-        """How many matrices there are."""
+        """The number of matrices."""
         return product(self.batch)
 
     @property
@@ -132,7 +132,7 @@ class Problem:
 
     @property
     def is_open(self) -> bool:
-        """Whether an extent is an expression."""
+        """True where an extent is an expression."""
         return any(isinstance(d, Expr) for d in (*self.batch, self.m, self.n, self.k))
 
     def at_hint(self) -> Problem:
@@ -198,7 +198,7 @@ class Problem:
         return replace(found, m=self.m * self.batch[-1])._with_batch_in_rows()
 
     def _lies_by_columns(self) -> bool:
-        """Whether neighbors in the results' columns are neighbors in memory."""
+        """Return whether neighbors in the results' columns are neighbors in memory."""
         several = not is_identical(self.m, 1)
         if is_identical(self.n, 1):
             return several

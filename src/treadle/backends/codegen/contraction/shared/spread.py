@@ -60,7 +60,7 @@ class SpreadOperand:
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """Where positions come to lie among zeros: position p at low + p * step of `extents`."""
+    """Places of positions among zeros: position p at low + p * step of `extents`."""
 
     lows: Shape
     steps: Shape
@@ -73,13 +73,13 @@ class Margins:
 
 
 class Places(Protocol):
-    """What collects the launches and workspaces of a lowering."""
+    """Collector of the launches and workspaces of a lowering."""
 
     launches: list[Launch]
 
     @property
     def target(self) -> Target:
-        """What the launches are for."""
+        """The target of the launches."""
 
     @property
     def dtype(self) -> DType:
@@ -90,7 +90,7 @@ class Places(Protocol):
 
 
 def clashes(source: SpreadOperand, dtype: DType) -> bool:
-    """Whether neighbors along the last axis compete for lines of the cache."""
+    """Return whether neighbors along the last axis compete for lines of the cache."""
     return is_identical(source.strides[-1] * dtype.itemsize % (2 * CLASH), 0)
 
 

@@ -20,7 +20,7 @@ from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
 Form = Literal["row", "column", "table", "picked"]
-"""What is contiguous in a: the terms of a row ("row"), or the rows of a term ("column"); or
+"""The contiguous elements of a: the terms of a row ("row"), or the rows of a term ("column"); or
 nothing: tables hold an offset for each row and one for each term, to be added up ("table").
 Then another table may hold offsets of the terms in b, too ("picked")."""
 
@@ -50,7 +50,7 @@ class Tile:
         return self.vectors * self.lanes
 
     def cut(self, rows: int) -> tuple[int, int]:
-        """How many tiles of `rows`, and then of `small` rows, cover this many rows."""
+        """Return how many tiles of `rows`, and then of `small` rows, cover this many rows."""
         full, rest = divmod(rows, self.rows)
         if rest and full and self.rows + rest <= 2 * self.small:
             full, rest = full - 1, rest + self.rows
@@ -58,7 +58,7 @@ class Tile:
 
 
 def full_tiles(tile: Tile, rows: Value) -> Value:
-    """How many full tiles begin so many rows; see `Tile.cut`."""
+    """Return the number of full tiles that begin so many rows; see `Tile.cut`."""
     full, rest = rows // tile.rows, rows % tile.rows
     spare = 2 * tile.small - tile.rows
     if spare <= 0:
@@ -104,7 +104,7 @@ class _Operands:
             self.b_step = e.size("b_step")
 
     def starts(self, rows: list[Value]) -> list[Pointer]:
-        """Where rows of a begin."""
+        """Return the starts of rows of a."""
         if self.form == "row":
             return [self.a + row * self.a_step for row in rows]
         return [_at(self.a, self.row_table, row) if self.tabled else self.a for row in rows]

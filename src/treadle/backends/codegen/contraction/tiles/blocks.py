@@ -31,7 +31,7 @@ class Room:
     packed: bool
 
     def holds(self, blocks: Blocks, problem: Problem, tile: Tile) -> bool:
-        """Whether blocks are of this problem and their data finds room."""
+        """Return whether blocks are of this problem and their data finds room."""
         most = (problem.k, -(-problem.n // tile.width), problem.m)
         sizes = (blocks.depth, blocks.width, blocks.height)
         if not all(1 <= size <= limit for size, limit in zip(sizes, most, strict=True)):
@@ -57,7 +57,7 @@ def best_blocks(model: Blocks, problem: Problem, tile: Tile, target: Target, roo
 
 
 def _key(problem: Problem, tile: Tile, room: Room) -> str:
-    """What decides how fast blocks are; what is done to the sums afterwards hardly does."""
+    """Return the facts that decide how fast blocks are; what follows the sums hardly does."""
     a, b = problem.a, problem.b
     lies = ["patches"] if problem.patches else [f"b{b.row == 1:d}{b.column == 1:d}"]
     lies += ["packed"] * room.packed + ["table"] * (a.table or problem.tables)

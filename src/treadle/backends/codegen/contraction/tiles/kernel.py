@@ -38,7 +38,7 @@ from treadle.base.dtype import DType
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """What a kernel has as constants.
+    """Constants of a kernel.
 
     Attributes:
         tile: its register tile.
@@ -71,12 +71,12 @@ class TileConfig:
 
     @property
     def direct(self) -> bool:
-        """Whether tiles store their sums in the result at once."""
+        """True where tiles store their sums in the result at once."""
         return not self.positions and self.epilogue.stores_sums(self.tile.dtype)
 
     @property
     def items(self) -> ItemSpec:
-        """What decides on the parameters."""
+        """The facts that decide on the parameters."""
         found = self.form in ("table", "picked")
         tables = ItemTables(
             terms=self.patches,
@@ -175,7 +175,7 @@ class _Writer:
                 self._panel(item, step, (row, rows, a), p)
 
     def _rows_of_a(self, item: Item, step: TermRange, row: Value) -> Callable[[Value], Args]:
-        """What tells a tile where its rows of a lie, given how far behind `row` they begin."""
+        """Return the places of a tile's rows of a, given how far behind `row` they begin."""
         if self.spec.form in ("table", "picked"):
             rows = required(self.p.tables.row_table) + row
             terms = required(self.p.tables.term_table) + step.first
@@ -249,7 +249,7 @@ class _Writer:
     def _panel_of_b(
         self, item: Item, step: TermRange, p: Value, column: Value
     ) -> tuple[Pointer, Value | int]:
-        """Where a panel lies, and the step from term to term, or the table of terms."""
+        """Return a panel's place, and the step from term to term, or the table of terms."""
         e, width = self.e, self.spec.tile.width
         if self.spec.form == "picked":
             place = (item.panel + p) * required(self.p.panel_terms)

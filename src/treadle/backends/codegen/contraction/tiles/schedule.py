@@ -117,7 +117,7 @@ def _form(problem: Problem) -> Form:
 
 
 def reads_in_place(problem: Problem, tile: Tile) -> bool:
-    """Whether tiles read a where it lies; else its rows are packed first."""
+    """Return whether tiles read a where it lies; else its rows are packed first."""
     a = problem.a
     by_column = is_identical(a.column, 1)
     if a.dtype is not tile.dtype or not (by_column or is_identical(a.row, 1)):
@@ -129,7 +129,7 @@ def reads_in_place(problem: Problem, tile: Tile) -> bool:
 
 
 def measures(problem: Problem) -> bool:
-    """Whether tiles store the measured result in whole vectors, in the type of the sums."""
+    """Return whether tiles store the measured result in whole vectors, in the type of the sums."""
     if problem.moments is None or problem.batch:
         return False
     if problem.moments.rows > 4 * _BLOCK:
@@ -139,7 +139,7 @@ def measures(problem: Problem) -> bool:
 
 
 def _reads_b_in_place(problem: Problem, tile: Tile, target: Target) -> bool:
-    """Whether there are too few rows to be worth packing b, which is slower to read as it lies."""
+    """True if there are too few rows to be worth packing b, which is slower to read as it lies."""
     b = problem.b
     if not is_identical(b.column, 1) or b.dtype is not tile.dtype or problem.patches:
         return False

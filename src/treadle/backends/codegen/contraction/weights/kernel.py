@@ -80,7 +80,7 @@ class WeightParameters(NamedTuple, Generic[P, S]):
 
 @dataclass(frozen=True, slots=True)
 class WeightConfig:
-    """What the kernels have as constants.
+    """Constants of the kernels.
 
     Attributes:
         tile: the register tile.
@@ -373,7 +373,7 @@ class _Writer:
                 made[step * (v + j)] = value
 
     def _places(self, item: _Item) -> Sides[Place]:
-        """Where operands and results of an item's group begin."""
+        """Return the starts of operands and results of an item's group."""
 
         def place(given: tuple[Access, Pointer, Steps[Value]]) -> Place:
             access, memory, steps = given

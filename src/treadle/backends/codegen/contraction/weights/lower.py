@@ -98,7 +98,7 @@ class _Plan:
 
 
 def claims(request: Request) -> Support:
-    """Whether both operands have a stride per axis, and are not row-major."""
+    """Return whether both operands have a stride per axis, and are not row-major."""
     if request.gathers:
         return no("layout", "row-major maps are gathered")
     if None in request.views:

@@ -82,7 +82,7 @@ def _cells(source: SpreadOperand) -> Matrix:
 
 
 def _is_dense(source: SpreadOperand) -> bool:
-    """Whether cells follow one another, with their channels as neighbors."""
+    """Return whether cells follow one another, with their channels as neighbors."""
     steps = [source.strides[-1]]
     for extent in source.shape[:1:-1]:
         steps.append(steps[-1] * extent)

@@ -62,7 +62,7 @@ _CHUNK = 1 << 24
 
 
 def claims(request: Request) -> Support:
-    """Whether the maps exist, in whatever order, and the weight is dense."""
+    """Return whether the maps exist, in whatever order, and the weight is dense."""
     weight = request.views[1]
     if (request.views[0] is None and not _has_blocks(request)) or weight is None:
         return no("layout", "an operand of the convolution is computed in the group")
@@ -103,13 +103,13 @@ def lower(request: Request) -> Answer:
 
 
 def _has_blocks(request: Request) -> bool:
-    """Whether channels lie in blocks, on either side."""
+    """Return whether channels lie in blocks, on either side."""
     split = split_after(request.body, request.anchor.output)
     return request.blocked is not None or split is not None
 
 
 def _against(request: Request, op: WinogradConv) -> str:
-    """Why the convolution is computed directly, if it is."""
+    """Return why the convolution is computed directly, if it is."""
     kernel = request.anchor.inputs[1].type
     channels = extents(kernel.shape)[:2]
     if request.views[0] is None or _has_blocks(request):
@@ -122,7 +122,7 @@ def _against(request: Request, op: WinogradConv) -> str:
 
 
 def _is_row_major(request: Request) -> bool:
-    """Whether the maps are, on both sides: mixtures would hide a copy that is better made."""
+    """True if the maps are, on both sides: mixtures would hide a copy that is better made."""
     x, body = request.views[0], request.body
     outputs = [strided_output(body, i) for i in range(len(body.outputs))]
     dense = x is not None and x.is_dense
@@ -130,7 +130,7 @@ def _is_row_major(request: Request) -> bool:
 
 
 def is_channels_last(x: Strided) -> bool:
-    """Whether maps are dense in that order."""
+    """Return whether maps are dense in that order."""
     view = x.after(_LAST)
     return view is not None and view.is_dense
 

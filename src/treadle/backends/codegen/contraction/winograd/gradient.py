@@ -66,7 +66,7 @@ _SUMS = 1 << 22
 
 
 def claims(request: Request) -> Support:
-    """Whether both operands exist."""
+    """Return whether both operands exist."""
     if None in request.views:
         return no("layout", "an operand of the gradient is computed in the group")
     return yes()

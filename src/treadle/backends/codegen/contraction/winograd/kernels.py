@@ -48,7 +48,7 @@ from treadle.base.dtype import DType
 P = TypeVar("P")
 S = TypeVar("S")
 Part = Literal["whole", "inputs", "gradients", "results"]
-"""What a kernel does: everything, or what comes before or after the products.
+"""The part that a kernel does: everything, or what comes before or after the products.
 
 "gradients" are what "inputs" are, of tiles of dy that do not overlap.
 """
@@ -78,12 +78,12 @@ class WinogradConfig:
 
     @property
     def reads_maps(self) -> bool:
-        """Whether it begins with what is read from maps."""
+        """True where it begins with what is read from maps."""
         return self.part != "results"
 
     @property
     def makes_results(self) -> bool:
-        """Whether it goes as far as the results."""
+        """True where it goes as far as the results."""
         return self.part in ("whole", "results")
 
     @property
@@ -98,18 +98,18 @@ class WinogradConfig:
         return self.m if self.part == "gradients" else self.m + 2
 
     def input_function(self) -> Function:
-        """What transforms a tile that was read."""
+        """Return the function that transforms a tile that was read."""
         return input_function(self.m, self.reads, self.tile.dtype, self.tile.lanes)
 
     def tile_functions(self) -> tuple[Function, Function]:
-        """What multiplies: full tiles, and the last rows."""
+        """Return the functions that multiply: for full tiles, and for the last rows."""
         big, small = (
             tile_function(self.tile, "row", small=s, accumulate=False) for s in (False, True)
         )
         return big, small
 
     def functions(self) -> list[Function]:
-        """What the entry calls."""
+        """Return the functions that the entry calls."""
         found = [self.input_function()] if self.reads_maps else []
         found += self.tile_functions() if self.part == "whole" else ()
         return found + ([result_function(self.m, self.tile)] if self.makes_results else [])

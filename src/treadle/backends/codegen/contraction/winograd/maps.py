@@ -1,4 +1,4 @@
-"""What Winograd's convolutions and their gradients in the weight have in common as launches."""
+"""Launches that Winograd's convolutions and their gradients in the weight have in common."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Maps:
         return -(-self.outputs // width) * width * self.inputs + PAD
 
     def source_sizes(self, panels_point: int = 0) -> SourceSizes[Dim]:
-        """What a kernel that reads the source is told about it."""
+        """Return the sizes of the source that a kernel which reads it takes."""
         (height, width), line = self.source, self.source[1] * self.inputs
         return SourceSizes(self.inputs, height, width, *self.low, height * line, line, panels_point)
 
