@@ -1,4 +1,7 @@
-"""The index of decisions lists every note, under its title, with a status that leads somewhere."""
+"""Decisions are half a page each, and their index has each one's title and status.
+
+Longer tables and measurements lie in docs/notes, under the name of their decision.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,14 @@ ROWS = re.findall(
     (DOCS / "design" / "README.md").read_text(encoding="utf-8"),
     re.MULTILINE,
 )
+
+MOST_WORDS = 450
+"""Words of half a page; what exceeds it moves to a page of the same name in docs/notes."""
+TABLES = {
+    "061-integers.md": "tests/engine/test_integer_table.py runs its table row by row",
+    "133-faults-and-their-tests.md": "the last test here reads its table",
+}
+"""Notes that are longer, because a test reads their table."""
 
 
 def test_the_index_lists_every_note_once() -> None:
@@ -31,6 +42,18 @@ def test_numbers_are_given_once_and_statuses_lead_to_later_notes() -> None:
         assert match, f"{number}: {status}"
         named = (match[1] or "").split(", ") if match[1] else []
         assert all(n in numbers and n > number for n in named), f"{number}: {status}"
+
+
+def test_a_note_is_half_a_page() -> None:
+    words = {note.name: len(note.read_text(encoding="utf-8").split()) for note in NOTES}
+    assert {name: n for name, n in words.items() if n > MOST_WORDS}.keys() == TABLES.keys()
+
+
+def test_pages_of_notes_and_their_decisions_lead_to_one_another() -> None:
+    decisions = {n.name for n in NOTES if f"(../notes/{n.name})" in n.read_text(encoding="utf-8")}
+    assert decisions == {page.name for page in (DOCS / "notes").glob("[0-9]*.md")}
+    for name in decisions:
+        assert f"(../design/{name})" in (DOCS / "notes" / name).read_text(encoding="utf-8")
 
 
 def test_tests_that_hold_mended_faults_are_there() -> None:

@@ -13,7 +13,7 @@ from treadle.base.errors import TreadleError
 from treadle.base.version import VERSION
 
 NAV = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
-OUTSIDE = ("design",)
+OUTSIDE = ("design", "notes")
 """Folders of pages that are linked to and no part of the reading path."""
 
 
