@@ -82,8 +82,10 @@ def test_rounded_and_converted_agree_within_a_level():
     layer = rounded.head
     integers = Q.quantize(rounded, inplace=False)
     level = layer.get_activation_qparams().scale.item()
-    # One level may become a few on the way through the layers behind it.
-    assert abs(integers(batch()).numpy() - rounded(batch()).numpy()).max() < 4 * level
+    # Means of four are halves, of which the last bit of a product decides: it is another one where
+    # there is no fused multiplication. A level becomes a few on the way through the layer behind.
+    off = abs(integers(batch()).numpy() - rounded(batch()).numpy())
+    assert off.max() < 6 * level and off.mean() < 1.6 * level
 
 
 def test_every_known_layer_is_replaced_and_sharing_kept():
