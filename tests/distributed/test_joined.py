@@ -128,6 +128,7 @@ def alone_on_zero() -> Any:
     return mge.tensor(1.0).item()
 
 
+@pytest.mark.long
 def test_a_rank_that_leaves_or_does_not_come_is_named() -> None:
     server = dist.Server(0)
     left, _ = on_ranks(alone_on_zero, port=server.py_server_port, patience="30")

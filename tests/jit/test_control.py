@@ -153,7 +153,7 @@ def derivative(function: Callable[[mge.Tensor], mge.Tensor], order: int) -> Call
     return gradient
 
 
-@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("order", [1, 2, pytest.param(3, marks=pytest.mark.long)])
 def test_control_flow_is_differentiated_again(order: int) -> None:
     for point in ([0.3, 1.2, -0.7], [-0.4, 0.1, 0.2]):
         want = derivative(tangled, order)(mge.tensor(point))

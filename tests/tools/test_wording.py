@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from tools.wording import in_code, in_page
 
-from tools.wording import findings, in_code, in_page
-
-ROOT = Path(__file__).resolve().parents[2]
 OPENINGS = frozenset({"What", "Whether"})
 
 CODE = '''"""What a module is."""
@@ -34,7 +31,3 @@ def test_openings_of_docstrings_are_found() -> None:
 def test_words_are_found_in_prose_alone() -> None:
     page = "The muster is here.\n\n```\nmuster = 1\n```\n\nand `muster` there.\nMuster again.\n"
     assert [line for line, _ in in_page(page, {"muster": "rendezvous"})] == [1, 8]
-
-
-def test_the_tree_has_no_findings() -> None:
-    assert findings(ROOT) == []

@@ -137,6 +137,7 @@ class Block(M.Module):
         return x + self.down(F.gelu(self.up(self.second(x))))
 
 
+@pytest.mark.long
 def test_a_transformer_is_trained_on_sentences_of_any_length() -> None:
     mge.random.seed(1)
     table = mge.Parameter(np.random.default_rng(1).standard_normal((50, WIDTH)).astype("float32"))
@@ -206,6 +207,7 @@ print([sum(not r.is_recalled for r in g.regimes) for g in every], file=sys.stder
 """
 
 
+@pytest.mark.long
 def test_another_process_gets_the_same_bits_in_any_order(tmp_path: Path) -> None:
     def run(cache: str, *lengths: int) -> tuple[dict[str, str], str]:
         done = subprocess.run(

@@ -129,7 +129,7 @@ def test_layers_are_computed_again_where_memory_is_dear() -> None:
     assert nodes(None, 1600) == nodes(False, 1600)
 
 
-@pytest.mark.parametrize("pieces", ["int16", "bfloat16"])
+@pytest.mark.parametrize("pieces", ["int16", pytest.param("bfloat16", marks=pytest.mark.long)])
 @pytest.mark.parametrize("format", some(["Q8_0", "Q4_0"], ["Q8_0"]))
 def test_quantized_weights_stay_and_adapters_learn(format: str, pieces: str) -> None:
     given = checkpoint(format)
