@@ -37,7 +37,7 @@ from treadle.base.types import TensorType
 from treadle.engine.pipeline import Stages
 from treadle.inspect import Inspected
 from treadle.ops import REGISTRY
-from treadle.ops.sample import Sample
+from treadle.ops.op import Sample
 
 FILE = Path(__file__).with_suffix(".txt")
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

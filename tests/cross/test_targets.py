@@ -35,8 +35,7 @@ from treadle.graph.builder import trace_body
 from treadle.jit.capture import capture
 from treadle.jit.dump import Ends, argument_names, model_of
 from treadle.ops import REGISTRY
-from treadle.ops.op import as_tuple
-from treadle.ops.sample import Sample
+from treadle.ops.op import Sample, as_tuple
 
 Array = np.ndarray[Any, Any]
 PLAIN = Options(level=0)

@@ -23,10 +23,9 @@ from treadle.ops.collective import Collective
 from treadle.ops.control import ControlFlow
 from treadle.ops.custom import Custom
 from treadle.ops.fused import Fused
-from treadle.ops.op import Op
+from treadle.ops.op import Op, Sample
 from treadle.ops.printing import Observer
 from treadle.ops.quant import Dequantize, Quantize
-from treadle.ops.sample import Sample
 
 Array = Any
 

@@ -6,8 +6,7 @@ from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.evaluate import substitute_attributes
 from treadle.graph.ir import Graph
 from treadle.ops.control import FunctionRegion
-from treadle.ops.op import Op
-from treadle.ops.sample import Sample
+from treadle.ops.op import Op, Sample
 
 
 def graph_of(sample: Sample, dtype: DType | None = None) -> Graph:

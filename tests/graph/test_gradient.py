@@ -14,8 +14,7 @@ from treadle.graph.verify import verify
 from treadle.ops import REGISTRY
 from treadle.ops.abstract import ArrayOperand
 from treadle.ops.elementwise import Cast
-from treadle.ops.op import Pullback
-from treadle.ops.sample import Sample
+from treadle.ops.op import Pullback, Sample
 from treadle.ops.transfer import StopGradient
 
 D = TensorType(dt.float64, ())

@@ -19,7 +19,7 @@ from treadle import jit
 from treadle.base.dtype import DType
 from treadle.base.dtype import float32 as f32
 from treadle.ops import REGISTRY
-from treadle.ops.sample import Sample
+from treadle.ops.op import Sample
 
 PARTS = 8
 ENGINES_OWN = {

@@ -16,13 +16,13 @@ from treadle.base.types import TensorType
 from treadle.graph.builder import trace_body
 from treadle.graph.index_ranges import CheckRanges
 from treadle.jit import sink
+from treadle.ops.arg import Arg
 from treadle.ops.check import CheckIndices
 from treadle.ops.composite import Composite, expand
 from treadle.ops.elementwise import Cast
 from treadle.ops.gather import Take
 from treadle.ops.op import REGISTRY, Op
 from treadle.ops.reduce import Argmax
-from treadle.ops.sample import Arg
 from treadle.ops.select import Clip
 from treadle.ops.sort import Sort
 

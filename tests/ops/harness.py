@@ -16,10 +16,9 @@ from treadle.base.types import TensorType
 from treadle.conformance.samples import special_values
 from treadle.ops import REGISTRY
 from treadle.ops.abstract import constant_array
-from treadle.ops.op import Array, Op, Pullback, as_tuple
+from treadle.ops.op import Array, Op, Pullback, Sample, as_tuple
 from treadle.ops.operators import Operators
 from treadle.ops.reverse import TapeEntry, backpropagate
-from treadle.ops.sample import Sample
 from treadle.ops.scalar import Scalar, evaluate
 
 # Other test modules declare ops of their own; only the package's are held to these claims.

@@ -11,9 +11,9 @@ from treadle.base.errors import ShapeError
 from treadle.base.symbol import symbol
 from treadle.base.types import TensorType
 from treadle.ops.abstract import ArrayOperand
+from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite, expand
-from treadle.ops.op import Pullback
-from treadle.ops.sample import Arg, Sample
+from treadle.ops.op import Pullback, Sample
 from treadle.ops.unary import Tanh
 
 

@@ -13,8 +13,7 @@ from treadle.base.symbol import symbol
 from treadle.ops import REGISTRY
 from treadle.ops.abstract import ArrayOperand, TypeOperand
 from treadle.ops.composite import Composite, differentiate_body, expand
-from treadle.ops.op import Op, Pullback
-from treadle.ops.sample import Sample
+from treadle.ops.op import Op, Pullback, Sample
 
 COMPOSITES = [REGISTRY[n] for n in harness.OPS if issubclass(REGISTRY[n], Composite)]
 TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 2e-5, "float64": 1e-11}

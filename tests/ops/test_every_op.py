@@ -9,8 +9,7 @@ from tests.ops import harness
 from treadle.base.errors import DTypeError, NoGradient, TreadleError
 from treadle.ops import REGISTRY
 from treadle.ops.families import Elementwise
-from treadle.ops.op import Op, Pullback
-from treadle.ops.sample import BadSample
+from treadle.ops.op import BadSample, Op, Pullback
 
 every_op = pytest.mark.parametrize("cls", [REGISTRY[n] for n in harness.OPS], ids=harness.OPS)
 

@@ -9,8 +9,8 @@ from tests.ops import harness
 from treadle.base import dtype as dt
 from treadle.base.types import TensorType
 from treadle.ops import elementwise as ew
-from treadle.ops.op import Array, Op, Pullback
-from treadle.ops.sample import Arg, Sample
+from treadle.ops.arg import Arg
+from treadle.ops.op import Array, Op, Pullback, Sample
 from treadle.ops.scalar import Scalar
 
 

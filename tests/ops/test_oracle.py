@@ -9,8 +9,7 @@ from tests.ops import harness
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.ops import REGISTRY
-from treadle.ops.op import Array, Op, Pullback
-from treadle.ops.sample import Sample
+from treadle.ops.op import Array, Op, Pullback, Sample
 
 pytestmark = pytest.mark.oracle
 

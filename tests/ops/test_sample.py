@@ -5,7 +5,8 @@ import pytest
 
 from treadle.base import dtype as dt
 from treadle.ops import elementwise as ew
-from treadle.ops.sample import Arg, Sample
+from treadle.ops.arg import Arg
+from treadle.ops.op import Sample
 
 
 @pytest.mark.parametrize("dtype", dt.ALL, ids=str)

@@ -12,8 +12,7 @@ from treadle.graph.builder import GraphBuilder
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph
 from treadle.ops import REGISTRY
-from treadle.ops.op import Array, Op, Pullback
-from treadle.ops.sample import Sample
+from treadle.ops.op import Array, Op, Pullback, Sample
 
 
 def differentiable(cls: type[Op]) -> list[Sample]:

@@ -30,8 +30,7 @@ from treadle.conformance.subject import Subject
 from treadle.conformance.tolerance_table import tolerance
 from treadle.engine.eager.dispatch import decision
 from treadle.ops import REGISTRY
-from treadle.ops.op import Op, Pullback
-from treadle.ops.sample import Sample
+from treadle.ops.op import Op, Pullback, Sample
 from treadle.ops.transfer import Transfer
 from treadle.tensor import Tensor
 

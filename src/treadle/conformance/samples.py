@@ -19,9 +19,8 @@ from treadle.ops.custom import Custom, RuntimeBlob
 from treadle.ops.families import Elementwise, Reduce
 from treadle.ops.fused import Fused
 from treadle.ops.matmul import Matmul
-from treadle.ops.op import Op, as_tuple
+from treadle.ops.op import Op, Sample, as_tuple
 from treadle.ops.printing import Observer
-from treadle.ops.sample import Sample
 
 _ELSEWHERE = (Custom, Fused, Observer, RuntimeBlob)
 """Made from other ops or from foreign code, or run on the host by definition: they have no meaning

@@ -12,14 +12,13 @@ from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.errors import ShapeError
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite
 from treadle.ops.families import Elementwise, UnaryFloat
 from treadle.ops.logic import LogicalAnd
-from treadle.ops.op import Array, Onnx, Op, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, BadSample, Onnx, Op, Sample, V, op
 from treadle.ops.operators import Operators
 from treadle.ops.precision import widen_array
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.scalar import Scalar, const, maximum, minimum
 from treadle.ops.select import Clip, Where
 from treadle.ops.special import erf

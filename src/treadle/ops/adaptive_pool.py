@@ -18,18 +18,11 @@ from treadle.base.guards import require
 from treadle.base.shape import Shape, format_shape
 from treadle.base.symbol import less_equal
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.creation import allocate
-from treadle.ops.op import Array, Op, Pullback, family, op
-from treadle.ops.operand import V
-from treadle.ops.pool import (
-    SAMPLED,
-    GatherAtMaxima,
-    Pooling,
-    ScatterToMaxima,
-    add_slices,
-)
+from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, family, op
+from treadle.ops.pool import SAMPLED, GatherAtMaxima, Pooling, ScatterToMaxima, add_slices
 from treadle.ops.precision import widen_array
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.windows import PLANES, Index
 
 _CASES: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = (

@@ -12,13 +12,12 @@ from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import broadcast_shapes, can_broadcast, require_equal
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite
 from treadle.ops.creation import Extent, Iota
 from treadle.ops.matmul import Matmul
-from treadle.ops.op import Array, Pullback, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, BadSample, Pullback, Sample, V, op
 from treadle.ops.precision import widen, widen_array
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.select import Where
 from treadle.ops.softmax import Softmax
 from treadle.ops.unary import Sqrt

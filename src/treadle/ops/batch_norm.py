@@ -10,6 +10,7 @@ from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import is_static, product, size_of
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite, differentiate_body
 from treadle.ops.creation import Extent
 from treadle.ops.elementwise import Maximum
@@ -20,11 +21,9 @@ from treadle.ops.norm import (
     check_channels,
     check_parameters,
 )
-from treadle.ops.op import Array, Onnx, Pullback, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, BadSample, Onnx, Pullback, Sample, V, op
 from treadle.ops.precision import compute_type, widen, widen_array
 from treadle.ops.reduce import Mean, Sum
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.unary import Sqrt, Square
 
 

@@ -14,13 +14,12 @@ from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import require_equal
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.gather import check_index
 from treadle.ops.index_numpy import check_bounds
 from treadle.ops.matmul import Matmul
-from treadle.ops.op import Array, IndexRange, Op, Pullback, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, BadSample, IndexRange, Op, Pullback, Sample, V, op
 from treadle.ops.reduce import Sum
-from treadle.ops.sample import Arg, BadSample, Sample
 
 
 def _check_panels(op: _WithPanels, panels: TensorType, matrices: int = 0) -> Dim:

@@ -10,8 +10,8 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, family, op
-from treadle.ops.sample import Arg, Sample
+from treadle.ops.arg import Arg
+from treadle.ops.op import Array, Op, Sample, family, op
 
 
 @family

@@ -14,9 +14,9 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.base.errors import ShapeError
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.collective import REDUCTIONS, Collective
-from treadle.ops.op import Array, op
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.op import Array, BadSample, Sample, op
 
 
 @op

@@ -18,6 +18,7 @@ from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import require_equal
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.attention import Attention
 from treadle.ops.composite import Composite
 from treadle.ops.creation import Extent, Iota
@@ -27,10 +28,9 @@ from treadle.ops.index_numpy import check_indices, writable
 from treadle.ops.logic import Equal, LogicalAnd
 from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Concat
-from treadle.ops.op import Array, IndexRange, Op, op
+from treadle.ops.op import Array, BadSample, IndexRange, Op, Sample, op
 from treadle.ops.precision import compute_type, widen
 from treadle.ops.reduce import Argmax, Max
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.select import Where
 from treadle.ops.slicing import along
 from treadle.ops.softmax import Softmax

@@ -11,10 +11,9 @@ from treadle.base.errors import IndexRangeError, NumericError, ShapeError, out_o
 from treadle.base.shape import require_equal
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.index_numpy import outside, typed
-from treadle.ops.op import Array, IndexRange, Op, Pullback, op
-from treadle.ops.operand import V
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.op import Array, BadSample, IndexRange, Op, Pullback, Sample, V, op
 
 _LOG = logging.getLogger("treadle")
 

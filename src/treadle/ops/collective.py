@@ -20,9 +20,8 @@ from treadle.base.errors import NoGradient, ShapeError, UnsupportedOp
 from treadle.base.shape import Shape, require_equal
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Pullback, family, op
-from treadle.ops.operand import V
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.arg import Arg
+from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, family, op
 from treadle.runtime.comm import groups
 from treadle.runtime.comm.api import Communicator
 

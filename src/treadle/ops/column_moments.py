@@ -8,8 +8,8 @@ from treadle.base import dtype as dt
 from treadle.base.errors import ShapeError
 from treadle.base.shape import size_of
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, op
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.arg import Arg
+from treadle.ops.op import Array, BadSample, Op, Sample, op
 
 
 @op

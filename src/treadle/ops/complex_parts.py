@@ -14,9 +14,8 @@ from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import require_equal
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Pullback, op
-from treadle.ops.operand import V
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.arg import Arg
+from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, op
 
 
 @op

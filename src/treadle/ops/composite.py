@@ -13,8 +13,7 @@ from typing import Any, Generic
 from treadle.base.dtype import DType
 from treadle.base.types import TensorType
 from treadle.ops.abstract import ArrayOperand, TypeOperand
-from treadle.ops.op import Op, Pullback
-from treadle.ops.operand import V
+from treadle.ops.op import Op, Pullback, V
 from treadle.ops.operators import Operators
 from treadle.ops.reverse import TapeEntry, backpropagate
 

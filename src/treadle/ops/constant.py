@@ -12,8 +12,7 @@ from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import GraphError
 from treadle.base.shape import format_shape, size_of
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, op
-from treadle.ops.sample import Sample
+from treadle.ops.op import Array, Op, Sample, op
 
 
 class ArrayData:

@@ -17,8 +17,8 @@ from treadle.base.errors import DTypeError, ShapeError, TreadleError
 from treadle.base.shape import require_equal
 from treadle.base.types import TensorType
 from treadle.ops.abstract import ArrayOperand, TypeOperand
-from treadle.ops.op import Array, Op, op
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.arg import Arg
+from treadle.ops.op import Array, BadSample, Op, Sample, op
 
 Types = tuple[TensorType, ...]
 

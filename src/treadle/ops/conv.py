@@ -18,11 +18,10 @@ from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape, require_equal
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.conv_numpy import convolve, convolve_transposed, correlate_for_weight
-from treadle.ops.op import Array, Op, Pullback, family, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, family, op
 from treadle.ops.precision import compute_type, widen_array
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.windows import Padding, Window
 
 _LAYOUT = "the layouts are x [N,C,*S], weight [O,C/groups,*K], result [N,O,*P]"

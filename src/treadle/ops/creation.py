@@ -17,9 +17,8 @@ from treadle.base.shape import Shape, format_shape, size_of
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.bounds import Range, Ranges, greatest, least
-from treadle.ops.op import Array, Op, Permuted, Types, family, op
+from treadle.ops.op import Array, BadSample, Op, Permuted, Sample, Types, family, op
 from treadle.ops.orders import Orders, placed
-from treadle.ops.sample import BadSample, Sample
 from treadle.runtime.host import TOO_MANY_BYTES
 
 

@@ -10,11 +10,10 @@ from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import format_shape, normalize_axis, require_equal
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.families import NUMBERS
-from treadle.ops.op import Array, Op, Permuted, Pullback, Types, family, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, BadSample, Op, Permuted, Pullback, Sample, Types, V, family, op
 from treadle.ops.orders import Orders, inverse
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.slicing import Pad, Slice
 
 _TORCH_INPUT = (

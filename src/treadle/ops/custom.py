@@ -27,9 +27,8 @@ from treadle.base.errors import (
 )
 from treadle.base.shape import require_equal
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Pullback, as_tuple, op
-from treadle.ops.operand import V
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.arg import Arg
+from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, as_tuple, op
 
 Attributes = tuple[tuple[str, Any], ...]
 Infer = Callable[..., tuple[TensorType, ...]]

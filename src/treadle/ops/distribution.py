@@ -15,7 +15,7 @@ from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.composite import Composite
 from treadle.ops.logic import ShiftRight
-from treadle.ops.op import Array, family, op
+from treadle.ops.op import Array, BadSample, Sample, family, op
 from treadle.ops.precision import compute_type
 from treadle.ops.random import (
     NOT_DIFFERENTIABLE,
@@ -26,7 +26,6 @@ from treadle.ops.random import (
     check_state,
     random_words,
 )
-from treadle.ops.sample import BadSample, Sample
 from treadle.ops.slicing import Slice
 from treadle.ops.sort import Sort
 from treadle.ops.unary import Cos, Log, Sin, Sqrt

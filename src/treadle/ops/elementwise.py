@@ -10,12 +10,11 @@ from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.symbol import always, less_equal
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.bounds import Range, Ranges, greatest, least
 from treadle.ops.families import Binary, Elementwise, Unary, oracle
 from treadle.ops.logic import Equal, LogicalAnd
-from treadle.ops.op import Array, Onnx, Pullback, Types, op
-from treadle.ops.operand import V
-from treadle.ops.sample import Arg, Sample
+from treadle.ops.op import Array, Onnx, Pullback, Sample, Types, V, op
 from treadle.ops.scalar import Scalar, call, cast, maximum, minimum, power, truncated
 from treadle.ops.select import Where
 from treadle.ops.unary import Log, Round

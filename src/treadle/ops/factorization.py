@@ -15,15 +15,14 @@ from treadle.base.guards import require
 from treadle.base.shape import require_equal
 from treadle.base.symbol import less_equal, minimum
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.creation import Iota
 from treadle.ops.gather_along import TakeAlongAxis
 from treadle.ops.index_numpy import typed
 from treadle.ops.linalg import MatInv
 from treadle.ops.logic import GreaterEqual
 from treadle.ops.matmul import Matmul
-from treadle.ops.op import Array, Op, Pullback, op
-from treadle.ops.operand import V
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, op
 from treadle.ops.select import Where
 from treadle.ops.sort import Sort
 

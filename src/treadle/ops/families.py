@@ -9,10 +9,20 @@ from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, NoGradient, ShapeError
 from treadle.base.shape import Shape, broadcast_shapes, normalize_axes
 from treadle.base.types import TensorType
-from treadle.ops.op import Op, Permuted, Pullback, Selects, Types, Work, family
-from treadle.ops.operand import V
+from treadle.ops.arg import Arg
+from treadle.ops.op import (
+    BadSample,
+    Op,
+    Permuted,
+    Pullback,
+    Sample,
+    Selects,
+    Types,
+    V,
+    Work,
+    family,
+)
 from treadle.ops.orders import Orders, inverse
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.scalar import Scalar
 
 NUMBERS: tuple[DType, ...] = dt.REALS

@@ -9,9 +9,9 @@ from __future__ import annotations
 from treadle.base import dtype as dt
 from treadle.base.errors import ShapeError
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.control import FunctionRegion, Region, match_types
-from treadle.ops.op import Array, Op, op
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.op import Array, BadSample, Op, Sample, op
 
 HOST = "host."
 """Prefix of the kinds of groups that return to Python for one op."""

@@ -26,14 +26,26 @@ from treadle.base.shape import (
 )
 from treadle.base.symbol import Dim, symbol
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.creation import Iota, allocate
 from treadle.ops.elementwise import Minimum
 from treadle.ops.families import NUMBERS
 from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_over, writable
-from treadle.ops.op import Array, IndexRange, Onnx, Op, Permuted, Pullback, Types, family, op
-from treadle.ops.operand import V
+from treadle.ops.op import (
+    Array,
+    BadSample,
+    IndexRange,
+    Onnx,
+    Op,
+    Permuted,
+    Pullback,
+    Sample,
+    Types,
+    V,
+    family,
+    op,
+)
 from treadle.ops.orders import Orders, inverse
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.select import Where
 
 INDICES = (dt.int32, dt.int64)

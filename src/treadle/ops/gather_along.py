@@ -14,12 +14,11 @@ from treadle.base.guards import require
 from treadle.base.shape import format_shape, normalize_axis, require_equal
 from treadle.base.symbol import less_equal
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.families import NUMBERS
 from treadle.ops.gather import check_index, last_writes
 from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_along, writable
-from treadle.ops.op import Array, IndexRange, Onnx, Op, Pullback, family, op
-from treadle.ops.operand import V
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.op import Array, BadSample, IndexRange, Onnx, Op, Pullback, Sample, V, family, op
 from treadle.ops.select import Where
 
 

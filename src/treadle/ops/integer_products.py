@@ -15,7 +15,7 @@ from treadle.base.shape import product
 from treadle.ops.conv import IntConv
 from treadle.ops.elementwise import Maximum
 from treadle.ops.matmul import IntMatmul
-from treadle.ops.operand import Operand
+from treadle.ops.op import Operand
 from treadle.ops.quant import Saturate
 from treadle.ops.reduce import Max
 from treadle.ops.slicing import Pad

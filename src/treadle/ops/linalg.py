@@ -12,12 +12,11 @@ from treadle.base.errors import NoGradient, NumericError, ShapeError
 from treadle.base.shape import require_equal
 from treadle.base.symbol import Dim, minimum
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.creation import Eye
 from treadle.ops.index_numpy import typed
 from treadle.ops.matmul import Matmul
-from treadle.ops.op import Array, Op, Pullback, op
-from treadle.ops.operand import V
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, op
 from treadle.ops.slicing import along
 
 _INVERTIBLE = ((4.0, 1.0, -1.0), (0.5, 3.0, 1.0), (-1.0, 0.5, 2.5))

@@ -7,9 +7,9 @@ from typing import ClassVar
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.ops.arg import Arg
 from treadle.ops.families import Binary, Compare, Predicate, Unary, oracle
-from treadle.ops.op import Onnx, op
-from treadle.ops.sample import Arg, Sample
+from treadle.ops.op import Onnx, Sample, op
 from treadle.ops.scalar import Scalar, call
 
 _INTEGERS_ONLY = "works on integers and bool, which have no gradient"

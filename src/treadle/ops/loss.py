@@ -11,15 +11,14 @@ from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
 from treadle.ops.activation import body_scalar
+from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite
 from treadle.ops.creation import Iota
 from treadle.ops.families import Binary
 from treadle.ops.logic import Equal
-from treadle.ops.op import Array, IndexRange, Pullback, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, BadSample, IndexRange, Pullback, Sample, V, op
 from treadle.ops.precision import widen, widen_array
 from treadle.ops.reduce import Mean
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.scalar import Scalar
 from treadle.ops.select import Clip, Where
 from treadle.ops.softmax import Softmax, shifted, shifted_array

@@ -10,10 +10,9 @@ from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape, broadcast_shapes, format_shape, product, require_equal
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Pullback, family, op
-from treadle.ops.operand import V
+from treadle.ops.arg import Arg
+from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, family, op
 from treadle.ops.precision import compute_type, widen_array
-from treadle.ops.sample import Arg, BadSample, Sample
 
 _VECTOR = "reshape a vector to a matrix of one row or column"
 _PLAIN = frozenset("fd")

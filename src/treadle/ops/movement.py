@@ -16,12 +16,11 @@ from treadle.base.shape import (
 )
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.bounds import Range, Ranges, hull
 from treadle.ops.families import Movement
-from treadle.ops.op import Array, Onnx, Op, Permuted, Pullback, Types, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, BadSample, Onnx, Op, Permuted, Pullback, Sample, Types, V, op
 from treadle.ops.orders import Orders, inverse, placed
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.slicing import along
 
 

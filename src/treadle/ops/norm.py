@@ -17,12 +17,11 @@ from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape, format_shape, require_equal, size_of
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite
-from treadle.ops.op import Array, Op, Pullback, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, op
 from treadle.ops.precision import compute_type, widen, widen_array
 from treadle.ops.reduce import Mean
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.unary import Sqrt, Square
 
 Axes = tuple[int, ...]

@@ -3,30 +3,32 @@
 The class body of an op is its documentation, type rule, NumPy oracle, scalar code, gradient,
 ONNX mapping and list of samples. Tests, docs, tables and benchmarks are generated from it, so an
 op is added by writing one class.
+
+Operands, to which ops are applied, and samples, on which they are tried, speak of ops and ops of
+them: all three are declared here.
 """
 
 from __future__ import annotations
 
 import abc
-import inspect
 import threading
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, dataclass_transform
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.dtype import DType
-from treadle.base.errors import DTypeError, NoGradient, ShapeError
+from treadle.base.dtype import DType, float32
+from treadle.base.errors import DTypeError, NoGradient, ShapeError, TreadleError
+from treadle.base.shape import Shape
 from treadle.base.symbol import Dim, Expr
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.bounds import Range, Ranges
-from treadle.ops.operand import V
+from treadle.ops.constructor import attribute_names, constant_of, constructor_of
 from treadle.ops.orders import Orders
-
-if TYPE_CHECKING:
-    from treadle.ops.sample import BadSample, Sample
 
 Array = npt.NDArray[Any]
 Types = Sequence[TensorType]
@@ -36,6 +38,85 @@ Work = Literal[
 ]
 IndexRange = tuple[int, Dim, Dim]
 """The number of an operand that is an index, the least index, and the first one beyond."""
+
+
+V = TypeVar("V", bound="Operand")
+
+
+class Operand(Protocol):
+    """An input of an op: anything with a type that can apply ops to its own kind.
+
+    `Tensor` runs an op at once, the graph builder's operand records it; gradient rules and
+    composite bodies are written against this protocol and therefore work for both.
+    """
+
+    @property
+    def type(self) -> TensorType:
+        """Element type, shape and device."""
+        ...
+
+    @property
+    def shape(self) -> Any:
+        """The shape, as in `type`."""
+        ...
+
+    def apply(self: V, op: Op, inputs: tuple[V, ...], /) -> tuple[V, ...]:
+        """Run or record `op` on operands of this kind."""
+        ...
+
+    def constant(self: V, value: Any, dtype: DType | None = None) -> V:
+        """A constant (Python scalar or NumPy array) on this operand's device.
+
+        A scalar takes this operand's element type unless `dtype` is given.
+        """
+        ...
+
+    def astype(self: V, dtype: Any, /) -> V:
+        """Cast; the operand itself where the type is the same."""
+        ...
+
+    def reshape(self: V, shape: Shape, /) -> V:
+        """The same elements under another shape."""
+        ...
+
+    def transpose(self: V, permutation: Sequence[int], /) -> V:
+        """Axes in another order."""
+        ...
+
+    def broadcast_to(self: V, shape: Shape, /) -> V:
+        """NumPy's broadcast to exactly `shape`."""
+        ...
+
+    def sum_to(self: V, shape: Shape, /) -> V:
+        """The transpose of `broadcast_to`: sums the axes along which `shape` was broadcast."""
+        ...
+
+    def sum(self: V, axis: Any = None, keepdims: bool = False) -> V:
+        """Sum over axes; all of them for None."""
+        ...
+
+    def __add__(self: V, other: Any, /) -> V: ...
+    def __radd__(self: V, other: Any, /) -> V: ...
+    def __sub__(self: V, other: Any, /) -> V: ...
+    def __rsub__(self: V, other: Any, /) -> V: ...
+    def __mul__(self: V, other: Any, /) -> V: ...
+    def __rmul__(self: V, other: Any, /) -> V: ...
+    def __truediv__(self: V, other: Any, /) -> V: ...
+    def __rtruediv__(self: V, other: Any, /) -> V: ...
+    def __floordiv__(self: V, other: Any, /) -> V: ...
+    def __mod__(self: V, other: Any, /) -> V: ...
+    def __pow__(self: V, other: Any, /) -> V: ...
+    def __matmul__(self: V, other: Any, /) -> V: ...
+    def __neg__(self: V) -> V: ...
+    def __abs__(self: V) -> V: ...
+    def __and__(self: V, other: Any, /) -> V: ...
+    def __or__(self: V, other: Any, /) -> V: ...
+    def __xor__(self: V, other: Any, /) -> V: ...
+    def __invert__(self: V) -> V: ...
+    def __lt__(self: V, other: Any, /) -> V: ...
+    def __le__(self: V, other: Any, /) -> V: ...
+    def __gt__(self: V, other: Any, /) -> V: ...
+    def __ge__(self: V, other: Any, /) -> V: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +164,48 @@ class Permuted:
     op: Op
     operands: tuple[int, ...]
     held: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One example call: an op and how to make its inputs.
+
+    `dtypes` narrows the element types the sample is tried with (default: all of the op's);
+    `gradient` False leaves it out of gradient checks (for example where the result is random).
+    """
+
+    op: Op
+    args: tuple[Arg, ...]
+    dtypes: tuple[DType, ...] = ()
+    gradient: bool = True
+    label: str = ""
+
+    def element_types(self) -> tuple[DType, ...]:
+        """The element types this sample is tried with."""
+        if all(a.dtype is not None for a in self.args):
+            return (self.args[0].dtype or float32,) if self.args else (float32,)
+        return self.dtypes or self.op.dtypes
+
+    def arrays(self, dtype: DType) -> tuple[Array, ...]:
+        """Deterministic input arrays for the element type `dtype`."""
+        seed = zlib.crc32(f"{self.op}/{dtype.name}/{self.args}".encode())
+        rng = np.random.default_rng(seed)
+        return tuple(arg.make(dtype, rng) for arg in self.args)
+
+    def __str__(self) -> str:
+        shapes = ",".join("x".join(map(str, a.shape)) or "0d" for a in self.args)
+        return self.label or f"{self.op}({shapes})"
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """A call that must raise: how to make the op, its inputs, the class and part of the message."""
+
+    make: Callable[[], Op]
+    args: tuple[Arg, ...]
+    error: type[TreadleError]
+    message: str
+    dtype: DType = field(default=float32)
 
 
 _T = TypeVar("_T", bound="Op")
@@ -378,12 +501,12 @@ def op(cls: type[_T]) -> type[_T]:
     Annotations that are no ClassVar, inherited ones first, become attributes and parameters of
     the constructor. An op without attributes has a single instance, so `Add() is Add()`.
     """
-    cls._fields = _attribute_names(cls)
+    cls._fields = attribute_names(cls)
     if cls._fields:
-        cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
+        cls.__init__ = constructor_of(cls)  # type: ignore[method-assign]
     else:
         only = object.__new__(cls)
-        cls.__new__ = _constant(only)  # type: ignore[method-assign, assignment]
+        cls.__new__ = constant_of(only)  # type: ignore[method-assign, assignment]
         # One instance: identity is equality, and object's slots keep eager dispatch short.
         cls.__eq__ = object.__eq__  # type: ignore[method-assign]
         cls.__hash__ = object.__hash__  # type: ignore[method-assign]
@@ -404,52 +527,6 @@ def _register(cls: type[Op]) -> None:
                 f"and {cls.__module__}.{cls.__qualname__}"
             )
         REGISTRY[cls.name] = cls
-
-
-def _attribute_names(cls: type[Op]) -> tuple[str, ...]:
-    """Names of the attributes, in the order the constructor takes them."""
-    names: dict[str, None] = {}
-    for base in reversed(cls.__mro__):
-        for name, annotation in inspect.get_annotations(base).items():
-            if "ClassVar" not in str(annotation):
-                names[name] = None
-    return tuple(names)
-
-
-def _constructor(cls: type[Op]) -> Callable[..., None]:
-    """`__init__` from the attributes' names and defaults.
-
-    `dataclass` would do, at four times the cost: with some 120 ops it was a third of the time
-    `import treadle` took.
-    """
-    defaults = {f"_{n}": getattr(cls, n) for n in cls._fields if n in _defaulted(cls)}
-    parameters = [f"{n}=_{n}" if f"_{n}" in defaults else n for n in cls._fields]
-    body = "\n".join(f"    d[{n!r}] = {n}" for n in cls._fields)
-    if "__post_init__" in dir(cls):
-        body += "\n    self.__post_init__()"
-    source = f"def __init__(self, {', '.join(parameters)}):\n    d = self.__dict__\n{body}\n"
-    # The name tells errors that this frame is no line of the user's.
-    outside = {"__name__": __name__, **defaults}
-    scope: dict[str, Any] = {}
-    exec(source, outside, scope)  # the text is made of attribute names of our own classes
-    made: Callable[..., None] = scope["__init__"]
-    made.__qualname__ = f"{cls.__qualname__}.__init__"
-    return made
-
-
-def _defaulted(cls: type[Op]) -> set[str]:
-    """Attributes that some class in the hierarchy gives a default."""
-    return {n for n in cls._fields if any(n in base.__dict__ for base in cls.__mro__)}
-
-
-def _constant(value: _T) -> Callable[..., _T]:
-    """A constructor that always returns `value`."""
-
-    def new(cls: type[_T]) -> _T:
-        return value
-
-    new.__qualname__ = type(value).__qualname__
-    return new
 
 
 def as_tuple(results: Any) -> tuple[Array, ...]:

@@ -20,10 +20,9 @@ from treadle.base.dtype import as_dtype
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape, format_shape, require_equal
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Pullback, family, op
-from treadle.ops.operand import V
+from treadle.ops.arg import Arg
+from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, family, op
 from treadle.ops.precision import widen_array
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.windows import PLANES, Padding, Tap, Window, axis_taps, positions_and_taps
 
 SAMPLED = (*dt.FLOATS, dt.int8, dt.uint8, dt.int64)

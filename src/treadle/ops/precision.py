@@ -6,8 +6,7 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.ops.op import Array
-from treadle.ops.operand import V
+from treadle.ops.op import Array, V
 
 
 def compute_type(dtype: DType) -> DType:

@@ -17,8 +17,8 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, op
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.arg import Arg
+from treadle.ops.op import Array, BadSample, Op, Sample, op
 
 _CONVERSIONS = {"r": repr, "a": ascii}
 

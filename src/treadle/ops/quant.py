@@ -16,13 +16,12 @@ from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite
 from treadle.ops.families import Unary
 from treadle.ops.logic import LogicalAnd
-from treadle.ops.op import Array, Op, Pullback, family, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, family, op
 from treadle.ops.precision import compute_type
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.scalar import Scalar, call, cast
 from treadle.ops.select import Clip
 from treadle.ops.unary import Round, RoundEven

@@ -12,14 +12,13 @@ from treadle.base.guards import require
 from treadle.base.shape import is_static, normalize_axis, product, size_of
 from treadle.base.symbol import less_equal
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.bounds import Range, Ranges
 from treadle.ops.creation import Extent
 from treadle.ops.cumulative import CumProd
 from treadle.ops.families import NUMBERS, Reduce
-from treadle.ops.op import Array, Op, Permuted, Pullback, Types, family, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, BadSample, Op, Permuted, Pullback, Sample, Types, V, family, op
 from treadle.ops.orders import Orders, inverse
-from treadle.ops.sample import Arg, BadSample, Sample
 
 
 def accumulator(x: Array) -> np.dtype[np.generic]:

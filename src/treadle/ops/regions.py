@@ -13,9 +13,9 @@ from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.index_numpy import typed
-from treadle.ops.op import Array, Op, op
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.op import Array, BadSample, Op, Sample, op
 
 
 @op

@@ -18,10 +18,9 @@ from treadle.base.guards import require
 from treadle.base.shape import Shape, format_shape, require_equal
 from treadle.base.symbol import less_equal
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Pullback, family, op
-from treadle.ops.operand import V
+from treadle.ops.arg import Arg
+from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, family, op
 from treadle.ops.precision import widen_array
-from treadle.ops.sample import Arg, BadSample, Sample
 
 INTERPOLATIONS = ("nearest", "linear")
 BORDERS = ("replicate", "reflect", "reflect_101", "wrap", "constant")

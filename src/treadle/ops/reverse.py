@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from treadle.base.errors import TreadleError
-from treadle.ops.op import Op, Pullback
-from treadle.ops.operand import V
+from treadle.ops.op import Op, Pullback, V
 
 Values = tuple[tuple[V, ...], tuple[V, ...]]
 

@@ -12,14 +12,14 @@ from treadle.base.guards import require
 from treadle.base.shape import require_equal
 from treadle.base.symbol import less_equal
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite
 from treadle.ops.creation import Iota
 from treadle.ops.gather import Take, check_index
 from treadle.ops.index_numpy import check_indices
 from treadle.ops.movement import Concat
-from treadle.ops.op import Array, IndexRange, op
+from treadle.ops.op import Array, BadSample, IndexRange, Sample, op
 from treadle.ops.precision import compute_type, widen, widen_array
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.slicing import along
 
 

@@ -16,10 +16,10 @@ from treadle.base.errors import NumericError, ShapeError
 from treadle.base.shape import Shape, product
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.index_numpy import typed
-from treadle.ops.op import Array, Op, family, op
+from treadle.ops.op import Array, BadSample, Op, Sample, family, op
 from treadle.ops.random import NOT_DIFFERENTIABLE, STATE, check_extents, check_state
-from treadle.ops.sample import Arg, BadSample, Sample
 
 _BELOW_ZERO = -1e-38
 """The lower bound of means, which may be 0: no float32 lies between."""

@@ -8,11 +8,10 @@ from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.bounds import Range, Ranges, greatest, hull, least
 from treadle.ops.families import Elementwise, Unary, oracle
-from treadle.ops.op import Array, Onnx, Pullback, Types, op
-from treadle.ops.operand import V
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.op import Array, BadSample, Onnx, Pullback, Sample, Types, V, op
 from treadle.ops.scalar import Scalar, call, maximum, minimum
 from treadle.ops.scalar import select as choose
 

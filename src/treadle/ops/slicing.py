@@ -14,12 +14,11 @@ from treadle.base.guards import require
 from treadle.base.shape import Shape, format_shape, require_equal
 from treadle.base.symbol import Dim, less_equal
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.families import Movement
 from treadle.ops.index_numpy import writable
-from treadle.ops.op import Array, Permuted, Pullback, Types, family, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, BadSample, Permuted, Pullback, Sample, Types, V, family, op
 from treadle.ops.orders import Orders, placed
-from treadle.ops.sample import Arg, BadSample, Sample
 
 
 @family

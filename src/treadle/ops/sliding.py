@@ -8,10 +8,9 @@ from treadle.base import dtype as dt
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape, format_shape, require_equal
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Pullback, family, op
-from treadle.ops.operand import V
+from treadle.ops.arg import Arg
+from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, family, op
 from treadle.ops.precision import widen_array
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.windows import PLANES, Padding, Window, positions_and_taps
 
 

@@ -9,14 +9,13 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.base.errors import ShapeError
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite
 from treadle.ops.families import Reduce
 from treadle.ops.logic import IsFinite
-from treadle.ops.op import Array, Onnx, Pullback, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, BadSample, Onnx, Pullback, Sample, V, op
 from treadle.ops.precision import widen, widen_array
 from treadle.ops.reduce import Max
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.select import Where
 from treadle.ops.transfer import StopGradient
 from treadle.ops.unary import Exp, Log

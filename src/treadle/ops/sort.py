@@ -10,13 +10,12 @@ from treadle.base.guards import require
 from treadle.base.shape import normalize_axis
 from treadle.base.symbol import Dim, less_equal
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.bounds import Range, Ranges
 from treadle.ops.families import NUMBERS
 from treadle.ops.gather_along import AddAlongAxis
-from treadle.ops.op import Array, Op, Pullback, Types, family, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, Types, V, family, op
 from treadle.ops.precision import widen_array
-from treadle.ops.sample import Arg, BadSample, Sample
 
 
 @family

@@ -12,11 +12,10 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.ops import special
+from treadle.ops.arg import Arg
 from treadle.ops.families import NUMBERS, Unary, UnaryFloat, oracle
-from treadle.ops.op import Array, Onnx, Pullback, op
-from treadle.ops.operand import V
+from treadle.ops.op import Array, Onnx, Pullback, Sample, V, op
 from treadle.ops.precision import widen_array
-from treadle.ops.sample import Arg, Sample
 from treadle.ops.scalar import Scalar, call, const, maximum, select
 from treadle.ops.select import Where
 

@@ -17,10 +17,10 @@ from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import require_equal
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite
-from treadle.ops.op import Array, family, op
+from treadle.ops.op import Array, BadSample, Sample, family, op
 from treadle.ops.precision import compute_type, widen, widen_array
-from treadle.ops.sample import Arg, BadSample, Sample
 from treadle.ops.unary import Expm1, Sqrt, Square
 
 _SCALARS = ("lr", "weight_decay", "step")

@@ -10,10 +10,10 @@ from treadle.base import dtype as dt
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
+from treadle.ops.arg import Arg
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, Side
 from treadle.ops.conv_numpy import convolve, correlate_for_weight
-from treadle.ops.op import Array, Op, family, op
-from treadle.ops.sample import Arg, BadSample, Sample
+from treadle.ops.op import Array, BadSample, Op, Sample, family, op
 from treadle.ops.windows import Padding, Window
 
 TILES = (2, 4)

@@ -19,8 +19,7 @@ from treadle.graph.cells import RULES
 from treadle.ops import REGISTRY
 from treadle.ops.composite import Composite
 from treadle.ops.families import Elementwise, Movement, Reduce
-from treadle.ops.op import Array, Op, as_tuple
-from treadle.ops.sample import Sample
+from treadle.ops.op import Array, Op, Sample, as_tuple
 from treadle.ops.transfer import Identity, StopGradient
 
 OPS = sorted(

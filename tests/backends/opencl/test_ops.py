@@ -22,8 +22,7 @@ from treadle.backends.rendered import eager
 from treadle.base.dtype import as_dtype, float32
 from treadle.base.types import TensorType
 from treadle.ops import REGISTRY
-from treadle.ops.op import Array, Op, as_tuple
-from treadle.ops.sample import Sample
+from treadle.ops.op import Array, Op, Sample, as_tuple
 from treadle.runtime.array import DeviceArray
 from treadle.runtime.opened import OpenDevice
 

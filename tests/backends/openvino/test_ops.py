@@ -18,8 +18,7 @@ from treadle.base import dtype as dt
 from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder
 from treadle.ops.composite import Composite
-from treadle.ops.op import REGISTRY, Op, as_tuple
-from treadle.ops.sample import Sample
+from treadle.ops.op import REGISTRY, Op, Sample, as_tuple
 
 pytest.importorskip("openvino", reason="needs the openvino extra")
 TABLE: Any = importlib.import_module("treadle.backends.openvino.translation").TABLE

@@ -24,7 +24,7 @@ from treadle.interop.onnx import export, exports, load  # noqa: E402
 from treadle.interop.onnx.export import graph_to_onnx  # noqa: E402
 from treadle.interop.onnx.writer import EXPORTERS  # noqa: E402
 from treadle.ops import REGISTRY  # noqa: E402
-from treadle.ops.sample import Sample  # noqa: E402
+from treadle.ops.op import Sample  # noqa: E402
 
 TRIED = tuple(map(as_dtype, ("float32", "int32", "int64", "uint8", "bool")))
 NEVER = {

@@ -1,20 +1,14 @@
-"""Samples: example calls of ops, from which tests, docs and benchmarks are generated."""
+"""Recipes of arrays, of which samples of ops are made."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.dtype import DType, float32
-from treadle.base.errors import TreadleError
-
-if TYPE_CHECKING:
-    from treadle.ops.op import Op
+from treadle.base.dtype import DType
 
 Array = npt.NDArray[Any]
 
@@ -75,45 +69,3 @@ class Arg:
             near = np.abs(drawn - point) < 0.1
             drawn = np.where(near, point + np.where(drawn >= point, 0.2, -0.2), drawn)
         return drawn
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One example call: an op and how to make its inputs.
-
-    `dtypes` narrows the element types the sample is tried with (default: all of the op's);
-    `gradient` False leaves it out of gradient checks (for example where the result is random).
-    """
-
-    op: Op
-    args: tuple[Arg, ...]
-    dtypes: tuple[DType, ...] = ()
-    gradient: bool = True
-    label: str = ""
-
-    def element_types(self) -> tuple[DType, ...]:
-        """The element types this sample is tried with."""
-        if all(a.dtype is not None for a in self.args):
-            return (self.args[0].dtype or float32,) if self.args else (float32,)
-        return self.dtypes or self.op.dtypes
-
-    def arrays(self, dtype: DType) -> tuple[Array, ...]:
-        """Deterministic input arrays for the element type `dtype`."""
-        seed = zlib.crc32(f"{self.op}/{dtype.name}/{self.args}".encode())
-        rng = np.random.default_rng(seed)
-        return tuple(arg.make(dtype, rng) for arg in self.args)
-
-    def __str__(self) -> str:
-        shapes = ",".join("x".join(map(str, a.shape)) or "0d" for a in self.args)
-        return self.label or f"{self.op}({shapes})"
-
-
-@dataclass(frozen=True, slots=True)
-class BadSample:
-    """A call that must raise: how to make the op, its inputs, the class and part of the message."""
-
-    make: Callable[[], Op]
-    args: tuple[Arg, ...]
-    error: type[TreadleError]
-    message: str
-    dtype: DType = field(default=float32)
