@@ -13,7 +13,7 @@ import treadle.functional as F
 import treadle.optimizer as optim
 from treadle import jit
 from treadle.autodiff import GradManager
-from treadle.base.errors import CompileError, IndexRangeError, ShapeError
+from treadle.base.errors import IndexRangeError, ShapeError, TraceError
 from treadle.engine.phases import programs
 
 Function = Callable[[mge.Tensor], Any]
@@ -65,7 +65,33 @@ def written(x: mge.Tensor) -> Any:
     return marks, F.ones_like(found), F.sort(x[:, 1][found])
 
 
-FUNCTIONS = (masked, twice, pairs, boxes, written)
+def branched(x: mge.Tensor) -> Any:
+    """Branches in a branch, which use what has been found outside of them, too."""
+    few = chosen(x)
+
+    def some() -> mge.Tensor:
+        return jit.cond(x[0, 0] > 0, lambda: (few @ few.T).sum(), lambda: chosen(x - 1).sum())
+
+    total = jit.cond(x.sum() > 0, some, lambda: few[few[:, 1] > 0].sum() + chosen(-x)[:, 1].sum())
+    return few * total, jit.cond(total > 0, lambda: x, lambda: chosen(x).sum() + x)
+
+
+def looped(x: mge.Tensor) -> Any:
+    """Loops in which data decide extents, turn by turn."""
+    count, total = jit.while_loop(
+        lambda i, total: i < 3,
+        lambda i, total: (i + 1, total + chosen(x + i.astype("float32") * 0.3).sum()),
+        (mge.tensor(0), mge.tensor(0.0)),
+    )
+
+    def turn(state: mge.Tensor, row: mge.Tensor) -> tuple[mge.Tensor, ...]:
+        positive = row[row > 0]
+        return state + positive.sum(), positive.sum() * 2 + row
+
+    return count, total, jit.scan(turn, (total,), (x,))
+
+
+FUNCTIONS = (masked, twice, pairs, boxes, written, branched, looped)
 
 
 def flat(made: Any) -> list[mge.Tensor]:
@@ -85,6 +111,8 @@ def test_no_row_one_few_and_many(f: Function) -> None:
         for seed, shift in enumerate(SHIFTS):
             agree(f, compiled, table(rows, shift, seed))
     assert compiled.counters.phases > compiled.counters.iterations
+    if f is looped:  # Each turn enters programs that are small.
+        return
     # What is between programs is part of the one before: native code is entered once for each.
     assert compiled.counters.entries <= 1.5 * compiled.counters.phases
 
@@ -125,12 +153,46 @@ def test_an_explanation_has_the_phases() -> None:
         compiled.explain(table(6, 0.0), form="json")
 
 
+def asking(x: mge.Tensor) -> mge.Tensor:
+    return chosen(x) * int(chosen(x).shape[0])
+
+
+def stretching(x: mge.Tensor) -> mge.Tensor:
+    return chosen(x) + F.ones((6, 4))
+
+
+@pytest.mark.parametrize("options", [{}, {"capture_as_const": True}, {"without_host": True}])
+def test_traced_functions_run_in_phases(options: dict[str, bool]) -> None:
+    for f in (boxes, branched):
+        traced = jit.trace(f, **options)
+        for seed, shift in enumerate((*SHIFTS, 0.0)):
+            agree(f, traced, table(6, shift, seed))
+        if not options.get("without_host"):
+            assert sum(map(len, traced._variants.values())) == 1
+        assert "then decided" in traced.explain()
+
+
+def test_traced_functions_may_ask_for_what_data_decide() -> None:
+    """They run op by op then, and so where an extent of 1 stretches."""
+    asked, stretched = jit.trace(asking), jit.trace(stretching)
+    for shift in SHIFTS:
+        agree(asking, asked, table(6, shift))
+    for rows in (6, 1):
+        x = table(6, 0.0).numpy().copy()
+        x[:, 0] = np.arange(6) < rows
+        agree(stretching, stretched, mge.tensor(x))
+    with pytest.raises(ShapeError, match="cannot broadcast axis -2: 0 against 6"):
+        stretched(table(6, -9.0))
+
+
 def step_of(w: mge.Tensor) -> Function:
     manager, optimizer = GradManager().attach([w]), optim.SGD([w], lr=0.01, momentum=0.9)
 
     def step(x: mge.Tensor) -> mge.Tensor:
         with manager:
-            loss = ((x @ w)[x[:, 0] > 0] ** 2).sum() + F.softmax(chosen(x) @ w, 1)[:, 0].sum()
+            y = x @ w
+            loss = (y[x[:, 0] > 0] ** 2).sum() + F.softmax(chosen(x) @ w, 1)[:, 0].sum()
+            loss = loss + jit.cond(x.sum() > 0, lambda: (y[x[:, 1] > 0] ** 2).sum(), y.sum)
             manager.backward(loss)
         optimizer.step().clear_grad()
         return loss
@@ -172,6 +234,14 @@ def test_what_does_not_fit_is_said_with_the_line() -> None:
         largest(table(6, -9.0))
     added = jit.compile(lambda x: chosen(x) + F.ones((6, 4)))
     assert added(table(6, 9.0)).shape == (6, 4)
+    inside = jit.compile(
+        lambda x: jit.cond(x.sum() > -99, lambda: stretching(x).sum(), lambda: x.sum())
+    )
+    assert inside(table(6, 9.0)).shape == ()
+    with pytest.raises(
+        ShapeError, match=r"add: cannot broadcast axis -2: 0 against 6|does not hold"
+    ):
+        inside(table(6, 0.0))
     one = jit.compile(lambda x: chosen(x) + F.ones((2, 4)))
     with pytest.raises(ShapeError, match="nonzero_0 - 2 == 0 does not hold"):
         one(mge.tensor(np.eye(2, 4, dtype="float32")))
@@ -186,7 +256,10 @@ def test_python_gets_no_number_that_data_decide() -> None:
     ):
         with pytest.raises(ShapeError, match="data decide it"):
             jit.compile(f)(table(6, 0.0))
-    with pytest.raises(CompileError, match=r"nonzero.*known only at run time"):
-        jit.compile(lambda x: jit.cond(x.sum() > 0, lambda: chosen(x).sum(), lambda: x.sum()))(
-            table(6, 0.0)
-        )
+    for f in (
+        lambda x: jit.cond(x.sum() > 0, lambda: chosen(x), lambda: chosen(-x)),
+        lambda x: jit.while_loop(lambda s: s.sum() > 0, lambda s: (chosen(s),), (x,)),
+        lambda x: jit.scan(lambda s, row: (s, row[row > 0]), (x,), (x,)),
+    ):
+        with pytest.raises(TraceError, match=r"data decide an extent of what (a branch|the body)"):
+            jit.compile(f)(table(6, 0.0))

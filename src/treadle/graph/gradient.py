@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from treadle.base.errors import NoGradient
+from treadle.base.guards import asking_nothing
 from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder, GraphOperand, reordered
 from treadle.graph.ir import Graph, Node, Value
@@ -58,7 +59,8 @@ def pullback(graph: Graph, needs: Sequence[bool] | None = None) -> Graph:
             seeds[value] = seeds[value] + dy if value in seeds else dy
     chosen = [is_differentiable(t) for t in graph.input_types] if needs is None else needs
     wanted = [v for v, need in zip(graph.inputs, chosen, strict=True) if need]
-    builder.output(*_gradients(graph, inside, seeds, wanted))
+    with asking_nothing():  # As in type rules: data may decide extents in it.
+        builder.output(*_gradients(graph, inside, seeds, wanted))
     return builder.build()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from treadle.base.errors import GraphError
 from treadle.base.guards import asking_nothing
 from treadle.base.loc import UNKNOWN, Loc
-from treadle.base.symbol import DECISIONS, Apply, Dim, Expr, Relation, Symbol
+from treadle.base.symbol import DECISIONS, Apply, Dim, Expr, Relation, Symbol, is_identical
 from treadle.base.types import TensorType
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.op import Array, Op, as_tuple
@@ -172,8 +172,8 @@ def differ_in_new_symbols(
         if (x.dtype, x.ndim, x.device) != (y.dtype, y.ndim, y.device):
             return False
         for a, b in zip(x.shape, y.shape, strict=True):
-            same = a == b or _both_new(a, b, old)
-            if not same or renamed.setdefault(a, b) != b:
+            same = is_identical(a, b) or _both_new(a, b, old)
+            if not same or not is_identical(renamed.setdefault(a, b), b):
                 return False
     return True
 

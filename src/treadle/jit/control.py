@@ -16,9 +16,10 @@ from treadle.base.modes import LOCAL
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import resolve
 from treadle.engine.eager.dispatch import eager_type
+from treadle.engine.phases import found_in
 from treadle.graph.builder import reordered
 from treadle.graph.gradient import differentiable
-from treadle.graph.ir import Graph, Value
+from treadle.graph.ir import Graph, Value, symbols_in
 from treadle.jit.capture import Capture, Symbol, recording
 from treadle.jit.captured import Argument
 from treadle.ops.control import Cond, Scan, While
@@ -57,6 +58,8 @@ def cond(
     second = _Region(outer, "otherwise", [])
     first.run(then, operands)
     second.run(otherwise, operands)
+    for branch in (first, second):
+        branch.refuse_found("jit.cond", "a branch returns")
     if first.shape != second.shape or first.types != second.types:
         raise TraceError(
             "jit.cond",
@@ -112,6 +115,7 @@ def while_loop(
     test, turn = _Region(outer, "condition", types), _Region(outer, "body", types)
     test.run(condition, None)
     turn.run(body, None)
+    turn.refuse_found("jit.while_loop", "the body returns")
     extra = {**test.extra, **turn.extra}
     used = list(extra)
     op = While(test.graph(used), turn.graph(used, returned=used))
@@ -174,6 +178,7 @@ def scan(
     entries = [x.type.with_shape(x.type.shape[1:]) for x in stacked]
     turn = _Region(outer, "body", [*[t.type for t in held], *entries])
     turn.run(body, None)
+    turn.refuse_found("jit.scan", "the body returns")
     # What a turn uses from outside is carried, and returned as it came.
     op = Scan(_carrying(turn, n), n + len(turn.extra), turns)
     results = _apply(op, [*held, *turn.extra.values(), *stacked])
@@ -263,6 +268,18 @@ class _Region(Capture):
             self._results = [self.operand(x) for x in leaves]
         self._kinds = [x._kind for x in leaves]
         self.types = [_unplaced(o.type) for o in self._results]
+
+    def refuse_found(self, where: str, what: str) -> None:
+        """Raise where data decide an extent inside that would leave the region."""
+        returned = symbols_in(tuple(self.types))
+        found = found_in(self._builder.build()) if returned else ()
+        if any(s.name in found for s in returned):
+            raise TraceError(
+                where,
+                f"data decide an extent of what {what}",
+                saw=_listed(self.types),
+                hint="return what has a known size, such as a sum or a mask, and select behind it",
+            )
 
     def operand(self, tensor: Tensor) -> Any:
         """The region's value of a tensor; one from outside becomes an input."""

@@ -1,9 +1,8 @@
 """MegEngine's `trace`: the body runs at every call and is checked against what was recorded.
 
 With `without_host=True` the recorded program replaces the body, as `jit.compile` does. Both stand
-on the same capture. A body that reads values of tensors cannot be captured, and one with results
-whose extents depend on data (`nonzero`, `nms`) has no program; it runs op by op, and its sequence
-of ops is checked all the same.
+on the same capture. A body that reads values of tensors, or asks Python for an extent that data
+decide, cannot be captured; it runs op by op, and its sequence of ops is checked all the same.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from treadle.autodiff.tape import Tape
 from treadle.base import tree
-from treadle.base.errors import TraceError
+from treadle.base.errors import CompileError, ShapeError, TraceError, TreadleError
 from treadle.base.files.source import PathLike
 from treadle.base.log import get_logger
 from treadle.base.modes import LOCAL, install_capture
@@ -25,6 +24,7 @@ from treadle.engine.execute import Timeline
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
 from treadle.engine.package.open_graph import OpenGraph
+from treadle.engine.phases import finds_extents, renumbered
 from treadle.graph.ir import Graph, Value
 from treadle.jit.binding import Binding
 from treadle.jit.capture import Capture, capture
@@ -168,6 +168,7 @@ class trace:
             get_logger("jit").info("%s runs op by op: %s", self._name, reason.problem)
             # What the body reads, and extents that data decides, may be attributes of ops.
             self._eager, self._open = True, True
+            self._courses.clear()
             self._why = f"there is no program: {reason.problem}"
             if self._for_dump and not isinstance(reason, _OpenExtents):
                 self._last, self._why = _fixed(self._function, leaves, args, kwargs, self._name)
@@ -181,25 +182,26 @@ class trace:
     # -- as a program ----------------------------------------------------------------------
 
     def _recorded(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Any:
-        given, named = replaced(args, kwargs, leaves)
-        try:
-            if self._for_dump:
-                with scoped() as kind:
-                    captured = capture(self._function, given, named, self._name, kind=kind)
-            else:
-                captured = capture(self._function, given, named, self._name, kind=_Static)
-        except TraceError as error:
-            if error.where == "jit" and "known only when" in error.problem:
-                raise _NeedsValues(error.where, error.problem, at=error.at) from error
-            raise
+        captured = _captured(
+            self._function, *replaced(args, kwargs, leaves), self._name, self._for_dump
+        )
         if self._for_dump:
             self._last = captured, argument_names(args, kwargs)
             self._call = asked(args, kwargs) if self._opened else None
+        is_open = finds_extents(captured.graph)
+        if is_open:  # Their names are the same in all calls.
+            captured = replace(captured, graph=renumbered(captured.graph))
         if self._record_only:
             return without_values(captured)
         variant = self._variant(key, captured)
-        executor = variant.stages.compile()
-        result = self._ran(variant, Binding(captured, variant.interface.updates, executor), leaves)
+        try:
+            executor = variant.stages.compile()
+            binding = Binding(captured, variant.interface.updates, executor)
+            result = self._ran(variant, binding, leaves)
+        except (CompileError, ShapeError) as error:
+            if is_open:  # Op by op, an extent of 1 stretches, for one.
+                raise _OpenExtents(error.where, error.problem, at=error.at) from error
+            raise
         self._left.add(reference for _, reference in captured.escaped)
         return result
 
@@ -210,8 +212,6 @@ class trace:
         for variant in known:
             if variant.captured.graph == captured.graph and variant.interface == interface:
                 return variant
-        if not known:
-            _refuse_open_extents(captured.graph)
         self._follow(key, course_of(captured, self._left))
         known.append(Single(captured, self._options))
         return known[-1]
@@ -294,8 +294,8 @@ class trace:
         if isinstance(self._profile, Timeline):
             raise TraceError(
                 f"trace {self._name}",
-                "kernels are measured on the host only",
-                hint="jit.compile the function; its profile() has the times of the device's parts",
+                "kernels are measured in programs of one part on the host only",
+                hint="jit.compile the function; its profile() has the times of the parts",
             )
         return profile_data(self._profile)
 
@@ -406,14 +406,46 @@ class trace:
         return model_for_extents(self._function, model, self._call, captured, fast)
 
 
-class _Static(Traced):
-    """A capture that gives up where the extent of a result depends on data."""
+def _captured(
+    function: Callable[..., Any], args: Any, kwargs: Any, name: str, for_dump: bool
+) -> Captured:
+    """The capture of a call."""
+    recorders: list[_Noting] = []
+
+    def noting(name: str) -> Capture:
+        recorders.append(_Noting(name))
+        return recorders[-1]
+
+    try:
+        if for_dump:
+            with scoped() as kind:
+                return capture(function, args, kwargs, name, kind=kind)
+        return capture(function, args, kwargs, name, kind=noting)
+    except TreadleError as error:
+        reads = error.where == "jit" and "known only when" in error.problem
+        if reads or any(r.met for r in recorders) or _data_decide(error):
+            raise _NeedsValues(error.where, error.problem, at=error.at) from error
+        raise
+
+
+def _data_decide(error: TreadleError) -> bool:
+    """Return whether an error says that it takes a run to know an extent."""
+    return "data decide" in f"{error.problem} {error.hint}"
+
+
+class _Noting(Traced):
+    """A capture that notes whether data decide the extent of a result.
+
+    Attributes:
+        met: whether they do.
+    """
+
+    met = False
 
     def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
         """Append an op."""
         results = super().apply(op, inputs)
-        if not all(r.type.is_static for r in results):
-            raise _NeedsValues("jit", f"the extents of {op.name}'s result depend on data")
+        self.met = self.met or not all(r.type.is_static for r in results)
         return results
 
 
@@ -422,7 +454,7 @@ class _NeedsValues(TraceError):
 
 
 class _OpenExtents(_NeedsValues):
-    """Data decide extents, so there is no program; a file can hold what was captured."""
+    """Data decide extents that no program takes; a file can hold what was captured."""
 
 
 _FIXED = (
@@ -439,18 +471,9 @@ def _fixed(
     try:
         with scoped(Fixing) as kind:
             captured = capture(function, given, named, name, kind=kind)
-    except TraceError as error:
+    except (TraceError, ShapeError) as error:
         return None, f"there is no program: {error.problem}"
     return (captured, argument_names(args, kwargs)), ""
-
-
-def _refuse_open_extents(graph: Graph) -> None:
-    """Raise `_OpenExtents` where the extent of a result depends on data."""
-    for node in graph.nodes:
-        for value in node.outputs:
-            if not value.type.is_static:
-                problem = f"the extents of {node.op.name}'s result depend on data"
-                raise _OpenExtents("jit", problem, at=node.loc)
 
 
 def _check_types(name: str, kinds: dict[Any, Any], key: Any) -> None:

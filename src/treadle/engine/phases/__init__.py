@@ -4,7 +4,15 @@ How many boxes are kept, or elements not zero, is known when an op has run. What
 program of its own, in which such an extent is a symbol: `parting` cuts a graph, `programs` runs it.
 """
 
-from treadle.engine.phases.parting import finds_extents
+from treadle.engine.phases.parting import finds_extents, found_in, renumbered
 from treadle.engine.phases.programs import InPhases, PhasedRunner, Phases, stages_of
 
-__all__ = ["InPhases", "PhasedRunner", "Phases", "finds_extents", "stages_of"]
+__all__ = [
+    "InPhases",
+    "PhasedRunner",
+    "Phases",
+    "finds_extents",
+    "found_in",
+    "renumbered",
+    "stages_of",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from treadle.base.guards import recording_guards
@@ -11,7 +11,7 @@ from treadle.base.symbol import symbols_of as symbols_of_extent
 from treadle.graph.analysis import has_effect
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.evaluate import specialize
-from treadle.graph.ir import Graph, Node, Value, lone_symbol, symbols_in
+from treadle.graph.ir import Graph, Node, Value, lone_symbol, regions_of, symbols_in
 from treadle.ops.check import CheckIndices
 from treadle.ops.constant import Constant
 from treadle.ops.op import Op
@@ -25,7 +25,7 @@ class Phase:
         graph: the program, with symbols for extents that are known when it runs.
         inputs, outputs: its ends, as values of the whole; frozen inputs are the last ones.
         frozen: how many of the inputs are frozen.
-        deciding: nodes of the whole that decide extents behind it.
+        deciding: nodes of the whole that decide extents behind it, or in their regions.
         bounded: those of them that are part of the program, which has two more results for each:
             the rows in front of a larger array, and how many there are.
         guards: what must hold before it runs.
@@ -51,14 +51,40 @@ def found_by(node: Node) -> tuple[Symbol, ...]:
 
 
 def finds_extents(graph: Graph) -> bool:
-    """Return whether data decide an extent of a graph, outside of its loops and branches."""
-    return any(found_by(node) for node in graph.nodes)
+    """Return whether data decide an extent of a graph, or one in its loops and branches."""
+    return any(found_by(node) or finds_inside(node) for node in graph.nodes)
+
+
+def finds_inside(node: Node) -> bool:
+    """Return whether data decide an extent in a branch or loop."""
+    return any(map(finds_extents, regions_of(node.op)))
+
+
+def guarded(region: Graph, whole: Graph) -> Graph:
+    """A branch or body with the guards on extents that are found in it, which its graph states."""
+    own = found_in(region)
+    more = [g for g in whole.guards if symbols_of_extent(g.expr) & own]
+    guards = (*region.guards, *more)
+    return Graph(region.name, region.inputs, region.nodes, region.outputs, guards)
+
+
+def found_in(graph: Graph) -> set[str]:
+    """Names of the extents of a graph that data decide, of those in branches and loops, too."""
+    return {s.name for node in _nodes_in(graph) for s in found_by(node)}
+
+
+def _nodes_in(graph: Graph) -> Iterator[Node]:
+    """The nodes of a graph, and of what it holds."""
+    for node in graph.nodes:
+        yield node
+        for region in regions_of(node.op):
+            yield from _nodes_in(region)
 
 
 def renumbered(graph: Graph) -> Graph:
     """The graph with names of found extents that are the same in every process."""
     names: dict[str, Dim] = {}
-    for node in graph.nodes:
+    for node in _nodes_in(graph):
         for s in found_by(node):
             name = f"{node.op.name}_{len(names)}"
             names[s.name] = symbol(name, s.low, s.high, s.multiple)
@@ -109,9 +135,10 @@ class _Parting:
             effect = has_effect(node.op) and not isinstance(node.op, CheckIndices)
             if effect:  # They stay in order.
                 before = level = max(level, before)
-            if found:
+            if found or finds_inside(node):
                 self._deciding[node] = level
                 level += 1
+                before = level if effect else before
                 for value in node.outputs:
                     for extent in value.type.shape:
                         lone = lone_symbol(extent)
@@ -202,8 +229,10 @@ class _Parting:
         """Guards on extents of which the last has been found before this phase."""
         found = []
         for guard in self._graph.guards:
-            levels = [self._known.get(name, 0) for name in symbols_of_extent(guard.expr)]
-            if number and max(levels, default=0) == number:
+            names = symbols_of_extent(guard.expr)
+            if not names <= self._known.keys():  # One of a branch or loop, which looks at it.
+                continue
+            if number and max((self._known[name] for name in names), default=0) == number:
                 found.append(guard)
         return tuple(found)
 
@@ -238,10 +267,12 @@ def _needed(graph: Graph) -> list[Node]:
 
 
 def _mentioned(node: Node) -> tuple[Symbol, ...]:
-    """Extents in the types and attributes of a node."""
+    """Extents in the types and attributes of a node, but for those that are found inside of it."""
     types = tuple([v.type for v in (*node.inputs, *node.outputs)])
     attributes = () if type(node.op) is Constant else tuple(node.op.attributes.values())
-    return symbols_in((*types, *attributes))
+    found = symbols_in((*types, *attributes))
+    inside = {name for region in regions_of(node.op) for name in found_in(region)}
+    return tuple([s for s in found if s.name not in inside]) if inside else found
 
 
 def _built(
@@ -271,4 +302,12 @@ def _bounded(node: Node) -> Op | None:
     return node.op.bounded(tuple([v.type for v in node.inputs]))
 
 
-__all__ = ["Phase", "finds_extents", "found_by", "phases_of", "renumbered"]
+__all__ = [
+    "Phase",
+    "finds_extents",
+    "found_by",
+    "found_in",
+    "guarded",
+    "phases_of",
+    "renumbered",
+]

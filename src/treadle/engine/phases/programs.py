@@ -6,14 +6,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from treadle.backends.program import Compiler
 from treadle.base.errors import EngineError, ShapeError, TreadleError
 from treadle.base.guards import recording_guards
-from treadle.base.symbol import Relation
+from treadle.base.symbol import Relation, evaluate
 from treadle.base.table import lines
 from treadle.engine.devices.names import CompNode, resolve
 from treadle.engine.devices.placement import find_compiler
@@ -23,15 +23,16 @@ from treadle.engine.execute.counters import Counters
 from treadle.engine.extents.plans import Plans
 from treadle.engine.extents.regime import Regime
 from treadle.engine.options import Options
-from treadle.engine.phases.parting import Phase, finds_extents, phases_of, renumbered
+from treadle.engine.phases.parting import Phase, finds_extents, guarded, phases_of, renumbered
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.engine.spread import Places
 from treadle.engine.targets import StagedProgram, Target
 from treadle.graph.evaluate import bind, op_at, specialize
-from treadle.graph.ir import Graph, Node, Value, symbols_in
+from treadle.graph.ir import Graph, Node, Value, regions_of, symbols_in
+from treadle.ops.control import Cond, ControlFlow, Region, Scan, While
 from treadle.ops.op import as_tuple
-from treadle.runtime.array import to_device
+from treadle.runtime.array import to_device, to_host
 
 MOST_RUNNERS = 256
 """Numbers of rows at which a phase keeps what runs it ready, programs of their own included."""
@@ -140,6 +141,7 @@ class Phases:
         options: of the compilation.
         interface: which inputs are frozen; none is updated in place.
         home: where it runs; None for the host.
+        named: found extents have their names already.
     """
 
     def __init__(
@@ -148,8 +150,10 @@ class Phases:
         options: Options,
         interface: Interface,
         home: CompNode | None = None,
+        *,
+        named: bool = False,
     ) -> None:
-        self.graph = renumbered(graph)
+        self.graph = graph if named else renumbered(graph)
         self.options = options
         self.home = home
         self.programs = [
@@ -160,12 +164,39 @@ class Phases:
         self._counting = threading.Lock()
         self._where = home or resolve("cpux")
         self._device = None if self._where.on_host else self._where
+        frozen = {v for v, yes in zip(self.graph.inputs, interface.frozen, strict=False) if yes}
+        self._regions: dict[int, Phases] = {}
+        for node in (n for p in self.programs for n in p.phase.deciding):
+            given = node.inputs[1:] if isinstance(node.op, Cond) else ()
+            fixed = Interface(tuple([v in frozen for v in given]))
+            for region in regions_of(node.op):
+                inside = guarded(region, self.graph)
+                self._regions[id(region)] = Phases(inside, options, fixed, home, named=True)
 
     @property
     def counters(self) -> Counters:
         """Counters of all runs at any extents; each program that a run has run is one phase."""
-        made = sum((p.counters for p in self.programs), Counters())
+        made = self._run
         return replace(made, iterations=self.iterations, phases=made.iterations)
+
+    @property
+    def _run(self) -> Counters:
+        """Counters of the programs, those of branches and loops included."""
+        own = sum((p.counters for p in self.programs), Counters())
+        return sum((r._run for r in self._regions.values()), own)
+
+    @property
+    def latest(self) -> tuple[Stages, ...]:
+        """The programs that ran last, for those who look."""
+        own = [s for p in self.programs if (s := p.latest) is not None]
+        return (*own, *(s for r in self._regions.values() for s in r.latest))
+
+    def close(self) -> None:
+        """Give memory back that is kept between runs, whatever extents they had."""
+        for programs in self.programs:
+            programs.close()
+        for phases in self._regions.values():
+            phases.close()
 
     def at(self, extents: Mapping[str, int]) -> PhasedRunner:
         """The runner of the whole at extents of its inputs, by symbol."""
@@ -197,11 +228,63 @@ class Phases:
                     known[node.output] = self._first(node, rows, int(found[0]))
                     bind(self.graph, node.output.type, known[node.output], extents)
             for node in phase.deciding:
-                if node not in phase.bounded:
+                if isinstance(node.op, ControlFlow):
+                    given = [known[v] for v in node.inputs]
+                    found = self._controlled(node, given, extents, version)
+                    known.update(zip(node.outputs, found, strict=True))
+                elif node not in phase.bounded:
                     self._decide(node, known, extents)
         with self._counting:
             self.iterations += 1
         return [known[v] for v in self.graph.outputs]
+
+    def _controlled(
+        self, node: Node, given: list[Any], extents: Mapping[str, int], version: object
+    ) -> list[Any]:
+        """A branch or loop in which data decide extents: its regions run in phases."""
+
+        def ran(region: Region, inputs: Sequence[Any]) -> list[Any]:
+            made = self._regions[id(region)].run(inputs, dict(extents), version)
+            # What goes through belongs to the caller, who may write into it.
+            return [_copied(x) if any(x is y for y in given) else x for x in made]
+
+        op = node.op
+        if isinstance(op, Cond):
+            return ran(op.then if _truth(given[0]) else op.otherwise, given[1:])
+        if isinstance(op, While):
+            while _truth(ran(op.condition, given)[0]):
+                given = ran(op.body, given)
+            return given
+        return self._scanned(cast(Scan, op), ran, given, extents)
+
+    def _scanned(
+        self,
+        op: Scan,
+        ran: Callable[[Region, Sequence[Any]], list[Any]],
+        given: list[Any],
+        extents: Mapping[str, int],
+    ) -> list[Any]:
+        count = op.n_carried
+        state, stacked = given[:count], [to_host(x) for x in given[count:]]
+        rows: list[list[Any]] = []
+        for i in range(evaluate(op.length, extents)):
+            made = ran(op.body, [*state, *(self._placed(x[i]) for x in stacked)])
+            state = made[:count]
+            rows.append([to_host(x) for x in made[count:]])
+        columns = [
+            np.empty((len(rows), *[evaluate(d, extents) for d in t.shape]), t.dtype.numpy)
+            for t in op.body.output_types[count:]
+        ]
+        for i, row in enumerate(rows):
+            for column, entry in zip(columns, row, strict=True):
+                column[i] = entry
+        return [*state, *map(self._placed, columns)]
+
+    def _placed(self, array: Any) -> Any:
+        """An array of the host where the program runs."""
+        if self._device is not None:
+            return to_device(array, self._device.open())
+        return np.require(array, requirements="C")
 
     def _first(self, node: Node, rows: Any, count: int) -> Any:
         """The rows that were found; without the others where the caller keeps them."""
@@ -217,10 +300,7 @@ class Phases:
             raise
         for value, array in zip(node.outputs, as_tuple(found), strict=True):
             bind(self.graph, value.type, array, extents)
-            if self._device is not None:
-                known[value] = to_device(array, self._device.open())
-            else:
-                known[value] = np.ascontiguousarray(array)
+            known[value] = self._placed(array)
 
 
 class PhasedRunner:
@@ -243,8 +323,7 @@ class PhasedRunner:
     @property
     def latest(self) -> tuple[Stages, ...]:
         """The programs that ran last, for those who look."""
-        found = (p.latest for p in self.phases.programs)
-        return tuple(stages for stages in found if stages is not None)
+        return self.phases.latest
 
     def run(self, inputs: Sequence[Any], varying: int = 0, version: object = None) -> list[Any]:
         """Run once."""
@@ -252,8 +331,7 @@ class PhasedRunner:
 
     def close(self) -> None:
         """Give memory back that is kept between runs, whatever extents they had."""
-        for programs in self.phases.programs:
-            programs.close()
+        self.phases.close()
 
     def table(self) -> str:
         """Return a table of the phases: ops, programs so far, what data decide behind them."""
@@ -267,6 +345,15 @@ class PhasedRunner:
             for i, p in enumerate(self.phases.programs)
         ]
         return "\n".join(("phases", *lines(("phase", "ops", "programs", "then decided"), rows)))
+
+
+def _truth(predicate: Any) -> bool:
+    return bool(to_host(predicate))
+
+
+def _copied(x: Any) -> Any:
+    """An array of the caller's; those of devices are not written in place."""
+    return x.copy() if isinstance(x, np.ndarray) else x
 
 
 def _decision(node: Node) -> str:
