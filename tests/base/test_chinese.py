@@ -98,10 +98,10 @@ def test_classes_are_those_of_the_page() -> None:
             "F.where",
         ),
         (
-            "mge.jit.compile(lambda x: mge.jit.cond(x[0] > 0, lambda: x[x > 0].sum(), "
+            "mge.jit.compile(lambda x: mge.jit.cond(x[0] > 0, lambda: x[x > 0], "
             "lambda: x.sum()))(F.ones(3))",
-            "的长度只有运行时才知道",
-            "固定的大小",
+            "分支的结果有一个长度由数据决定",
+            "例如总和",
         ),
         (
             "mge.autodiff.GradManager().attach(F.ones(1)).backward(F.ones(1))",

@@ -65,3 +65,33 @@ def test_what_is_no_model_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "x.tm").write_bytes(b"no model")
     assert main(["explain", str(tmp_path / "x.tm")]) == 1
     assert "treadle explain:" in capsys.readouterr().err
+
+
+def test_a_model_in_phases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What commands tell of it is as random inputs have it; no machine code is made."""
+
+    @jit.trace(capture_as_const=True)
+    def positive(x: Any) -> Any:
+        return F.softmax(F.exp(x)[x[:, 0] > 0] @ mge.tensor(np.ones((3, 4), np.float32)), 1)
+
+    positive(mge.tensor(np.ones((6, 3), np.float32)))
+    path, report = tmp_path / "positive.mge", tmp_path / "report"
+    positive.dump(path, arg_names=["x"], output_names=["scores"])
+
+    def told(*command: str) -> Any:
+        assert main([command[0], str(path), *command[1:], "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    explained = told("explain")
+    assert [phase["programs"] for phase in explained["phases"]] == [1, 1]
+    assert explained["phases"][0]["decided"] == ["nonzero -> int32[nonzero_0,1]"]
+    assert [part["name"] for part in explained["parts"]] == ["positive.1", "positive.2"]
+    counts = told("stats")
+    assert counts["program"]["phases"] == 2 and counts["program"]["launches"] >= 2
+    assert 0 < counts["flops"] < 10_000
+    made = told("compile", "-o", str(tmp_path / "made.tm"), "--report", str(report))
+    assert made["native"] == [] and "it runs in phases" in made["note"]
+    assert json.loads((report / "explain.json").read_text())["phases"] == explained["phases"]
+    for form in ("library", "wasm"):
+        assert main(["compile", str(path), "--emit", form, "-o", str(tmp_path / form)]) != 0
+        assert "it runs in phases, which no code is made for ahead" in capsys.readouterr().err

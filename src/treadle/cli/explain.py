@@ -10,7 +10,7 @@ import typer
 from treadle.base.table import size
 from treadle.cli import arguments as a
 from treadle.cli.console import progress, show_json
-from treadle.cli.models.opening import open_model, parsed_shapes, random_inputs
+from treadle.cli.models.opening import open_model, parsed_shapes, random_inputs, run_once
 from treadle.cli.models.settings import Tuning
 from treadle.engine.phases import stages_of
 from treadle.inspect import Inspected
@@ -77,6 +77,8 @@ def command(
             now.tell("measuring")
             inputs = random_inputs(model)
             program.profile([inputs[name] for name in model.inputs], iterations)
+        elif program.in_phases:  # What is compiled depends on what is found.
+            run_once(program, model)
         if page is not None:
             now.tell("drawing")
             program.picture(page, model.inputs, model.outputs)
@@ -86,7 +88,7 @@ def command(
 def shown(program: Inspected, page: Path | None, full: bool, as_json: bool) -> None:
     """Show what was asked for; the page has been written."""
     if as_json:
-        show_json(program.explain().data())
+        show_json(program.data())
     elif page is None or full:
         typer.echo(program.explained(full=full))
     if page is not None:

@@ -20,7 +20,7 @@ from treadle.base.arithmetic import Writer, evaluate_all
 from treadle.base.errors import CompileError, ShapeError, TreadleError
 from treadle.base.guards import deciding
 from treadle.base.symbol import Dim, Relation, Symbol, evaluate
-from treadle.deploy.prepared import Weights, moved, packed, refuse, stops_of
+from treadle.deploy.prepared import Weights, moved, packed, refuse, refuse_phases, stops_of
 from treadle.engine.execute.arenas import Arenas
 from treadle.engine.extents import refusal
 from treadle.engine.extents.cells import Cell, among, cell_of
@@ -250,6 +250,7 @@ class Maker:
             CompileError: there are none for many extents, or it would take too many.
             ShapeError: the model takes no extents of the ranges.
         """
+        refuse_phases(given.graph, self.what)
         found: list[tuple[Gear, Program]] = []
         for part, points in _by_ones(given):
             if part.ranges:
@@ -268,6 +269,7 @@ class Maker:
         Raises:
             CompileError: an op needs Python, or data decide the extents of an output.
         """
+        refuse_phases(graph, self.what)
         stages = Stages(graph, options=self.options, crossing=self.compiler)
         plan = stages.planned.plan
         refuse(plan, self.what)

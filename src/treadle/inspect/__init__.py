@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from treadle.backends.program import Compiler, MeasuringCompiler
 from treadle.base.errors import EngineError
 from treadle.engine.devices.names import CompNode, default_device
 from treadle.engine.execute import DeviceExecutor, Executor, Runner, Scheduler, Stepwise, Timeline
 from treadle.engine.options import Options
-from treadle.engine.phases import PhasedRunner
+from treadle.engine.phases import InPhases, PhasedRunner
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface, Plan
 from treadle.engine.report import CompileReport
@@ -154,6 +154,27 @@ class Inspected:
             "optimized": self.lower(),
         }
         return explain(graphs, plan, self.report, self.stages.target.engine, self.measured)
+
+    @property
+    def in_phases(self) -> bool:
+        """True if data decide extents in it, so that it is programs that run in turn."""
+        return isinstance(self.stages.target, InPhases)
+
+    def data(self) -> dict[str, Any]:
+        """Return `explain()` as plain data.
+
+        Of a program in phases: its `name`, and as `phases` a list with the number of `ops` and
+        `programs` of each, what is `decided` behind it, and, as `parts`, what there is to tell of
+        every program that the last run ran.
+
+        Raises:
+            EngineError: the program runs op by op, or is in parts on several devices.
+        """
+        if not self.in_phases:
+            return self.explain().data()
+        runner = cast(PhasedRunner, self.compile())
+        parts = [part.explain().data() for part in self.parts]
+        return {"name": self.report.name, "phases": runner.facts(), "parts": parts}
 
     def explained(self, *, full: bool = False) -> str:
         """Return `explain()` as text for people; `full` gives every group, op and pass a row."""

@@ -194,7 +194,7 @@ class Compiled(Generic[P, R]):
             TypeError: arguments are missing, and the function has not been called before.
         """
         program = self._known(args, kwargs).inspected
-        return program.explain().data() if form == "json" else program.explained(full=full)
+        return program.data() if form == "json" else program.explained(full=full)
 
     def profile(
         self,

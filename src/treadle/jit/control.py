@@ -59,7 +59,7 @@ def cond(
     first.run(then, operands)
     second.run(otherwise, operands)
     for branch in (first, second):
-        branch.refuse_found("jit.cond", "a branch returns")
+        branch.refuse_found("jit.cond", "data decide an extent of what a branch returns")
     if first.shape != second.shape or first.types != second.types:
         raise TraceError(
             "jit.cond",
@@ -115,7 +115,7 @@ def while_loop(
     test, turn = _Region(outer, "condition", types), _Region(outer, "body", types)
     test.run(condition, None)
     turn.run(body, None)
-    turn.refuse_found("jit.while_loop", "the body returns")
+    turn.refuse_found("jit.while_loop", "data decide an extent of what the body returns")
     extra = {**test.extra, **turn.extra}
     used = list(extra)
     op = While(test.graph(used), turn.graph(used, returned=used))
@@ -178,7 +178,7 @@ def scan(
     entries = [x.type.with_shape(x.type.shape[1:]) for x in stacked]
     turn = _Region(outer, "body", [*[t.type for t in held], *entries])
     turn.run(body, None)
-    turn.refuse_found("jit.scan", "the body returns")
+    turn.refuse_found("jit.scan", "data decide an extent of what the body returns")
     # What a turn uses from outside is carried, and returned as it came.
     op = Scan(_carrying(turn, n), n + len(turn.extra), turns)
     results = _apply(op, [*held, *turn.extra.values(), *stacked])
@@ -269,14 +269,14 @@ class _Region(Capture):
         self._kinds = [x._kind for x in leaves]
         self.types = [_unplaced(o.type) for o in self._results]
 
-    def refuse_found(self, where: str, what: str) -> None:
+    def refuse_found(self, where: str, problem: str) -> None:
         """Raise where data decide an extent inside that would leave the region."""
         returned = symbols_in(tuple(self.types))
         found = found_in(self._builder.build()) if returned else ()
         if any(s.name in found for s in returned):
             raise TraceError(
                 where,
-                f"data decide an extent of what {what}",
+                problem,
                 saw=_listed(self.types),
                 hint="return what has a known size, such as a sum or a mask, and select behind it",
             )

@@ -19,6 +19,7 @@ from treadle.cli.models.opening import (
     EXTENSION,
     parsed_shapes,
     random_inputs,
+    run_once,
     source_of,
     with_shapes,
 )
@@ -30,7 +31,7 @@ from treadle.cli.status import Misuse
 from treadle.deploy import compile_offline, write_library, write_wasm
 from treadle.engine.options import Options
 from treadle.engine.package.models import Case, Model, Runner, write_models
-from treadle.engine.pipeline import Stages
+from treadle.engine.phases import stages_of
 from treadle.inspect import Inspected
 from treadle.quantization.precision import PrecisionReport
 
@@ -423,10 +424,13 @@ def write_report(found: Read, folder: Path) -> None:
         OSError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    program = Inspected(Stages(found.model.graph, options=found.options))
+    program = Inspected(stages_of(found.model.graph, options=found.options))
+    if program.in_phases:
+        run_once(program, found.model)
     (folder / "explain.txt").write_text(program.explained(full=True), encoding="utf-8")
-    data = json.dumps(program.explain().data(), indent=1)
+    data = json.dumps(program.data(), indent=1)
     (folder / "explain.json").write_text(data, encoding="utf-8")
-    program.picture(folder / "program.html", found.model.inputs, found.model.outputs)
+    if not program.in_phases:  # A page has one program.
+        program.picture(folder / "program.html", found.model.inputs, found.model.outputs)
     if found.precision is not None:
         (folder / "precision.txt").write_text(f"{found.precision}\n", encoding="utf-8")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from treadle.cli.models.sources import Shapes, checked_axes, no_input
 from treadle.cli.status import Misuse
 from treadle.device import set_default_device
 from treadle.engine.package.models import Model, read_models
+from treadle.engine.phases import PhasedRunner
 from treadle.graph.cleanup import DeadCode
 from treadle.graph.ir import Graph, Value
 from treadle.graph.printer import value_names
+from treadle.inspect import Inspected
 from treadle.interop.files import read_foreign_models
 from treadle.ops.elementwise import Cast
 from treadle.ops.families import Movement
@@ -161,6 +163,13 @@ def random_inputs(model: Model, seed: int = 0) -> dict[str, Any]:
             most = min(most, beyond.get(value, most))
             found[name] = generator.integers(0, most, shape).astype(kind.numpy)
     return found
+
+
+def run_once(program: Inspected, model: Model) -> PhasedRunner:
+    """Run a model in phases on random inputs, which compiles those that they take."""
+    inputs, runner = random_inputs(model), cast(PhasedRunner, program.compile())
+    runner.run([inputs[name] for name in model.inputs])
+    return runner
 
 
 def _first_beyond(graph: Graph) -> dict[Value, int]:

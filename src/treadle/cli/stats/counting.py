@@ -11,10 +11,9 @@ from typing import Any
 from treadle.backends.program import MeasuringCompiler
 from treadle.base.table import count, duration, size
 from treadle.cli.console import progress, show_facts, show_json, show_table
-from treadle.cli.models.opening import open_model, parsed_shapes
+from treadle.cli.models.opening import open_model, parsed_shapes, run_once
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
-from treadle.engine.package.models import Model
 from treadle.engine.phases import stages_of
 from treadle.engine.report import Partition, told
 from treadle.graph.flop_count import flops, nbytes
@@ -79,9 +78,13 @@ def shown(source: Path, shape: Sequence[str], top: int, level: int, as_json: boo
     """
     with progress(f"opening {source.name}") as now:
         model = open_model(source, parsed_shapes(shape))
-        found = counted(model.graph, top)
         now.tell("compiling")
-        found.program = _program(model, Options(level=level))
+        program = Inspected(stages_of(model.graph, options=Options(level=level)))
+        graph = model.graph
+        if program.in_phases:
+            graph = run_once(program, model).graph()
+        found = counted(graph, top)
+        found.program = _program(program)
     if as_json:
         show_json(asdict(found))
     else:
@@ -123,21 +126,22 @@ def _work(node: Node) -> Work:
     )
 
 
-def _program(model: Model, options: Options) -> dict[str, Any]:
-    program = Inspected(stages_of(model.graph, options=options))
-    plan, explained = program.planned(), program.explain()
-    steps = list(zip(plan.steps, plan.facts, strict=True))
+def _program(program: Inspected) -> dict[str, Any]:
+    parts = program.parts if program.in_phases else (program,)
+    plans, explained = [p.planned() for p in parts], [p.explain() for p in parts]
+    steps = [pair for plan in plans for pair in zip(plan.steps, plan.facts, strict=True)]
     found: dict[str, Any] = {
-        "launches": plan.launches,
+        "phases": len(parts),
+        "launches": sum(plan.launches for plan in plans),
         "flops": sum(f.flops for _, f in steps),
         "bytes": sum(f.nbytes for _, f in steps),
-        "scratch": plan.memory.peak,
+        "scratch": max(plan.memory.peak for plan in plans),
         "predicted": sum(predicted(*pair) for pair in steps),
-        "partitions": [asdict(part) for part in explained.partitions],
-        "streams": explained.streams["in_use"],
-        "events": explained.streams["events_in_use"],
+        "partitions": [asdict(part) for e in explained for part in e.partitions],
+        "streams": max(e.streams["in_use"] for e in explained),
+        "events": sum(e.streams["events_in_use"] for e in explained),
     }
-    compiler = find_compiler(options)
+    compiler = find_compiler(program.options)
     if isinstance(compiler, MeasuringCompiler):
         limits = compiler.limits()
         found["least"] = sum(f.least(limits) for _, f in steps)
@@ -156,6 +160,8 @@ def _show(found: Counts) -> None:
         f"{program['launches']:.0f} launches, {size(program['bytes'])} of traffic, "
         f"{size(program['scratch'])} of scratch memory"
     )
+    if program["phases"] > 1:
+        facts["phases"] = f"{program['phases']}, as random inputs have them"
     facts["partitions"] = told([Partition(**part) for part in program["partitions"]])
     facts["streams"] = f"{program['streams']}, {program['events']} events"
     facts["predicted"] = duration(program["predicted"])

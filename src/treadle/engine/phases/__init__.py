@@ -5,12 +5,13 @@ program of its own, in which such an extent is a symbol: `parting` cuts a graph,
 """
 
 from treadle.engine.phases.parting import finds_extents, found_in, renumbered
-from treadle.engine.phases.programs import InPhases, PhasedRunner, Phases, stages_of
+from treadle.engine.phases.programs import InPhases, PhasedRunner, Phases, decisions_of, stages_of
 
 __all__ = [
     "InPhases",
     "PhasedRunner",
     "Phases",
+    "decisions_of",
     "finds_extents",
     "found_in",
     "renumbered",

@@ -305,6 +305,7 @@ def _bounded(node: Node) -> Op | None:
 __all__ = [
     "Phase",
     "finds_extents",
+    "finds_inside",
     "found_by",
     "found_in",
     "guarded",

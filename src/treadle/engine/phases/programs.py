@@ -23,7 +23,15 @@ from treadle.engine.execute.counters import Counters
 from treadle.engine.extents.plans import Plans
 from treadle.engine.extents.regime import Regime
 from treadle.engine.options import Options
-from treadle.engine.phases.parting import Phase, finds_extents, guarded, phases_of, renumbered
+from treadle.engine.phases.parting import (
+    Phase,
+    finds_extents,
+    finds_inside,
+    found_by,
+    guarded,
+    phases_of,
+    renumbered,
+)
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.engine.spread import Places
@@ -161,6 +169,8 @@ class Phases:
             for p in phases_of(self.graph, interface.frozen, inside=home is None or home.on_host)
         ]
         self.iterations = 0
+        self.found: Mapping[str, int] = {}
+        """All extents of the last run, by symbol."""
         self._counting = threading.Lock()
         self._where = home or resolve("cpux")
         self._device = None if self._where.on_host else self._where
@@ -236,6 +246,7 @@ class Phases:
                     self._decide(node, known, extents)
         with self._counting:
             self.iterations += 1
+            self.found = extents
         return [known[v] for v in self.graph.outputs]
 
     def _controlled(
@@ -333,16 +344,27 @@ class PhasedRunner:
         """Give memory back that is kept between runs, whatever extents they had."""
         self.phases.close()
 
+    def graph(self) -> Graph:
+        """Return the graph at the extents of the last run, whatever they were then."""
+        with recording_guards():  # Those of the capture stay.
+            return specialize(self.phases.graph, self.phases.found)
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Return of each phase its ops, programs so far, and what data decide behind it."""
+        return [
+            {
+                "ops": len(p.phase.graph.nodes),
+                "programs": p.count,
+                "decided": [_decision(n) for n in p.phase.deciding],
+            }
+            for p in self.phases.programs
+        ]
+
     def table(self) -> str:
-        """Return a table of the phases: ops, programs so far, what data decide behind them."""
+        """Return the same as a table."""
         rows = [
-            (
-                str(i + 1),
-                str(len(p.phase.graph.nodes)),
-                str(p.count),
-                ", ".join(_decision(n) for n in p.phase.deciding) or "-",
-            )
-            for i, p in enumerate(self.phases.programs)
+            (str(i + 1), str(f["ops"]), str(f["programs"]), ", ".join(f["decided"]) or "-")
+            for i, f in enumerate(self.facts())
         ]
         return "\n".join(("phases", *lines(("phase", "ops", "programs", "then decided"), rows)))
 
@@ -375,6 +397,11 @@ def _misfit(phase: Phase, guard: Relation, extents: Mapping[str, int]) -> Treadl
         saw=named,
         hint="an extent of 1 that data decide does not stretch: use broadcast_to",
     )
+
+
+def decisions_of(graph: Graph) -> list[str]:
+    """Return what decides extents in a graph, and of which results."""
+    return [_decision(n) for n in graph.nodes if found_by(n) or finds_inside(n)]
 
 
 class InPhases(Target):
@@ -435,4 +462,4 @@ def stages_of(
     return Stages(graph, interface, options, home, target=target)
 
 
-__all__ = ["InPhases", "PhasedRunner", "Phases", "stages_of"]
+__all__ = ["InPhases", "PhasedRunner", "Phases", "decisions_of", "stages_of"]
