@@ -14,7 +14,7 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 Edges = dict[str, set[str]]
@@ -25,7 +25,7 @@ _VOCABULARIES = (
     *("traced_module/", "jit/ops_table.py", "tools/", "utils/"),  # MegEngine's
     *("backends/codegen/kernel/", "backends/codegen/scalars/"),  # instructions of scalar code
     *("functional/", "tensor.py", "module/", "llm/models/gates.py"),  # functions of users
-    *("base/symbol.py", "runtime/comm/", "cli/run/values.py"),  # operations on numbers
+    "cli/run/values.py",  # operations on numbers
     "conformance/",  # tests
 )
 """Where the same words name something else, or what other projects call an op."""
@@ -160,11 +160,17 @@ def circles(graph: Edges) -> list[list[str]]:
     return sorted((c for c in found if len(c) > 1), key=len, reverse=True)
 
 
-def upward(graph: Edges) -> list[tuple[str, str]]:
-    """Imports from a layer into a higher one, by the contract on layers."""
+@cache
+def _ranks() -> dict[str, int]:
+    """The height of every layer, by the contract on layers."""
     contracts = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["tool"]["importlinter"]
     (layers,) = [c["layers"] for c in contracts["contracts"] if c["id"] == "layers"]
-    rank = {n: -i for i, names in enumerate(layers) for n in re.findall(r"\w+", names)}
+    return {n: -i for i, names in enumerate(layers) for n in re.findall(r"\w+", names)}
+
+
+def upward(graph: Edges) -> list[tuple[str, str]]:
+    """Imports from a layer into a higher one, by the contract on layers."""
+    rank = _ranks()
     found = []
     for name, others in sorted(graph.items()):
         for other in sorted(others):
@@ -193,11 +199,16 @@ def ops(known: dict[str, Module]) -> dict[str, str]:
 
 @dataclass(frozen=True, order=True)
 class OpList:
-    """A collection of names or classes of ops, written out by hand."""
+    """A collection of names or classes of ops, written out by hand.
+
+    `binds` says that it is a table of rules: it gives code to the ops that it names, be it a
+    function for each, or one for all. Any other list says something of its ops.
+    """
 
     path: str
     line: int
     ops: tuple[str, ...]
+    binds: bool = False
 
 
 def op_lists(known: dict[str, Module]) -> list[OpList]:
@@ -205,32 +216,76 @@ def op_lists(known: dict[str, Module]) -> list[OpList]:
     classes = ops(known)
     names = set(classes.values())
     found = []
-    for module in known.values():
-        if module.path.startswith(("ops/", *_VOCABULARIES)):
-            continue
-        own = _imported_ops(module, classes)
+    for module in filter(_speaks_of_ops, known.values()):
+        own, rules = _imported_ops(module, classes), _binding(module, known)
         for node, parts in _collections(module.tree):
             said = [_op_of(p, own, names) for p in parts]
             told = tuple(s for s in said if s)
             if len(told) >= 3 and len(told) * 2 > len(said):
-                found.append(OpList(module.path, node.lineno, told))
+                found.append(OpList(module.path, node.lineno, told, id(node) in rules))
     return sorted(found)
 
 
+def _speaks_of_ops(module: Module) -> bool:
+    """Whether the names of ops mean ops in a module: it lies above them, and has no other words."""
+    rank, (layer, *_) = _ranks(), module.name.split(".")[1:] or ["treadle"]
+    is_below = layer in rank and rank[layer] <= rank["ops"]
+    return not is_below and not module.path.startswith(_VOCABULARIES)
+
+
 def _collections(tree: ast.Module) -> Iterator[tuple[ast.expr, list[ast.expr]]]:
+    inner = set[int]()  # A | B inside of A | B | C
     for node in ast.walk(tree):
         if isinstance(node, ast.Set | ast.Tuple | ast.List):
             yield node, list(node.elts)
         elif isinstance(node, ast.Dict):
             yield node, [k for k in node.keys if k is not None]
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-            parts = _united(node)
-            if len(parts) > 2:
-                yield node, parts
+            inner.add(id(node.left))
+            if id(node) not in inner:
+                yield node, _united(node)
+
+
+def _binding(module: Module, known: dict[str, Module]) -> set[int]:
+    """Collections that give code to what they name.
+
+    They are dictionaries of functions, and what stands in a decorator, or in a call beside
+    functions.
+    """
+    found = set[int]()
+    functions = _functions(module, known)
+    for node in ast.walk(module.tree):
+        if isinstance(node, _Function):
+            for decorator in node.decorator_list:
+                found.update(map(id, ast.walk(decorator)))
+        elif isinstance(node, ast.Dict):
+            if all(ast.unparse(v) in functions for v in node.values):
+                found.add(id(node))
+        elif isinstance(node, ast.Call) and any(ast.unparse(a) in functions for a in node.args):
+            found.update(map(id, node.args))
+    return found
+
+
+def _functions(module: Module, known: dict[str, Module]) -> set[str]:
+    """Functions by the names that a module has for them: its own, methods, those it imports."""
+    found = {n for name in _defined(module) for n in (name, f"self.{name}")}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name, whole = alias.asname or alias.name, f"{node.module}.{alias.name}"
+                if whole in known:
+                    found |= {f"{name}.{n}" for n in _defined(known[whole])}
+                elif node.module in known and alias.name in _defined(known[node.module]):
+                    found.add(name)
+    return found
+
+
+def _defined(module: Module) -> set[str]:
+    return {n.name for n in ast.walk(module.tree) if isinstance(n, _Function)}
 
 
 def _united(node: ast.expr) -> list[ast.expr]:
-    """The parts of A | B | C; the unions inside of a union count again, but are too short."""
+    """The parts of A | B | C."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return [*_united(node.left), *_united(node.right)]
     return [node]
@@ -268,9 +323,7 @@ def files_per_op(known: dict[str, Module]) -> dict[str, int]:
     lists: dict[str, set[str]] = defaultdict(set)
     for found in op_lists(known):
         lists[found.path].update(found.ops)
-    for module in known.values():
-        if module.path.startswith(("ops/", *_VOCABULARIES)):
-            continue
+    for module in filter(_speaks_of_ops, known.values()):
         counts.update(_named(module, classes, names) | lists[module.path])
     return {name: counts[name] for name in names}
 
@@ -325,6 +378,10 @@ def _spread(numbers: list[int]) -> str:
     return f"{statistics.median(numbers):.0f} / {numbers[len(numbers) * 9 // 10]} / {numbers[-1]}"
 
 
+def _placed(lists: list[OpList]) -> str:
+    return f"{len(lists)} in {len({found.path for found in lists})} files"
+
+
 def report(known: dict[str, Module]) -> dict[str, str]:
     """The figures, by what they are called in the table."""
     every = list(known.values())
@@ -337,8 +394,7 @@ def report(known: dict[str, Module]) -> dict[str, str]:
     largest = [max(map(len, circles(g)), default=1) for g in (early, late)]
     by_name = sum(m.text.count("import_module(") for m in every)
     per_op = sorted(files_per_op(known).values())
-    lists = op_lists(known)
-    places = len({found.path for found in lists})
+    lists, tables = ([x for x in op_lists(known) if x.binds is binds] for binds in (False, True))
     caches = sum(len(re.findall(r"@(?:functools\.)?(?:lru_)?cache\b", m.text)) for m in every)
     told = ", ".join(f"{openings[w]} {w}" for w in ("What", "Whether", "How"))
     return {
@@ -350,7 +406,8 @@ def report(known: dict[str, Module]) -> dict[str, str]:
         "modules in the largest circle: imports / late ones too": " / ".join(map(str, largest)),
         "upward imports, late ones too": str(len(upward(late))),
         "calls of import_module": str(by_name),
-        "lists of three or more ops outside of ops": f"{len(lists)} in {places} files",
+        "lists of three or more ops outside of ops": _placed(lists),
+        "tables that give code to three or more ops": _placed(tables),
         "files that name an op, beside its own: median / 9 of 10 / most": _spread(per_op),
         f"places that repeat {_REPEAT} lines": str(repeats(every)),
         "functions with a cache for the whole process": str(caches),
@@ -367,7 +424,8 @@ def main() -> None:
     known = modules(given.root)
     if given.list == "ops":
         for found in op_lists(known):
-            print(f"{found.path}:{found.line}: {', '.join(found.ops)}")
+            kind = "rules for " if found.binds else ""
+            print(f"{found.path}:{found.line}: {kind}{', '.join(found.ops)}")
     elif given.list == "circles":
         for circle in circles(edges(known, late=True)):
             print(len(circle), *circle)

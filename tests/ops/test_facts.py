@@ -11,13 +11,15 @@ import pytest
 from tests.ops import harness
 
 from treadle.base import dtype as dt
+from treadle.base.dtype import as_dtype
 from treadle.base.types import TensorType
 from treadle.ops import REGISTRY
+from treadle.ops.composite import Composite
 from treadle.ops.elementwise import Add
-from treadle.ops.families import Elementwise
+from treadle.ops.families import Elementwise, Reduce, identity
 from treadle.ops.movement import Concat, Reshape, Roll
 from treadle.ops.op import Op, as_tuple
-from treadle.ops.reduce import Argmax, Argmin
+from treadle.ops.reduce import Argmax, Argmin, Mean
 from treadle.ops.select import Clip
 from treadle.ops.slicing import Pad, Slice, SliceUpdate
 
@@ -142,6 +144,102 @@ def test_results_are_read_with_strides(cls: type[Op]) -> None:
             (i * s for i, s in zip(np.indices(made.shape), steps, strict=True)), made.flat[0]
         )
         assert np.array_equal(made, np.broadcast_to(places, made.shape)), str(op)
+
+
+MOVING = [c for c in EVERY if c.selects == "first" and len(c.operands) == c.n_outputs == 1]
+
+
+@pytest.mark.parametrize("cls", MOVING, ids=[c.name for c in MOVING])
+def test_what_rearranges_loses_and_repeats_nothing(cls: type[Op]) -> None:
+    def keeps(op: Op, arrays: tuple[Array, ...]) -> bool:
+        x = np.arange(arrays[0].size).reshape(arrays[0].shape)
+        (made,) = results(op, (x,))
+        return sorted(made.reshape(-1).tolist()) == list(range(x.size))
+
+    assert cls.rearranges == all(keeps(op, arrays) for op, arrays in runs(cls))
+
+
+@having("rearranges")
+def test_what_rearranges_has_one_operand(cls: type[Op]) -> None:
+    assert cls in MOVING
+
+
+def test_incidental_ops_are_views_in_order_that_mean_nothing_by_themselves() -> None:
+    """Or one array, without operands; what a view says to others, its missing gradient tells."""
+
+    def is_in_order(op: Op, arrays: tuple[Array, ...]) -> bool:
+        x = np.arange(arrays[0].size).reshape(arrays[0].shape)
+        (made,) = results(op, (x,))
+        first = list(dict.fromkeys(made.reshape(-1).tolist()))
+        return not made.size or first == list(range(x.size))
+
+    for cls in EVERY:
+        if not cls.operands:
+            assert not cls.incidental or cls.work == "data"
+            continue
+        views = cls.strided and not cls.no_gradient
+        in_order = views and all(is_in_order(op, arrays) for op, arrays in runs(cls))
+        assert cls.incidental == in_order, cls.name
+
+
+@having("converts")
+def test_conversions_change_types_and_no_shapes(cls: type[Op]) -> None:
+    made = [(arrays[0], results(op, arrays)[0]) for op, arrays in runs(cls)]
+    assert all(x.shape == y.shape for x, y in made)
+    assert any(x.dtype != y.dtype for x, y in made)
+
+
+PRODUCTS = [c for c in EVERY if c.work == "product" or c.contraction]
+
+
+@pytest.mark.parametrize("cls", PRODUCTS, ids=[c.name for c in PRODUCTS])
+def test_contractions_are_linear_in_both_operands(cls: type[Op]) -> None:
+    """Others are so in some operands, or wrap around in the type of these."""
+    rng = np.random.default_rng(7)
+
+    def is_linear(op: Op, arrays: tuple[Array, ...], at: int) -> bool:
+        def whole(x: Array) -> Array:
+            low = 0 if x.dtype.kind == "u" else -4
+            return np.asarray(rng.integers(low, 5, x.shape).astype(x.dtype))
+
+        given, other = [whole(x) for x in arrays], whole(arrays[at])
+        both = [*given[:at], given[at] + other, *given[at + 1 :]]
+        apart = [*given[:at], other, *given[at + 1 :]]
+        one, two, three = (results(op, tuple(xs))[0].astype(float) for xs in (given, apart, both))
+        return bool(np.allclose(one + two, three, atol=1e-2))
+
+    wanted, wraps = len(cls.operands) == 2, False
+    for op, arrays in runs(cls):
+        if arrays[0].dtype.itemsize == 2 and arrays[0].dtype.kind not in "iu":
+            continue
+        wanted = wanted and all(is_linear(op, arrays, i) for i in range(len(arrays)))
+        result = results(op, arrays)[0].dtype
+        wraps = wraps or (result.kind in "iu" and result == arrays[0].dtype)
+    assert cls.contraction == (wanted and not wraps)
+
+
+COMBINE = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum} | {
+    "or": np.logical_or,
+    "and": np.logical_and,
+}
+REDUCING = [c for c in EVERY if issubclass(c, Reduce) and not issubclass(c, Composite)]
+
+
+@pytest.mark.parametrize("cls", REDUCING, ids=[c.name for c in REDUCING])
+def test_reductions_combine_elements_from_an_identity_on(cls: type[Reduce]) -> None:
+    for op, (x,) in runs(cls):
+        if x.dtype.itemsize == 2 and x.dtype.kind not in "iu":
+            continue
+        assert isinstance(op, Reduce) and cls.combine
+        start = identity(cls.combine, as_dtype(x.dtype))
+        found = x.astype(x.dtype)
+        for axis in reversed(op.axes):
+            found = COMBINE[cls.combine].reduce(found, axis, x.dtype, initial=start)
+        (made,) = results(op, (x,))
+        if cls is Mean:
+            with np.errstate(all="ignore"):
+                found = found / x.dtype.type(max(np.prod([x.shape[a] for a in op.axes]), 0))
+        assert np.allclose(made.reshape(found.shape), found, equal_nan=True), str(op)
 
 
 BOUNDED = [c for c in EVERY if c.selects == "first" or c.bounds is not Op.bounds]

@@ -25,6 +25,23 @@ from treadle.ops.add import Add
 QUIET = frozenset(("add", "sub", "neg"))
 OTHER = ("add", "words", "that", "are", "no", "ops")
 """,
+    "graph/tables.py": """
+from treadle.graph import inverse
+from treadle.graph.inverse import undo
+from treadle.ops import add
+def one(): ...
+class Walk:
+    def two(self): ...
+    def ways(self):
+        return {add.Add: self.two, add.Sub: one, add.Neg: undo}
+@lowers(*(add.Add, add.Sub, add.Neg))
+def three(): ...
+ROW = Row((add.Add, add.Sub, add.Neg), inverse.undo)
+PRICES = {add.Add: 1, add.Sub: 2, add.Neg: 3}
+def four(x: add.Add | add.Sub | add.Neg | int): ...
+""",
+    "graph/inverse.py": "def undo(): ...",
+    "base/words.py": 'FUNCTIONS = ("add", "sub", "neg")',
     "engine/one.py": """
 import importlib
 from typing import TYPE_CHECKING
@@ -62,9 +79,13 @@ def test_what_is_found(tmp_path: Path) -> None:
         ["treadle.functional.shape", "treadle.module.layer"],
     ]
     assert upward(late) == [("treadle.functional.shape", "treadle.module.layer")]
-    (found,) = op_lists(known)
-    assert (found.path, found.line, found.ops) == ("graph/rules.py", 3, ("add", "sub", "neg"))
-    assert files_per_op(known) == {"add": 1, "sub": 1, "neg": 1}
+    found = op_lists(known)
+    assert {x.ops for x in found} == {("add", "sub", "neg")}
+    binding = {(x.path, x.line) for x in found if x.binds}
+    assert binding == {("graph/tables.py", line) for line in (9, 10, 12)}
+    others = {(x.path, x.line) for x in found if not x.binds}
+    assert others == {("graph/rules.py", 3), ("graph/tables.py", 13), ("graph/tables.py", 14)}
+    assert files_per_op(known) == {"add": 2, "sub": 2, "neg": 2}
 
 
 def test_repeats_are_counted_once_however_long_they_are(tmp_path: Path) -> None:

@@ -147,9 +147,14 @@ def match_node(pattern: P, node: Node, found: Found) -> bool:
     return False
 
 
+_REPEATING: tuple[type[Op], ...] = (Broadcast, Reshape)
+"""Ops through which filled arrays are seen."""
+_FILLING: frozenset[type[Op]] = frozenset((Constant, Full, *_REPEATING))
+
+
 def _source(value: Value) -> Value:
     """Return the value that a value repeats or reshapes."""
-    while value.producer is not None and isinstance(value.producer.op, (Broadcast, Reshape)):
+    while value.producer is not None and isinstance(value.producer.op, _REPEATING):
         value = value.producer.inputs[0]
     return value
 
@@ -227,9 +232,6 @@ def _heads(pattern: P) -> _Heads:
         )
         for order in orders
     )
-
-
-_FILLING: frozenset[type[Op]] = frozenset((Constant, Full, Broadcast, Reshape))
 
 
 def _makers(values: Iterable[Value]) -> list[type[Op] | None]:

@@ -14,7 +14,7 @@ from treadle.graph.layered import Drawing, Point, arrange
 from treadle.graph.printer import quoted, value_names
 from treadle.inspect.columns import in_columns
 from treadle.inspect.families import family_of
-from treadle.inspect.origins import VIEWS, joined, places_of
+from treadle.inspect.origins import is_passing, joined, places_of
 from treadle.ops.constant import Constant
 from treadle.ops.fused import Fused
 from treadle.ops.op import Op
@@ -230,7 +230,7 @@ def _above(node: Node, fixed: Collection[Node]) -> set[Node]:
 def _box(number: int, node: Node, names: Mapping[Value, str]) -> Box:
     inside = _inside(node)
     results = tuple(f"{names[v]} {v.type}" for v in node.outputs)
-    head, small = _head(node), isinstance(node.op, VIEWS)
+    head, small = _head(node), is_passing(node.op)
     lines = [head] if small else [head, *_body(node, head, inside)]
     return Box(
         number,

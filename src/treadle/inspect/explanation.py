@@ -272,15 +272,11 @@ def _kind(node: Node | None, hosted: bool) -> str:
     return "host" if hosted else "op"
 
 
-_QUIET = frozenset(("constant", "full", "reshape", "identity", "broadcast"))
-"""Ops that cost nothing inside of groups."""
-
-
 def _names(node: Node) -> tuple[str, ...]:
     if not isinstance(node.op, Fused):
         return (node.op.name,)
-    inside = [n.op.name for body in regions_of(node.op) for n in body.nodes]
-    return tuple(n for n in inside if n not in _QUIET) or tuple(inside)
+    inside = [n.op for body in regions_of(node.op) for n in body.nodes]
+    return tuple(op.name for op in inside if not op.incidental) or tuple(op.name for op in inside)
 
 
 # -- stages and sizes --------------------------------------------------------------------------

@@ -10,11 +10,12 @@ from treadle.graph.ir import Graph, Node, regions_of
 from treadle.ops.composite import Composite
 from treadle.ops.constant import Constant
 from treadle.ops.fused import Fused
-from treadle.ops.movement import Broadcast, Reshape
-from treadle.ops.transfer import Identity
+from treadle.ops.op import Op
 
-VIEWS = (Reshape, Broadcast, Identity)
-"""Ops that come and go with the layouts of what they look at."""
+
+def is_passing(op: Op) -> bool:
+    """Return whether an op comes and goes with the layout of its operand."""
+    return op.incidental and bool(op.operands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def whereabouts(captured: Graph, compiled: Graph) -> dict[Node, tuple[int, ...]]
     every = leaves(compiled)
     found, left = _matched(captured.nodes, every, lambda n: (n.loc, n.op.name, _results(n)))
     for key in (_in_any_layout, _on_integers, _of_any_op):
-        plain = [n for n in captured.nodes if n not in found and not isinstance(n.op, _TRACELESS)]
+        plain = [n for n in captured.nodes if n not in found and not _is_traceless(n.op)]
         more, left = _matched(plain, left, key)
         found |= more
     by_line: dict[Loc, dict[int, None]] = {}
@@ -65,7 +66,8 @@ def whereabouts(captured: Graph, compiled: Graph) -> dict[Node, tuple[int, ...]]
     return {n: found[n] for n in captured.nodes}
 
 
-_TRACELESS = (Constant, Composite, *VIEWS)
+def _is_traceless(op: Op) -> bool:
+    return isinstance(op, Constant | Composite) or is_passing(op)
 
 
 def _matched(

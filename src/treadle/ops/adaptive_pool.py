@@ -21,7 +21,14 @@ from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.creation import allocate
 from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, family, op
-from treadle.ops.pool import SAMPLED, GatherAtMaxima, Pooling, ScatterToMaxima, add_slices
+from treadle.ops.pool import (
+    SAMPLED,
+    GatherAtMaxima,
+    Pooling,
+    ScatterToMaxima,
+    SpreadAverages,
+    add_slices,
+)
 from treadle.ops.precision import widen_array
 from treadle.ops.windows import PLANES, Index
 
@@ -182,13 +189,10 @@ class AdaptiveAvgPool(AdaptiveWindow):
 
 
 @op
-class AdaptiveAvgPoolGrad(AdaptiveWindow):
+class AdaptiveAvgPoolGrad(SpreadAverages, AdaptiveWindow):
     """Adjoint of `AdaptiveAvgPool`: dy [N,C,*output_shape] spread over [N,C,*spatial]."""
 
-    spatial: Shape
-
     name = "adaptive_avg_pool_grad"
-    operands = ("dy",)
     keeps_axes = True
 
     def infer(self, dy: TensorType) -> tuple[TensorType, ...]:

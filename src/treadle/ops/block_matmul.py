@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.blocks.activations import ACTIVATIONS, rounded_activations
 from treadle.base.blocks.panels import LAYOUTS, ROWS, from_panels
+from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import require_equal
 from treadle.base.symbol import Dim
@@ -18,11 +19,11 @@ from treadle.ops.arg import Arg
 from treadle.ops.gather import check_index
 from treadle.ops.index_numpy import check_bounds
 from treadle.ops.matmul import Matmul
-from treadle.ops.op import Array, BadSample, IndexRange, Op, Pullback, Sample, V, op
+from treadle.ops.op import Array, BadSample, IndexRange, Op, Pullback, Sample, V, family, op
 from treadle.ops.reduce import Sum
 
 
-def _check_panels(op: _WithPanels, panels: TensorType, matrices: int = 0) -> Dim:
+def _check_panels(op: BlockWeight, panels: TensorType, matrices: int = 0) -> Dim:
     """The elements of a row of panels, which suit the op's format and rows.
 
     They are those of one matrix, or have an axis before for several.
@@ -64,16 +65,25 @@ def _check_activations(op: BlockMatmul | BlockExperts, x: TensorType) -> None:
         raise op.error(problem, (x,), "int16 is nearly exact")
 
 
+@family
+class BlockWeight(Op):
+    """Attributes of an op on a matrix in panels of quantized blocks; see `BlockValues`."""
+
+    operands: ClassVar[tuple[str, ...]] = ("x", "panels")
+    dtypes: ClassVar[tuple[DType, ...]] = (dt.float32, dt.bfloat16, dt.float16)
+    transposed: ClassVar[bool] = False
+    """True for dy W, a gradient; products are x W^T."""
+    format: str = "Q8_0"
+    rows: int = 1
+
+
 @op
-class BlockValues(Op):
+class BlockValues(BlockWeight):
     """The values of a matrix in panels of quantized blocks: float32 [rows, k].
 
     `format` is a key of `treadle.base.blocks.panels.LAYOUTS`, which says where a panel's numbers
     lie; `rows` are those of the matrix, as the last panel may have more.
     """
-
-    format: str = "Q8_0"
-    rows: int = 1
 
     name = "block_values"
     operands = ("panels",)
@@ -110,7 +120,7 @@ class BlockValues(Op):
 
 
 @op
-class BlockMatmul(Op):
+class BlockMatmul(BlockWeight):
     """x W^T over x [..., k] and a matrix W [rows, k] in panels of quantized blocks: [..., rows].
 
     `activations` says what x is rounded to. As "int16" or "int8", 32 neighbors with one scale
@@ -123,13 +133,9 @@ class BlockMatmul(Op):
     product, too (`block_matmul_grad`). W has none.
     """
 
-    format: str = "Q8_0"
-    rows: int = 1
     activations: str = "int16"
 
     name = "block_matmul"
-    operands = ("x", "panels")
-    dtypes = (dt.float32, dt.bfloat16, dt.float16)
 
     def infer(self, x: TensorType, panels: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((x,))
@@ -192,19 +198,16 @@ class BlockMatmul(Op):
 
 
 @op
-class BlockMatmulGrad(Op):
+class BlockMatmulGrad(BlockWeight):
     """dy W over dy [..., rows] and a matrix W [rows, k] in panels of blocks: [..., k].
 
     It is the gradient of x in `block_matmul`. dy and the values of W are rounded to bfloat16, sums
     are float32.
     """
 
-    format: str = "Q8_0"
-    rows: int = 1
-
     name = "block_matmul_grad"
     operands = ("dy", "panels")
-    dtypes = (dt.float32, dt.bfloat16, dt.float16)
+    transposed = True
 
     def infer(self, dy: TensorType, panels: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((dy,))
@@ -250,7 +253,7 @@ class BlockMatmulGrad(Op):
 
 
 @op
-class BlockExperts(Op):
+class BlockExperts(BlockWeight):
     """Rows times the matrices that were chosen for them: y[t, s] = x[t, s or 0] W[experts[t, s]]^T.
 
     As `block_matmul` with several matrices [experts, rows, k] in panels; x is [tokens, 1 or chosen,
@@ -258,13 +261,10 @@ class BlockExperts(Op):
     matrices that were chosen are read. The gradient of x is that of `block_experts_grad`.
     """
 
-    format: str = "Q8_0"
-    rows: int = 1
     activations: str = "int16"
 
     name = "block_experts"
     operands = ("x", "panels", "experts")
-    dtypes = (dt.float32, dt.bfloat16, dt.float16)
 
     def infer(
         self, x: TensorType, panels: TensorType, experts: TensorType
@@ -323,19 +323,16 @@ class BlockExperts(Op):
 
 
 @op
-class BlockExpertsGrad(Op):
+class BlockExpertsGrad(BlockWeight):
     """dy[t, s] W[experts[t, s]] over dy [tokens, chosen, rows]: [tokens, chosen, k].
 
     It is the gradient of x in `block_experts`, for each matrix that was chosen. dy and the values
     of matrices are rounded to bfloat16, sums are float32.
     """
 
-    format: str = "Q8_0"
-    rows: int = 1
-
     name = "block_experts_grad"
     operands = ("dy", "panels", "experts")
-    dtypes = (dt.float32, dt.bfloat16, dt.float16)
+    transposed = True
 
     def infer(
         self, dy: TensorType, panels: TensorType, experts: TensorType
@@ -390,11 +387,6 @@ class BlockExpertsGrad(Op):
             BadSample(lambda: cls("Q8_0", 4), (dy, panels, near), ShapeError, "dy is ["),
             BadSample(lambda: cls("Q8_0", 3), (dy, panels, two), ShapeError, "dy is ["),
         )
-
-
-_WithPanels: TypeAlias = (
-    BlockValues | BlockMatmul | BlockExperts | BlockMatmulGrad | BlockExpertsGrad
-)
 
 
 def _check_experts(

@@ -24,6 +24,7 @@ class Border(Op):
     dtypes = dt.ALL
     no_gradient = "is made after differentiation"
     selects = "first"
+    rearranges = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         return (TensorType(x.dtype, x.shape),)

@@ -154,6 +154,7 @@ class InRange(Op):
 
     work = "data"
     name = "in_range"
+    rearranges = True
     operands = ("index",)
     dtypes = dt.INTEGERS
     strided = True

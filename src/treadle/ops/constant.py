@@ -96,6 +96,7 @@ class Constant(Op):
 
     work = "data"
     name = "constant"
+    incidental = True
     operands = ()
     dtypes = dt.ALL
     no_gradient = "has no inputs to differentiate by"

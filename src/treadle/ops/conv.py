@@ -49,6 +49,7 @@ class Convolution(Op):
     """
 
     work = "product"
+    contraction = True
     dtypes = dt.FLOATS
     strides: tuple[int, ...]
     padding: Padding

@@ -99,6 +99,7 @@ class Full(Creation):
     dtype: DType = dt.float32
 
     name = "full"
+    incidental = True
     dtypes = dt.ALL
     torch = "torch.full(op.shape, op.value, dtype=getattr(torch, op.dtype.name))"
 

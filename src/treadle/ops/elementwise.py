@@ -356,6 +356,7 @@ class Cast(Elementwise):
     dtype: DType
 
     name = "cast"
+    converts = True
     dtypes = dt.ALL
     torch = "x.to(getattr(torch, op.dtype.name))"
     rounded_once = True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -26,6 +28,21 @@ from treadle.ops.orders import Orders, inverse
 from treadle.ops.scalar import Scalar
 
 NUMBERS: tuple[DType, ...] = dt.REALS
+Combine = Literal["add", "mul", "max", "min", "or", "and"]
+"""The operation that makes one of two elements, or partial results, of a reduction."""
+
+
+def identity(combine: Combine, dtype: DType) -> bool | int | float:
+    """Return the number that changes no element of a type that it is combined with."""
+    if combine in ("or", "and"):
+        return combine == "and"
+    if combine in ("add", "mul"):
+        one = int(combine == "mul")
+        return float(one) if dtype.is_float else one
+    if dtype.is_float:
+        return float("-inf" if combine == "max" else "inf")
+    limits = np.iinfo(dtype.numpy)
+    return int(limits.min if combine == "max" else limits.max)
 
 
 def oracle(function: Any) -> Any:
@@ -176,10 +193,14 @@ class Compare(Binary):
 
 @family
 class Reduce(Op):
-    """Combine the elements along axes. `axes` is sorted and non-negative; see `reduce_axes`."""
+    """Combine the elements along axes. `axes` is sorted and non-negative; see `reduce_axes`.
+
+    `combine` is the operation that they are combined by, if it is one of those on two elements.
+    """
 
     work = "reduction"
     dtypes = NUMBERS
+    combine: ClassVar[Combine | None] = None
     axes: tuple[int, ...]
     keepdims: bool = False
 

@@ -28,6 +28,7 @@ class MatrixProduct(Op):
     """
 
     work = "product"
+    contraction = True
     operands = ("x", "y")
     transpose_x: bool = False
     transpose_y: bool = False
@@ -220,6 +221,7 @@ class ExactMatmul(MatrixProduct):
     """Matrix product of integers of one type, in that type: sums wrap, as in NumPy."""
 
     name = "exact_matmul"
+    contraction = False
     dtypes = dt.INTEGERS
     no_gradient = "is an integer contraction"
     torch = "torch.matmul(x.mT if op.transpose_x else x, y.mT if op.transpose_y else y)"

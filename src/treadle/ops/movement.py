@@ -32,6 +32,8 @@ class Reshape(Movement):
 
     name = "reshape"
     strided = True
+    rearranges = True
+    incidental = True
     torch = "torch.reshape(x, op.shape)"
     keeps_axes = True
     is_view = True
@@ -87,6 +89,7 @@ class Transpose(Movement):
 
     name = "transpose"
     strided = True
+    rearranges = True
     onnx = Onnx("Transpose", since=1, attributes=(("permutation", "perm"),))
     torch = "torch.permute(x, op.permutation)"
 
@@ -128,6 +131,7 @@ class Broadcast(Movement):
 
     name = "broadcast"
     strided = True
+    incidental = True
     torch = "torch.broadcast_to(x, op.shape)"
     keeps_axes = True
 
@@ -270,6 +274,7 @@ class Flip(Movement):
 
     name = "flip"
     strided = True
+    rearranges = True
     torch = "torch.flip(x, op.axes)"
 
     def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:
@@ -310,6 +315,7 @@ class Roll(Movement):
     axes: tuple[int, ...]
 
     name = "roll"
+    rearranges = True
     torch = "torch.roll(x, op.shifts, op.axes) if op.axes else x"
 
     def permuted(self, types: Types, result: TensorType, orders: Orders) -> Permuted | None:

@@ -241,6 +241,12 @@ class Op(metaclass=_OpType):
             (`pad`: and the filling).
         is_view: the result is the first operand's memory.
         strided: the result is, or may be, a strided view of its only operand.
+        rearranges: the result holds every element of its only operand once.
+        incidental: rewrites add and drop it as shapes ask for it, and it computes nothing, so
+            reports leave it out where they name the ops of a group.
+        converts: results stand for the numbers of the first operand, in another element type.
+        contraction: sums of products of two operands, in floats or in wider integers: what kernels
+            of products are built around.
         work: what kind of work it is, in the words of pictures; norms and pooling are reductions,
             what only moves or makes elements is "data".
         keeps_axes: results mean the same axes as operands; elementwise ops do in any case.
@@ -266,6 +272,10 @@ class Op(metaclass=_OpType):
     selects: ClassVar[Selects] = ""
     is_view: ClassVar[bool] = False
     strided: ClassVar[bool] = False
+    rearranges: ClassVar[bool] = False
+    incidental: ClassVar[bool] = False
+    converts: ClassVar[bool] = False
+    contraction: ClassVar[bool] = False
     work: ClassVar[Work] = "other"
     keeps_axes: ClassVar[bool] = False
     rounded_once: ClassVar[bool] = False

@@ -103,6 +103,14 @@ class GatherAtMaxima(Pooling):
         return None, self.adjoint()(at.inputs[0], at.dy) if at.needs[1] else None
 
 
+@family
+class SpreadAverages(Pooling):
+    """dy [N,C,*P], divided by the cells of its windows, to all of them, [N,C,*spatial]."""
+
+    operands = ("dy",)
+    spatial: Shape
+
+
 # ── maxima over moving windows ────────────────────────────────────────────────────────────────
 
 
@@ -375,13 +383,10 @@ class AvgPool(AverageWindow):
 
 
 @op
-class AvgPoolGrad(AverageWindow):
+class AvgPoolGrad(SpreadAverages, AverageWindow):
     """Adjoint of `AvgPool`: dy [N,C,*P] spread over the windows of [N,C,*spatial]."""
 
-    spatial: Shape
-
     name = "avg_pool_grad"
-    operands = ("dy",)
 
     def infer(self, dy: TensorType) -> tuple[TensorType, ...]:
         self.check_dtype((dy,))

@@ -153,6 +153,7 @@ class Quantize(Affine):
     even: bool = False
 
     name = "quantize"
+    converts = True
     dtypes = dt.FLOATS
     no_gradient = "yields integers; fake_quantize passes gradients straight through"
 
@@ -230,6 +231,7 @@ class Dequantize(Affine):
     axis: int | None = None
 
     name = "dequantize"
+    converts = True
     dtypes = STORED
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:

@@ -52,6 +52,7 @@ class Sum(Reduce):
     """Sum over `axes`; integers wrap, float16 and bfloat16 accumulate in float32."""
 
     name = "sum"
+    combine = "add"
     torch = "torch.sum(x, op.axes, op.keepdims, dtype=x.dtype) if op.axes else x"
 
     def reference(self, x: Array) -> Array:
@@ -78,6 +79,7 @@ class Mean(Reduce):
     """
 
     name = "mean"
+    combine = "add"
     dtypes = dt.FLOATS
     torch = "torch.mean(x, op.axes, op.keepdims) if op.axes else x"
 
@@ -113,6 +115,7 @@ class Prod(Reduce):
     """
 
     name = "prod"
+    combine = "mul"
 
     def reference(self, x: Array) -> Array:
         done = np.prod(x, axis=self.axes, keepdims=self.keepdims, dtype=accumulator(x))
@@ -203,6 +206,7 @@ class Max(Extremum):
     """The greatest element over `axes`; NaN where one is NaN. Ties: each gets the gradient."""
 
     name = "max"
+    combine = "max"
     torch = "torch.amax(x, op.axes, op.keepdims) if op.axes else x"
 
     def reference(self, x: Array) -> Array:
@@ -217,6 +221,7 @@ class Min(Extremum):
     """The least element over `axes`; NaN where one is NaN. Ties: each gets the gradient."""
 
     name = "min"
+    combine = "min"
     torch = "torch.amin(x, op.axes, op.keepdims) if op.axes else x"
 
     def reference(self, x: Array) -> Array:
@@ -243,6 +248,7 @@ class Any(Quantifier):
     """True where an element along `axes` is; False where there are none."""
 
     name = "any"
+    combine = "or"
     torch = "torch.any(x, op.axes, op.keepdims) if op.axes else x"
 
     def reference(self, x: Array) -> Array:
@@ -254,6 +260,7 @@ class All(Quantifier):
     """True where no element along `axes` is False; True where there are none."""
 
     name = "all"
+    combine = "and"
     torch = "torch.all(x, op.axes, op.keepdims) if op.axes else x"
 
     def reference(self, x: Array) -> Array:

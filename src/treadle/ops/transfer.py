@@ -28,6 +28,7 @@ class Transfer(Op):
     dtypes = dt.ALL
     shape_free = True
     selects = "first"
+    rearranges = True
     keeps_axes = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
@@ -53,6 +54,8 @@ class Identity(Elementwise):
     work = "data"
     name = "identity"
     strided = True
+    rearranges = True
+    incidental = True
     dtypes = dt.ALL
     onnx = Onnx("Identity", since=1)
     torch = "x.clone()"
@@ -83,6 +86,7 @@ class StopGradient(Elementwise):
 
     name = "stop_gradient"
     strided = True
+    rearranges = True
     dtypes = dt.ALL
     torch = "x.detach()"
     no_gradient = "holds its operand constant"

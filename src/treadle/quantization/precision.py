@@ -29,7 +29,7 @@ from treadle.ops.constant import Constant
 from treadle.ops.elementwise import Cast
 from treadle.ops.movement import Reshape, Transpose
 from treadle.ops.op import REGISTRY, Op
-from treadle.ops.quant import Dequantize, Quantize
+from treadle.ops.quant import Dequantize
 from treadle.quantization.graph_calibration import PRODUCTS, with_integers
 
 Array = npt.NDArray[Any]
@@ -387,7 +387,7 @@ def _tally(graph: Graph) -> Counter[tuple[str, str]]:
     """Nodes by op and the type they compute in; products of rounded numbers run on integers."""
     found: Counter[tuple[str, str]] = Counter()
     for node in graph.nodes:
-        if not node.inputs or isinstance(node.op, (Cast, Quantize, Dequantize)):
+        if not node.inputs or node.op.converts:
             continue
         makers = [v.producer for v in node.inputs]
         rounded = [m is not None and isinstance(m.op, Dequantize) for m in makers]

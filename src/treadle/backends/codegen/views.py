@@ -24,10 +24,11 @@ Dims = tuple[Any, ...]
 """Integers or, in products along symbolic axes, expressions; a NumPy table of those is refused."""
 SAME: tuple[type[Op], ...] = (Identity, StopGradient)
 """Ops whose result is their operand."""
-REVERSIBLE: tuple[type[Op], ...] = (Reshape, Transpose, Flip, *SAME)
-"""Movements that lose no element and repeat none."""
-MOVES: tuple[type[Op], ...] = (Broadcast, Slice, *REVERSIBLE)
-"""Ops whose result is, or may be, a strided view of their operand."""
+
+
+def is_reversible(op: Op) -> bool:
+    """Return whether a movement that may be a view loses no element and repeats none."""
+    return op.strided and op.rearranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Strided:
         if isinstance(op, Transpose):
             inverse = tuple(op.permutation.index(i) for i in range(len(op.permutation)))
             return self.transposed(inverse)
-        return self.after(op) if isinstance(op, REVERSIBLE) else None
+        return self.after(op) if is_reversible(op) else None
 
     def transposed(self, permutation: tuple[int, ...]) -> Strided:
         """The axes in another order."""
@@ -167,7 +168,7 @@ def strided_input(body: Graph, value: Value) -> Strided | None:
     """A value as a view of a body's input, None where something is computed or copied between."""
     moves: list[Node] = []
     while value.producer is not None:
-        if not isinstance(value.producer.op, MOVES):
+        if not value.producer.op.strided:
             return None
         moves.append(value.producer)
         value = value.producer.inputs[0]
@@ -271,7 +272,7 @@ def strided_output(body: Graph, index: int) -> tuple[Value, Strided] | None:
     """
     value = body.outputs[index]
     view = dense(index, value.type.shape)
-    while value.producer is not None and isinstance(value.producer.op, REVERSIBLE):
+    while value.producer is not None and is_reversible(value.producer.op):
         moved = view.before(value.producer)
         if moved is None:
             return None

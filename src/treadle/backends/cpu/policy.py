@@ -13,20 +13,21 @@ from treadle.ops.cumulative import Cumulative
 from treadle.ops.distribution import Draw
 from treadle.ops.elementwise import Pow
 from treadle.ops.families import Elementwise, Reduce, UnaryFloat
-from treadle.ops.matmul import ExactMatmul, Matmul, WideMatmul
+from treadle.ops.matmul import IntMatmul, MatrixProduct
 from treadle.ops.op import Op
 from treadle.ops.pool import Pooling
 from treadle.ops.random import RandomBits
 from treadle.ops.regions import KeptBoxes
 
-_TABLE: tuple[tuple[type[Op] | tuple[type[Op], ...], int], ...] = (
+_TABLE: tuple[tuple[type[Op] | tuple[type[Op], ...], int | None], ...] = (
     ((RandomBits, Draw), 1 << 12),
     (Composite, 1 << 8),
     (KeptBoxes, 1 << 6),
     ((Convolution, Pooling, AdaptiveWindow), 1 << 9),
     ((UnaryFloat, Pow), 1 << 12),
     (Elementwise, 1 << 15),
-    ((Matmul, WideMatmul, ExactMatmul), 1 << 12),
+    (IntMatmul, None),
+    (MatrixProduct, 1 << 12),
     ((Reduce, Cumulative), 1 << 12),
 )
 """The first row that fits decides. The figures are where the two took equal time."""

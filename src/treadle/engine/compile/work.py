@@ -21,7 +21,9 @@ from treadle.ops.bucket import AllReduceBucket
 from treadle.ops.check import CheckIndices
 from treadle.ops.constant import Constant
 from treadle.ops.control import ControlFlow
+from treadle.ops.elementwise import Cast
 from treadle.ops.fused import Fused
+from treadle.ops.movement import Transpose
 from treadle.ops.op import Op
 from treadle.ops.transfer import Transfer
 
@@ -72,12 +74,14 @@ def label_of(node: Node) -> str:
     if isinstance(node.op, Fused) and node.op.engine:
         return _hosted(node.op).name
     if node.op.name == "fused" and isinstance(body, Graph):
-        inside = "+".join(n.op.name for n in body.nodes if n.op.name not in _QUIET)
+        inside = "+".join(n.op.name for n in body.nodes if not _is_quiet(n.op))
         return f"{getattr(node.op, 'kind', 'fused')}({inside})"
     return node.op.name
 
 
-_QUIET = frozenset(("reshape", "broadcast", "transpose", "constant", "full", "identity", "cast"))
+def _is_quiet(op: Op) -> bool:
+    """Return whether names of groups leave an op out: it changes shapes, axes or types."""
+    return op.incidental or isinstance(op, (Transpose, Cast))
 
 
 def lower_nodes(

@@ -6,10 +6,8 @@ from treadle.graph.cells import RULES, SMALL_BYTES, is_scalar_op
 from treadle.graph.ir import Node, Value
 from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.constant import Constant
-from treadle.ops.conv import Convolution
 from treadle.ops.creation import Creation
 from treadle.ops.families import Reduce
-from treadle.ops.matmul import IntMatmul, Matmul, WideMatmul
 from treadle.ops.movement import Transpose
 from treadle.ops.op import Op
 from treadle.ops.pool import Pooling
@@ -60,7 +58,7 @@ def is_elementwise(node: Node) -> bool:
 
 def is_contraction(node: Node) -> bool:
     """Return whether the node is a matrix product or a convolution."""
-    return isinstance(node.op, (Matmul, WideMatmul, IntMatmul, Convolution))
+    return node.op.contraction
 
 
 def is_attention(node: Node) -> bool:

@@ -18,7 +18,7 @@ from treadle.backends.codegen.attention.operands import Problem, round_up
 from treadle.backends.codegen.attention.row import row_kernel
 from treadle.backends.codegen.lowering import LOWERINGS, lowers
 from treadle.backends.codegen.target import Target
-from treadle.backends.codegen.views import REVERSIBLE, Dims, Strided, dense, strided_input
+from treadle.backends.codegen.views import Dims, Strided, dense, is_reversible, strided_input
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base.dtype import DType
 from treadle.base.estimates import at_most, estimate
@@ -135,7 +135,7 @@ def _pieces(value: Value, view: Strided) -> list[tuple[Value, Strided]] | None:
             found += pieces
             start = stop
         return found
-    if node is not None and isinstance(node.op, REVERSIBLE):
+    if node is not None and is_reversible(node.op):
         moved = view.before(node)
         return None if moved is None else _pieces(node.inputs[0], moved)
     return [(value, view)]

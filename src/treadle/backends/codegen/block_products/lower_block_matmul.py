@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.block_products.kernel import BlockConfig, product_kernel
@@ -44,9 +43,8 @@ from treadle.ops.block_matmul import (
     BlockMatmul,
     BlockMatmulGrad,
     BlockValues,
+    BlockWeight,
 )
-
-_Op: TypeAlias = BlockValues | BlockMatmul | BlockExperts | BlockMatmulGrad | BlockExpertsGrad
 
 _CHUNK = 64
 """Rows that an item has at least, for which levels are widened once."""
@@ -199,7 +197,7 @@ class _Given:
         )
 
 
-def _given(op: _Op, types: tuple[TensorType, ...], target: Target) -> _Given | Support:
+def _given(op: BlockWeight, types: tuple[TensorType, ...], target: Target) -> _Given | Support:
     """Facts that launches are made from, or the reason why there are none."""
     x, layout = types[0], LAYOUTS[op.format]
     width = types[0 if isinstance(op, BlockValues) else 1].shape[-1]
@@ -213,13 +211,9 @@ def _given(op: _Op, types: tuple[TensorType, ...], target: Target) -> _Given | S
 
 
 def _pairing(
-    op: BlockMatmul | BlockExperts | BlockMatmulGrad | BlockExpertsGrad,
-    types: tuple[TensorType, ...],
-    given: _Given,
-    target: Target,
+    op: BlockWeight, types: tuple[TensorType, ...], given: _Given, target: Target
 ) -> Pairing:
-    transposed = isinstance(op, BlockMatmulGrad | BlockExpertsGrad)
-    return Pairing(op.format, types[0], types[1], op.rows, given.k, target, transposed)
+    return Pairing(op.format, types[0], types[1], op.rows, given.k, target, op.transposed)
 
 
 def _tile(rows: int, target: Target) -> int:

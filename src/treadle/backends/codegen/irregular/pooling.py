@@ -68,6 +68,7 @@ from treadle.ops.pool import (
     MaxPoolGrad,
     MaxWindow,
     Pooling,
+    SpreadAverages,
 )
 from treadle.ops.precision import compute_type
 from treadle.ops.windows import Window
@@ -254,10 +255,7 @@ def lower_maxima_grad(
 
 @lowers(AvgPoolGrad, AdaptiveAvgPoolGrad)
 def lower_averages_grad(
-    op: AvgPoolGrad | AdaptiveAvgPoolGrad,
-    types: tuple[TensorType, ...],
-    frozen: tuple[bool, ...],
-    target: Target,
+    op: SpreadAverages, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
     """dy, divided, to all cells of every window, plane by plane."""
     result, dtype = op.infer(types[0])[0], types[0].dtype

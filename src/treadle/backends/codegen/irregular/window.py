@@ -37,15 +37,10 @@ from treadle.base.shape import product
 from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 from treadle.graph.ir import Graph, Node
-from treadle.ops.adaptive_pool import (
-    AdaptiveAvgPoolGrad,
-    AdaptiveMaxPool,
-    AdaptiveMaxPoolGather,
-    AdaptiveMaxPoolGrad,
-)
+from treadle.ops.adaptive_pool import AdaptiveMaxPool
 from treadle.ops.fused import Fused
 from treadle.ops.movement import Transpose
-from treadle.ops.pool import AvgPoolGrad, MaxPool, MaxPoolGather, MaxPoolGrad, Pooling
+from treadle.ops.pool import GatherAtMaxima, MaxPool, Pooling, ScatterToMaxima, SpreadAverages
 from treadle.ops.precision import compute_type
 from treadle.ops.resample import Interpolation, Resize, ResizeGrad
 
@@ -112,28 +107,19 @@ class _Pool:
         op = self.op
         if is_open(self.x.shape[2:]) or is_open(self.result.shape[2:]):
             return self._open()
-        if isinstance(op, (AvgPoolGrad, AdaptiveAvgPoolGrad)):
+        if isinstance(op, SpreadAverages):
             return self._averages_grad(windows_of(op, op.spatial)[1])
         axes = windows_of(op, self.x.shape[2:])[1]
-        if isinstance(op, (MaxPoolGrad, AdaptiveMaxPoolGrad)):
+        if isinstance(op, ScatterToMaxima):
             return self._maxima_grad(axes)
-        if isinstance(op, (MaxPoolGather, AdaptiveMaxPoolGather)):
-            return self._forward("gather", axes)
-        return self._forward(
-            "max" if isinstance(op, (MaxPool, AdaptiveMaxPool)) else "average", axes
-        )
+        return self._forward(axes)
 
     def _open(self) -> Lowered | Support:
         """The launches over planes whose extents are expressions."""
         op = self.op
-        if isinstance(op, (AvgPoolGrad, AdaptiveAvgPoolGrad, MaxPoolGrad, AdaptiveMaxPoolGrad)):
+        if isinstance(op, (SpreadAverages, ScatterToMaxima)):
             return no("dynamic-shape", "gradients of symbolic planes are computed row-major")
-        axes = open_windows(op, self.x.shape[2:])
-        if isinstance(op, (MaxPoolGather, AdaptiveMaxPoolGather)):
-            return self._forward("gather", axes)
-        return self._forward(
-            "max" if isinstance(op, (MaxPool, AdaptiveMaxPool)) else "average", axes
-        )
+        return self._forward(open_windows(op, self.x.shape[2:]))
 
     def _spec(self, axes: Axes, vectors: int, *, adds: bool = False) -> WindowConfig:
         lanes = self.target.lanes(self.x.dtype)
@@ -155,7 +141,14 @@ class _Pool:
             made += arguments(Ref("input", view.index), view, self.x.dtype.itemsize)
         return made
 
-    def _forward(self, kind: Kind, axes: Axes) -> Lowered:
+    @property
+    def _kind(self) -> Kind:
+        if isinstance(self.op, GatherAtMaxima):
+            return "gather"
+        return "max" if isinstance(self.op, (MaxPool, AdaptiveMaxPool)) else "average"
+
+    def _forward(self, axes: Axes) -> Lowered:
+        kind = self._kind
         spec = self._spec(axes, 4 if kind != "gather" else 2)
         n, channels = sizes_of(self.x.shape[:2])
         rows = n * axes[0].count * axes[1].count

@@ -9,6 +9,7 @@ from functools import lru_cache
 from treadle.backends.codegen.loops.index_map import factor_of
 from treadle.backends.codegen.loops.moments import Moments, are_early, moments_of
 from treadle.backends.codegen.scalars.convert import compute_dtype
+from treadle.backends.codegen.scalars.cost import cost_of
 from treadle.backends.codegen.target import Target
 from treadle.base.estimates import estimate, is_multiple
 from treadle.base.shape import product
@@ -18,14 +19,6 @@ from treadle.graph.domains import Axis, Collected, LoopNest, Output, arguments
 from treadle.graph.positions import Position
 from treadle.ops.families import Elementwise
 from treadle.ops.scalar import Scalar
-
-_WEIGHT = {
-    **dict.fromkeys(("exp", "log", "sin", "cos", "tanh", "erf", "atan", "sinh", "cosh"), 18.0),
-    **dict.fromkeys(("expm1", "log1p", "tan", "asin", "acos", "asinh", "acosh", "atanh"), 24.0),
-    **dict.fromkeys(("pow", "atan2", "mod", "floor_div"), 45.0),
-    **dict.fromkeys(("div", "sqrt"), 5.0),
-}
-"""Vector instructions that an intrinsic takes, or the time of as many; all others take one."""
 
 LIGHT = 80.0
 HEAVY = 200.0
@@ -48,21 +41,7 @@ ROW_BYTES = 1 << 16
 @lru_cache(maxsize=1024)
 def weight(op: Elementwise) -> float:
     """Return the number of vector instructions of an elementwise op."""
-    return _scalar_weight(op.scalar(*(Scalar("input") for _ in op.operands)))
-
-
-def _scalar_weight(expr: Scalar) -> float:
-    seen: dict[Scalar, None] = {}
-    waiting = [expr]
-    total = 0.0
-    while waiting:
-        node = waiting.pop()
-        if node in seen or node.code in ("input", "const"):
-            continue
-        seen[node] = None
-        total += _WEIGHT.get(node.code, 1.0)
-        waiting += node.args
-    return total
+    return cost_of(op.scalar(*(Scalar("input") for _ in op.operands)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,10 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.language import (
     KernelError,
     Number,
-    Reduction,
     Value,
     fma,
     maximum,
@@ -22,82 +19,57 @@ from treadle.backends.codegen.kernel.language import (
 from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.base.dtype import DType
 from treadle.graph.cells import Cell, Total
-from treadle.ops.families import Reduce
-from treadle.ops.reduce import All, Any, Max, Mean, Min, Prod, Sum
+from treadle.ops.families import Combine, Reduce, identity
+from treadle.ops.reduce import Mean
 
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """One kind of reduction, in the compute type of its operand.
+    """Instructions of one kind of reduction, in the compute type of its operand."""
 
-    `join` combines what has been reduced with an element; `lanes` names the instruction that
-    combines the lanes of a vector.
-    """
+    combine: Combine
 
-    identity: Callable[[DType], Number]
-    join: Callable[[Value, Value], Value]
-    lanes: Reduction
+    def identity(self, dtype: DType) -> Number:
+        """The number that changes no element."""
+        return identity(self.combine, dtype)
 
     def start(self, e: Builder, dtype: DType, lanes: int) -> Value:
         """Return the result for no element."""
         return e.constant(self.identity(dtype), dtype, lanes)
 
+    def join(self, total: Value, x: Value) -> Value:
+        """Combine the total with an element; an extremum is NaN once an element is."""
+        if self.combine in ("max", "min"):
+            # The instruction gives its second operand where one is NaN, which keeps a NaN total.
+            found = (maximum if self.combine == "max" else minimum)(x, total)
+            return select(x != x, x, found) if x.dtype.is_float else found
+        return _JOIN[self.combine](total, x)
+
     def across(self, total: Value) -> Value:
         """The lanes of a vector combined."""
         if total.lanes == 1:
             return total
-        found = total.reduce(self.lanes)
-        if self.lanes not in ("min", "max") or not total.dtype.is_float:
+        found = total.reduce(self.combine)
+        if self.combine not in ("min", "max") or not total.dtype.is_float:
             return found
         missing = (total != total).reduce("or")
         return select(missing, float("nan"), found)
 
 
-def _extreme(combine: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    """`minimum` or `maximum`; NaN once an element is."""
-
-    def join(total: Value, x: Value) -> Value:
-        # The instruction gives its second operand where one is NaN, which keeps a NaN total.
-        found = combine(x, total)
-        return select(x != x, x, found) if x.dtype.is_float else found
-
-    return join
-
-
-def _highest(dtype: DType) -> Number:
-    return float("inf") if dtype.is_float else int(np.iinfo(dtype.numpy).max)
-
-
-def _lowest(dtype: DType) -> Number:
-    return float("-inf") if dtype.is_float else int(np.iinfo(dtype.numpy).min)
-
-
-def _zero(dtype: DType) -> Number:
-    return 0.0 if dtype.is_float else 0
-
-
-def _one(dtype: DType) -> Number:
-    return 1.0 if dtype.is_float else 1
-
-
-_ADD = Reducer(_zero, operator.add, "add")
-REDUCERS: dict[type[Reduce], Reducer] = {
-    Sum: _ADD,
-    Mean: _ADD,
-    Prod: Reducer(_one, operator.mul, "mul"),
-    Max: Reducer(_lowest, _extreme(maximum), "max"),
-    Min: Reducer(_highest, _extreme(minimum), "min"),
-    Any: Reducer(lambda dtype: False, operator.or_, "or"),
-    All: Reducer(lambda dtype: True, operator.and_, "and"),
+_JOIN: dict[Combine, Callable[[Value, Value], Value]] = {
+    "add": operator.add,
+    "mul": operator.mul,
+    "or": operator.or_,
+    "and": operator.and_,
 }
+_ADD = Reducer("add")
 
 
 def reducer_of(op: Reduce) -> Reducer:
     """The reducer of an op."""
-    found = REDUCERS.get(type(op))
-    if found is None:
+    if op.combine is None:
         raise KernelError(f"no reducer for {op.name}")
-    return found
+    return Reducer(op.combine)
 
 
 def finish(e: Builder, op: Reduce, total: Value, count: Value | int) -> Value:
@@ -124,7 +96,7 @@ class Running:
     @property
     def is_rounded(self) -> bool:
         """True where errors add up while it runs."""
-        return self.dtype.is_float and self.reducer is _ADD
+        return self.dtype.is_float and self.reducer == _ADD
 
     def start(self, e: Builder, lanes: int) -> Value:
         """Return the result for no element."""

@@ -62,8 +62,9 @@ from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
 from treadle.base.symbol import Dim, Expr, is_identical
 from treadle.graph.ir import Graph, Node, Value
-from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, IntConv, WideConv
+from treadle.ops.conv import ConvGradInput, ConvGradWeight, Convolution
 from treadle.ops.movement import Reshape, Transpose
+from treadle.ops.winograd import Winograd
 
 _TABLE = 1 << 14
 """Most bytes of a group's taps, which stay in the first cache beside the cells."""
@@ -87,7 +88,7 @@ def lower(request: Request) -> Answer:
     body, anchor, target = request.body, request.anchor, request.target
     op, frozen = anchor.op, request.frozen
     shapes = [sizes_of(v.type.shape) for v in (*anchor.inputs, anchor.output)]
-    if not isinstance(op, (Conv, WideConv, ConvGradInput, ConvGradWeight, IntConv)):
+    if not isinstance(op, Convolution) or isinstance(op, Winograd):
         return no("op", f"{op.name} is no depthwise convolution")
     maps = 2 if isinstance(op, ConvGradWeight) else 1
     given = [_cells_of(body, v) for v in anchor.inputs[:maps]]

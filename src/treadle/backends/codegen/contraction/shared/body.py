@@ -12,23 +12,18 @@ from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.shared.epilogue import Epilogue, EpilogueOp, Term
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Moments, Problem
 from treadle.backends.codegen.scalars.convert import compute_dtype
-from treadle.backends.codegen.views import MOVES, REVERSIBLE, Dims, Strided, dense, strided_input
+from treadle.backends.codegen.views import Dims, Strided, dense, is_reversible, strided_input
 from treadle.backends.program import Array
 from treadle.base import dtype as dt
 from treadle.base.symbol import is_identical
 from treadle.graph.ir import Graph, Node, Value, constant_of
 from treadle.ops.column_moments import ColumnMoments
-from treadle.ops.conv import Convolution
 from treadle.ops.elementwise import Cast
 from treadle.ops.families import Elementwise
-from treadle.ops.matmul import IntMatmul, Matmul, MatrixProduct, WideMatmul
-from treadle.ops.op import Op
+from treadle.ops.matmul import MatrixProduct
 
 Pull = Callable[[Strided], "Strided | None"]
 """From a view in the shape of some value to one in the shape of the contraction's result."""
-
-ANCHORS: tuple[type[Op], ...] = (Matmul, WideMatmul, IntMatmul, Convolution)
-"""Ops that contract: a group is built around one of them."""
 
 
 def _itself(view: Strided) -> Strided:
@@ -49,7 +44,7 @@ class Reading:
 
 def anchor_of(body: Graph) -> Node | Support:
     """The one contraction of a body, or why there is none."""
-    anchors = [node for node in body.nodes if isinstance(node.op, ANCHORS)]
+    anchors = [node for node in body.nodes if node.op.contraction]
     if len(anchors) != 1:
         return no("op", f"a contraction group has one contraction, not {len(anchors)}")
     return anchors[0]
@@ -170,7 +165,7 @@ class EpilogueReader:
         """A node behind the anchor: a movement to look through, or a step."""
         if isinstance(node.op, ColumnMoments) and self.measures:
             return
-        if isinstance(node.op, REVERSIBLE):
+        if is_reversible(node.op):
             term, pull = self._known[node.inputs[0]]
             self._known[node.output] = term, _through(node, pull)
             return
@@ -226,7 +221,7 @@ class EpilogueReader:
     def _beside(self, value: Value, pull: Pull) -> Term:
         """Return the values that are computed from further operands alone."""
         node = value.producer
-        if node is not None and isinstance(node.op, MOVES):
+        if node is not None and node.op.strided:
             return self._term(node.inputs[0], lambda view: _moved(node, view, pull))
         if node is None or not isinstance(node.op, Elementwise):
             raise Refused("an operand behind the product is not elementwise")
