@@ -63,6 +63,17 @@ CASES = [(name, {}) for name in LAYERS] + [
 CASES = [(n, o) for n, o in CASES if not (n == "Concat" and o)]
 
 
+@pytest.mark.parametrize("name", ["Conv2d", "ConvTranspose2d"])
+def test_integer_layers_have_the_arguments_of_float_ones(name):
+    sizes = {"stride": (2, 3), "padding": (1, 2), "dilation": (3, 1), "groups": 2}
+    sizes |= {"output_padding": (1, 0)} if "Transpose" in name else {"padding_mode": "reflect"}
+    layer = getattr(Float, name)(4, 6, (3, 2), **sizes, compute_mode="float32")
+    like = getattr(quantized, name)._like(layer, qint8(0.5))
+    for key in (*sizes, "in_channels", "out_channels", "kernel_size", "conv_mode", "compute_mode"):
+        assert getattr(like, key) == getattr(layer, key), key
+    assert like.output_dtype == qint8(0.5) and like.bias is not None
+
+
 def made(name, options):
     """A float layer with weights, and statistics, worth folding."""
     layer = getattr(Float, name)(**LAYERS[name][0] | options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from treadle.base.errors import ShapeError
 from treadle.base.modes import casting
@@ -29,6 +29,17 @@ __all__ = [
     "linear",
     "local_conv2d",
 ]
+
+
+class ConvSpec(NamedTuple):
+    """The arguments that convolutions take behind weight and bias, in MegEngine's order."""
+
+    stride: Any
+    padding: Any
+    dilation: Any
+    groups: int
+    conv_mode: str = "cross_correlation"
+    compute_mode: str = "default"
 
 
 def linear(
@@ -84,7 +95,7 @@ def conv1d(
         >>> F.conv1d(x, w).tolist()
         [[[3.0, 5.0, 7.0]]]
     """
-    return _conv(1, inp, weight, bias, stride, padding, dilation, groups, conv_mode)
+    return _conv(1, inp, weight, bias, ConvSpec(stride, padding, dilation, groups, conv_mode))
 
 
 def conv2d(
@@ -125,7 +136,7 @@ def conv2d(
         >>> y.shape, y[0, 0, 0, 0].item(), y[0, 0, 1, 1].item()
         ((1, 4, 4, 4), 12.0, 27.0)
     """
-    return _conv(2, inp, weight, bias, stride, padding, dilation, groups, conv_mode)
+    return _conv(2, inp, weight, bias, ConvSpec(stride, padding, dilation, groups, conv_mode))
 
 
 def conv3d(
@@ -144,27 +155,23 @@ def conv3d(
         >>> F.conv3d(F.ones((1, 2, 4, 4, 4)), F.ones((3, 2, 3, 3, 3))).shape
         (1, 3, 2, 2, 2)
     """
-    return _conv(3, inp, weight, bias, stride, padding, dilation, groups, conv_mode)
+    return _conv(3, inp, weight, bias, ConvSpec(stride, padding, dilation, groups, conv_mode))
 
 
-def _conv(
-    n: int,
-    inp: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: int,
-    conv_mode: str,
-) -> Tensor:
-    check_conv_mode(conv_mode)
-    x, w = (
-        as_float(t) for t in promote_all([as_tensor(inp), _ungrouped(as_tensor(weight), n, groups)])
-    )
-    op = conv.Conv(pair(stride, n), both_sides(padding, n), pair(dilation, n), groups)
+def _conv(n: int, inp: Tensor, weight: Tensor, bias: Tensor | None, spec: ConvSpec) -> Tensor:
+    x, w = _operands(n, inp, weight, spec)
+    sizes = pair(spec.stride, n), both_sides(spec.padding, n), pair(spec.dilation, n)
+    op = conv.Conv(*sizes, spec.groups)
     out = call(f"conv{n}d", op, x, w)
     return biased(out, bias)
+
+
+def _operands(n: int, inp: Tensor, weight: Tensor, spec: ConvSpec) -> tuple[Tensor, Tensor]:
+    """Both operands as ops take them."""
+    check_conv_mode(spec.conv_mode)
+    given = [as_tensor(inp), _ungrouped(as_tensor(weight), n, spec.groups)]
+    x, w = map(as_float, promote_all(given))
+    return x, w
 
 
 def _ungrouped(weight: Tensor, n: int, groups: int) -> Tensor:
@@ -220,8 +227,8 @@ def conv_transpose2d(
         >>> F.conv_transpose2d(x, w, stride=(1, 2)).tolist()
         [[[[1.0, 1.0, 2.0, 2.0]]]]
     """
-    check_conv_mode(conv_mode)
-    return _conv_transpose(2, inp, weight, bias, stride, padding, output_padding, dilation, groups)
+    spec = ConvSpec(stride, padding, dilation, groups, conv_mode)
+    return _conv_transpose(2, inp, weight, bias, spec, output_padding)
 
 
 def conv_transpose3d(
@@ -242,26 +249,17 @@ def conv_transpose3d(
         >>> F.conv_transpose3d(F.ones((1, 2, 2, 2, 2)), F.ones((2, 3, 2, 2, 2)), stride=2).shape
         (1, 3, 4, 4, 4)
     """
-    return _conv_transpose(3, inp, weight, bias, stride, padding, output_padding, dilation, groups)
+    spec = ConvSpec(stride, padding, dilation, groups)
+    return _conv_transpose(3, inp, weight, bias, spec, output_padding)
 
 
 def _conv_transpose(
-    n: int,
-    inp: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
-    dilation: Any,
-    groups: int,
+    n: int, inp: Tensor, weight: Tensor, bias: Tensor | None, spec: ConvSpec, output_padding: Any
 ) -> Tensor:
-    x, w = (
-        as_float(t) for t in promote_all([as_tensor(inp), _ungrouped(as_tensor(weight), n, groups)])
-    )
+    x, w = _operands(n, inp, weight, spec)
     if x.ndim != n + 2:
         raise ShapeError("conv_transpose", f"expects {n + 2} axes", saw=f"x {x.type}")
-    strides, pads, spread = pair(stride, n), pair(padding, n), pair(dilation, n)
+    strides, pads, spread = (pair(size, n) for size in spec[:3])
     extra = pair(output_padding, n)
     spatial = tuple(
         (x.shape[2 + i] - 1) * strides[i]
@@ -271,7 +269,7 @@ def _conv_transpose(
         + extra[i]
         for i in range(n)
     )
-    op = conv.ConvGradInput(strides, both_sides(padding, n), spread, groups, spatial)
+    op = conv.ConvGradInput(strides, both_sides(pads, n), spread, spec.groups, spatial)
     out = call(f"conv_transpose{n}d", op, x, w)
     return biased(out, bias)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 import treadle.functional as F
 from treadle.base.errors import ShapeError
+from treadle.functional.conv import ConvSpec
 from treadle.module import init
 from treadle.module.module import Module
 from treadle.module.window import Extents, extents, require_size
@@ -49,6 +50,11 @@ class Convolution(Module):
             shape = (1, self.out_channels) + (1,) * self._spatial
             self.bias = Parameter(np.zeros(shape, np.float32))
         self.reset_parameters()
+
+    def _spec(self) -> ConvSpec:
+        """Return the arguments that functions take behind weight and bias."""
+        sizes = self.stride, self.padding, self.dilation
+        return ConvSpec(*sizes, self.groups, self.conv_mode, self.compute_mode)
 
     def _extents(self, what: str, window: dict[str, Extents], least: int = 1) -> tuple[int, ...]:
         return extents(window[what], self._spatial, f"{type(self).__name__}: {what}", least)
@@ -126,11 +132,13 @@ class _ForwardConv(Convolution):
         """Padding as `F.pad` takes it: (before, after) for every axis of the input."""
         return ((0, 0), (0, 0), *((p, p) for p in self.padding))
 
-    def _padded(self, inp: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """The input and the padding left for the convolution to add."""
+    def _padded(self, inp: Tensor) -> tuple[Tensor, ConvSpec]:
+        """The input, and what is left for the convolution to do: to add zeros, or no padding."""
+        spec = self._spec()
         if self.padding_mode == "zeros":
-            return inp, self.padding
-        return F.pad(inp, self.get_pad_width(), self.padding_mode), (0,) * self._spatial
+            return inp, spec
+        padded = F.pad(inp, self.get_pad_width(), self.padding_mode)
+        return padded, spec._replace(padding=(0,) * self._spatial)
 
     def _module_info_string(self) -> str:
         more = "" if self.padding_mode == "zeros" else f", padding_mode={self.padding_mode}"
@@ -187,18 +195,8 @@ class Conv1d(_ForwardConv):
 
     def calc_conv(self, inp: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's convolution with another weight and bias, as quantization calls it."""
-        padded, padding = self._padded(inp)
-        return F.conv1d(
-            padded,
-            weight,
-            bias,
-            self.stride[0],
-            padding[0],
-            self.dilation[0],
-            self.groups,
-            self.conv_mode,
-            self.compute_mode,
-        )
+        padded, spec = self._padded(inp)
+        return F.conv1d(padded, weight, bias, *spec)
 
     def forward(self, inp: Tensor) -> Tensor:
         return self.calc_conv(inp, self.weight, self.bias)
@@ -254,18 +252,8 @@ class Conv2d(_ForwardConv):
 
     def calc_conv(self, inp: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's convolution with another weight and bias, as quantization calls it."""
-        padded, padding = self._padded(inp)
-        return F.conv2d(
-            padded,
-            weight,
-            bias,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            self.conv_mode,
-            self.compute_mode,
-        )
+        padded, spec = self._padded(inp)
+        return F.conv2d(padded, weight, bias, *spec)
 
     def forward(self, inp: Tensor) -> Tensor:
         return self.calc_conv(inp, self.weight, self.bias)
@@ -312,16 +300,7 @@ class Conv3d(_ForwardConv):
 
     def calc_conv(self, inp: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's convolution with another weight and bias."""
-        return F.conv3d(
-            inp,
-            weight,
-            bias,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-            self.conv_mode,
-        )
+        return F.conv3d(inp, weight, bias, *self._spec()[:5])
 
     def forward(self, inp: Tensor) -> Tensor:
         return self.calc_conv(inp, self.weight, self.bias)

@@ -140,19 +140,7 @@ class DeformableConv2d(Convolution):
         self, inp: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, bias: Tensor | None
     ) -> Tensor:
         """The layer's convolution with another weight and bias."""
-        return F.deformable_conv2d(
-            inp,
-            weight,
-            offset,
-            mask,
-            bias,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-            self.conv_mode,
-            self.compute_mode,
-        )
+        return F.deformable_conv2d(inp, weight, offset, mask, bias, *self._spec())
 
     def forward(self, inp: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
         return self.calc_conv(inp, self.weight, offset, mask, self.bias)
@@ -227,24 +215,13 @@ class RegionRestrictedConv(Convolution):
         self, inp: Tensor, weight: Tensor, rin: Tensor, rout: Tensor, bias: Tensor | None
     ) -> Tensor:
         """The layer's convolution with another weight and bias."""
-        padding = self.padding
+        spec = self._spec()
         if self.padding_mode != "zeros":
             widths = self.get_pad_width()
             inp = F.pad(inp, widths, self.padding_mode)
-            rin, padding = F.pad(rin, widths[1:], self.padding_mode), (0, 0)
-        out: Tensor = F.region_restricted_conv(
-            inp,
-            weight,
-            rin,
-            rout,
-            bias,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            self.conv_mode,
-            self.compute_mode,
-        )
+            rin = F.pad(rin, widths[1:], self.padding_mode)
+            spec = spec._replace(padding=(0, 0))
+        out: Tensor = F.region_restricted_conv(inp, weight, rin, rout, bias, *spec)
         return out
 
     def forward(self, inp: Tensor, rin: Tensor, rout: Tensor) -> Tensor:

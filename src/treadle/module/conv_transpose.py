@@ -91,18 +91,9 @@ class ConvTranspose2d(_Transposed):
 
     def calc_conv_transpose2d(self, inp: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's map with another weight and bias, as quantization calls it."""
-        return F.conv_transpose2d(
-            inp,
-            weight,
-            bias,
-            self.stride,
-            self.padding,
-            self.output_padding,
-            self.dilation,
-            self.groups,
-            self.conv_mode,
-            self.compute_mode,
-        )
+        spec = self._spec()
+        rest = *spec[:2], self.output_padding, *spec[2:]
+        return F.conv_transpose2d(inp, weight, bias, *rest)
 
     def forward(self, inp: Tensor) -> Tensor:
         return self.calc_conv_transpose2d(inp, self.weight, self.bias)
@@ -160,13 +151,6 @@ class ConvTranspose3d(_Transposed):
         )
 
     def forward(self, inp: Tensor) -> Tensor:
-        return F.conv_transpose3d(
-            inp,
-            self.weight,
-            self.bias,
-            self.stride,
-            self.padding,
-            self.output_padding,
-            self.dilation,
-            self.groups,
-        )
+        spec = self._spec()
+        rest = *spec[:2], self.output_padding, *spec[2:4]
+        return F.conv_transpose3d(inp, self.weight, self.bias, *rest)

@@ -65,20 +65,9 @@ class Conv2d(Float.Conv2d, QuantizedModule):
         if weight_only(self, inp):
             out = self.calc_conv(inp, self.weight.astype("float32"), self.bias)
             return F.relu(out) if nonlinear_mode == "relu" else out
-        padded, padding = self._padded(inp)
-        return conv_bias_activation(
-            padded,
-            self.weight,
-            self.bias,
-            self.output_dtype,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            nonlinear_mode,
-            self.conv_mode,
-            self.compute_mode,
-        )
+        padded, spec = self._padded(inp)
+        rest = *spec[:4], nonlinear_mode, *spec[4:]
+        return conv_bias_activation(padded, self.weight, self.bias, self.output_dtype, *rest)
 
     @classmethod
     def from_qat_module(cls, qat_module: Any) -> Any:
@@ -91,19 +80,8 @@ class Conv2d(Float.Conv2d, QuantizedModule):
 
     @classmethod
     def _like(cls, conv: Float.Conv2d, dtype: Any) -> Any:
-        return cls(
-            conv.in_channels,
-            conv.out_channels,
-            conv.kernel_size,
-            conv.stride,
-            conv.padding,
-            conv.dilation,
-            conv.groups,
-            conv.conv_mode,
-            conv.compute_mode,
-            dtype,
-            conv.padding_mode,
-        )
+        rest = *conv._spec(), dtype, conv.padding_mode
+        return cls(conv.in_channels, conv.out_channels, conv.kernel_size, *rest)
 
     def forward(self, inp: Tensor) -> Tensor:
         return self.calc_conv_quantized(inp)

@@ -65,20 +65,9 @@ class ConvTranspose2d(Float.ConvTranspose2d, QuantizedModule):
         if weight_only(self, inp):
             out = self.calc_conv_transpose2d(inp, self.weight.astype("float32"), self.bias)
             return F.relu(out) if nonlinear_mode == "relu" else out
-        return conv_transpose2d(
-            inp,
-            self.weight,
-            self.bias,
-            self.output_dtype,
-            self.stride,
-            self.padding,
-            self.output_padding,
-            self.dilation,
-            self.groups,
-            self.conv_mode,
-            self.compute_mode,
-            nonlinear_mode,
-        )
+        spec = self._spec()
+        rest = *spec[:2], self.output_padding, *spec[2:], nonlinear_mode
+        return conv_transpose2d(inp, self.weight, self.bias, self.output_dtype, *rest)
 
     @classmethod
     def from_qat_module(cls, qat_module: Any) -> Any:
@@ -91,20 +80,9 @@ class ConvTranspose2d(Float.ConvTranspose2d, QuantizedModule):
 
     @classmethod
     def _like(cls, conv: Float.ConvTranspose2d, dtype: Any) -> Any:
-        return cls(
-            conv.in_channels,
-            conv.out_channels,
-            conv.kernel_size,
-            conv.stride,
-            conv.padding,
-            conv.output_padding,
-            conv.dilation,
-            conv.groups,
-            True,
-            conv.conv_mode,
-            conv.compute_mode,
-            dtype,
-        )
+        spec = conv._spec()
+        rest = *spec[:2], conv.output_padding, *spec[2:4], True, *spec[4:], dtype
+        return cls(conv.in_channels, conv.out_channels, conv.kernel_size, *rest)
 
     def forward(self, inp: Tensor) -> Tensor:
         return self.calc_conv_transpose2d_quantized(inp)
