@@ -104,9 +104,9 @@ def broken_guard(guards: Iterable[Relation], extents: Mapping[str, int]) -> Rela
     return next((g for g in known if not g.holds(extents)), None)
 
 
-def bind(graph: Graph, type_: TensorType, array: Array, extents: dict[str, int]) -> None:
+def bind(graph: Graph, type_: TensorType, array: Any, extents: dict[str, int]) -> None:
     """Read the values of new symbols off the extents of an array that has the given type."""
-    if type_.is_static or len(type_.shape) != array.ndim:
+    if type_.is_static or len(type_.shape) != len(array.shape):
         return
     for extent, actual in zip(type_.shape, array.shape, strict=True):
         symbol = lone_symbol(extent)

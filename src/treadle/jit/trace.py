@@ -54,6 +54,7 @@ from treadle.jit.open_dump import Asked as Call
 from treadle.jit.open_dump import asked, model_for_extents
 from treadle.jit.sequence import Watch
 from treadle.jit.variants import Single, Variant, interface_of
+from treadle.ops.gather import numbering_anew
 from treadle.ops.op import Op
 from treadle.tensor import Tensor
 
@@ -132,6 +133,7 @@ class trace:
         self._fixed = False
         self._variants: dict[Any, list[Variant]] = {}
         self._courses: dict[Any, Course] = {}
+        self._renumbered: tuple[Graph, Graph] | None = None
         self._left = Left()
         self._kinds: dict[Any, Any] = {}
         self._compiled: Compiled[..., Any] | None = None
@@ -182,21 +184,21 @@ class trace:
     # -- as a program ----------------------------------------------------------------------
 
     def _recorded(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Any:
-        captured = _captured(
-            self._function, *replaced(args, kwargs, leaves), self._name, self._for_dump
-        )
+        given = replaced(args, kwargs, leaves)
+        captured = _captured(self._function, *given, self._name, self._for_dump)
         if self._for_dump:
             self._last = captured, argument_names(args, kwargs)
             self._call = asked(args, kwargs) if self._opened else None
         is_open = finds_extents(captured.graph)
         if is_open:  # Their names are the same in all calls.
-            captured = replace(captured, graph=renumbered(captured.graph))
+            if self._renumbered is None or self._renumbered[0] != captured.graph:
+                self._renumbered = captured.graph, renumbered(captured.graph)
+            captured = replace(captured, graph=self._renumbered[1])
         if self._record_only:
             return without_values(captured)
         variant = self._variant(key, captured)
         try:
-            executor = variant.stages.compile()
-            binding = Binding(captured, variant.interface.updates, executor)
+            binding = Binding(captured, variant.interface.updates, variant.stages.compile())
             result = self._ran(variant, binding, leaves)
         except (CompileError, ShapeError) as error:
             if is_open:  # Op by op, an extent of 1 stretches, for one.
@@ -417,10 +419,11 @@ def _captured(
         return recorders[-1]
 
     try:
-        if for_dump:
+        with numbering_anew():
+            if not for_dump:
+                return capture(function, args, kwargs, name, kind=noting)
             with scoped() as kind:
                 return capture(function, args, kwargs, name, kind=kind)
-        return capture(function, args, kwargs, name, kind=noting)
     except TreadleError as error:
         reads = error.where == "jit" and "known only when" in error.problem
         if reads or any(r.met for r in recorders) or _data_decide(error):

@@ -7,7 +7,9 @@ Indices are int32 or int64; negative ones count from the end; one that is out of
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -454,7 +456,22 @@ class OneHot(Op):
         )
 
 
-_FRESH = itertools.count()
+_FRESH = map(str, itertools.count())
+_ANEW: ContextVar[Iterator[str]] = ContextVar("fresh")
+"""Ends of names of extents that data decide."""
+
+
+@contextmanager
+def numbering_anew() -> Iterator[None]:
+    """Inside, extents that data decide have the names that they have in every other such block.
+
+    What is remembered of types in one is then found in the next one.
+    """
+    before = _ANEW.set(map(".{}".format, itertools.count()))
+    try:
+        yield
+    finally:
+        _ANEW.reset(before)
 
 
 @op
@@ -473,7 +490,7 @@ class Nonzero(Op):
         self.check_dtype((x,))
         self.check_positions(x, range(x.ndim))
         most = size_of(x.shape) if is_static(x.shape) else None
-        count: Dim = symbol(f"nonzero{next(_FRESH)}", 0, most) if most != 0 else 0
+        count: Dim = symbol(f"nonzero{next(_ANEW.get(_FRESH))}", 0, most) if most != 0 else 0
         return (TensorType(dt.int32, (count, x.ndim), x.device),)
 
     def bounded(self, types: Types) -> Op | None:

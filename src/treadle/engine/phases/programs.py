@@ -39,7 +39,6 @@ from treadle.engine.targets import StagedProgram, Target
 from treadle.graph.evaluate import bind, op_at, specialize
 from treadle.graph.ir import Graph, Node, Value, regions_of, symbols_in
 from treadle.ops.control import Cond, ControlFlow, Region, Scan, While
-from treadle.ops.op import as_tuple
 from treadle.runtime.array import to_device, to_host
 
 MOST_RUNNERS = 256
@@ -309,7 +308,8 @@ class Phases:
         except TreadleError as error:
             error.locate(node.loc)
             raise
-        for value, array in zip(node.outputs, as_tuple(found), strict=True):
+        made = found if isinstance(found, tuple) else (found,)
+        for value, array in zip(node.outputs, made, strict=True):
             bind(self.graph, value.type, array, extents)
             known[value] = self._placed(array)
 
