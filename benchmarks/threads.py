@@ -25,9 +25,7 @@ import numpy as np
 from kernels import profiled
 from workloads import WORKLOADS
 
-from treadle.backends.codegen.kernel import builder
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Value, pointer
+from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.cpu.compiler import NativeCompiler
 from treadle.backends.cpu.roofline import memory
 from treadle.backends.program import Address, Program, Run
@@ -84,12 +82,11 @@ def fork_of(threads: int, each: float, group: int) -> float:
 
 def fork_seconds() -> float:
     """What a launch costs that every thread gets an item of, over one that is not shared."""
-    x = pointer(dt.float32, "x")
-
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        e.loop(lo, hi, 1, lambda i: e.store(x, e.mul(i, 16), e.constant(0.0, dt.float32)))
-
-    kernel = builder.kernel("one_store", [x], write)
+    e = KernelBuilder()
+    x = e.pointer(dt.float32, "x")
+    with e.items() as i:
+        x[i * 16] = 0.0
+    kernel = e.kernel("one_store")
     threads, compiler, room = os.cpu_count() or 1, NativeCompiler(), memory(1 << 16)
     found = []
     for serial in (False, True):

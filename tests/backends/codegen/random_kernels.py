@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 
 import numpy as np
+from tests.backends.codegen.spelled import Builder, kernel
 
-from treadle.backends.codegen.kernel.builder import Builder, kernel
 from treadle.backends.codegen.kernel.ir import Kernel, Type, Value, pointer, size
 from treadle.base import dtype as dt
 

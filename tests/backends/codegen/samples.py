@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from tests.backends.codegen.spelled import Builder, function, kernel
 
-from treadle.backends.codegen.kernel.builder import Builder, function, kernel
 from treadle.backends.codegen.kernel.ir import Function, Kernel, Type, Value, pointer
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType

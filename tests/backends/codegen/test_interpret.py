@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.backends.codegen.spelled import Builder, kernel
 
-from treadle.backends.codegen.kernel.builder import Builder, kernel
 from treadle.backends.codegen.kernel.c import c_source
 from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.kernel.interpret_values import fma

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from tests.backends.codegen.execution import RUNNABLE, Native, assembly, compiled, object_code, same
 from tests.backends.codegen.samples import Sample, all_samples
+from tests.backends.codegen.spelled import Builder, kernel
 
-from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder, kernel
+from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer
 from treadle.backends.codegen.kernel.llvm import module_text

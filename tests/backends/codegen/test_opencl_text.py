@@ -6,9 +6,9 @@ That it computes what the interpreter does, `tests/backends/opencl/test_text.py`
 from __future__ import annotations
 
 import pytest
+from tests.backends.codegen.spelled import Builder, function, kernel
 from tests.backends.codegen.test_text import axpy, mean_or_zero
 
-from treadle.backends.codegen.kernel.builder import Builder, function, kernel
 from treadle.backends.codegen.kernel.c_opencl import opencl_source, scratch_bytes
 from treadle.backends.codegen.kernel.ir import Kernel, KernelError, Value, pointer
 from treadle.backends.codegen.kernel.text import symbol_of

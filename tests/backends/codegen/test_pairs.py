@@ -9,8 +9,8 @@ from tests.backends.codegen.channels_last import channels_last
 from tests.backends.codegen.contractions import check, fused, interpreted, lowered, run, values
 from tests.backends.codegen.execution import RUNNABLE, assembly
 from tests.backends.codegen.irregular import native, runner_of
+from tests.backends.codegen.spelled import Builder, kernel
 
-from treadle.backends.codegen.kernel.builder import Builder, kernel
 from treadle.backends.codegen.kernel.interpret import run as interpret
 from treadle.backends.codegen.kernel.ir import KernelError, pointer
 from treadle.backends.codegen.lower import lower

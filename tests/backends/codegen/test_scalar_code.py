@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.backends.codegen.execution import RUNNABLE, compiled, same
+from tests.backends.codegen.spelled import Builder, kernel
 
-from treadle.backends.codegen.kernel.builder import Builder, kernel
 from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.kernel.ir import Instruction, Kernel, KernelError, Value, pointer
 from treadle.backends.codegen.scalars.code import (

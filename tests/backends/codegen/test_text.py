@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import weakref
 
-from treadle.backends.codegen.kernel.builder import Builder, function, kernel
+from tests.backends.codegen.spelled import Builder, function, kernel
+
 from treadle.backends.codegen.kernel.c import c_source
 from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
 from treadle.backends.codegen.kernel.llvm import module_text

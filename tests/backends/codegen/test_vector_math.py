@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.backends.codegen.execution import RUNNABLE, Native, compiled, object_code, same
+from tests.backends.codegen.spelled import Builder, kernel
 
-from treadle.backends.codegen.kernel.builder import Builder, kernel
 from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.kernel.ir import Kernel, KernelError, Value, pointer
 from treadle.backends.codegen.scalars.code import load_value, store_value

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tests.backends.codegen.execution import same
 from tests.backends.codegen.samples import Sample, all_samples
+from tests.backends.codegen.spelled import kernel
 from tests.backends.cuda.host_gpu import host_compiler
 from tests.backends.cuda.host_kernels import HostKernels
 
-from treadle.backends.codegen.kernel.builder import kernel
 from treadle.backends.codegen.kernel.c_cuda import LOCAL, cuda_source
 from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.kernel.ir import Kernel, pointer

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.backends.codegen.spelled import Builder, kernel
 from tests.backends.compiling_toy import PartedDevice
 from tests.backends.rendered.fake_renderer import FakeRenderer
 
 from treadle.backends.api import Support, SynchronousStream
-from treadle.backends.codegen.kernel.builder import Builder, kernel
 from treadle.backends.codegen.kernel.ir import Value, pointer, size
 from treadle.backends.object_cache import ObjectCache
 from treadle.backends.program import Address, Host, Jump, Launch, Program, Run, Together

@@ -11,15 +11,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import platform
 import time
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 
-from treadle.backends.codegen.kernel import builder
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import dot, fma
 from treadle.backends.codegen.target import Target
 from treadle.backends.cpu.host import last_cache, memory_bytes, processor
 from treadle.backends.program import ALIGNMENT, Address, Array, Limits, Program, Run
@@ -122,134 +124,85 @@ def reads(target: Target, elements: int) -> tuple[Program, int]:
 
 
 def multiply_kernel(target: Target) -> Kernel:
-    """Chains of dependent multiply-adds; an item leaves one vector."""
-    out, turns = pointer(dt.float32, "out"), size("turns")
-    lanes = target.lanes(dt.float32)
-
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        factor, term = (e.constant(x, dt.float32, lanes) for x in (0.5, 0.25))
-        starts = [e.constant(float(i), dt.float32, lanes) for i in range(_CHAINS)]
-
-        def item(i: Value) -> None:
-            def turn(_: Value, *sums: Value) -> tuple[Value, ...]:
-                return tuple(e.fma(s, factor, term) for s in sums)
-
-            first, *others = e.loop(0, turns, 1, turn, starts)
-            for other in others:
-                first = e.add(first, other)
-            e.store(out, e.mul(i, lanes), first)
-
-        e.loop(lo, hi, 1, item)
-
-    return builder.kernel("roofline_multiply", [out, turns], write)
+    """Return chains of dependent multiply-adds; an item leaves one vector."""
+    e, lanes = KernelBuilder(), target.lanes(dt.float32)
+    out, turns = e.pointer(dt.float32, "out"), e.size("turns")
+    factor, term = (e.constant(x, dt.float32, lanes) for x in (0.5, 0.25))
+    starts = [e.constant(float(i), dt.float32, lanes) for i in range(_CHAINS)]
+    with e.items() as i:
+        sums = list(starts)
+        with e.loop(turns, carrying=sums):
+            sums[:] = [fma(s, factor, term) for s in sums]
+        out[i * lanes] = reduce(operator.add, sums)
+    return e.kernel("roofline_multiply")
 
 
 def dot_kernel(lanes: int, sums: DType, a: DType, b: DType) -> Kernel:
-    """Chains of dependent sums of products; an item leaves one vector."""
-    out, turns = pointer(sums, "out"), size("turns")
-    many = lanes * (4 // a.itemsize)
-
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        x, y = e.constant(1, a, many), e.constant(1, b, many)
-        starts = [e.constant(i, sums, lanes) for i in range(_CHAINS)]
-
-        def item(i: Value) -> None:
-            def turn(_: Value, *totals: Value) -> tuple[Value, ...]:
-                return tuple(e.dot(total, x, y) for total in totals)
-
-            first, *others = e.loop(0, turns, 1, turn, starts)
-            for other in others:
-                first = e.add(first, other)
-            e.store(out, e.mul(i, lanes), first)
-
-        e.loop(lo, hi, 1, item)
-
-    return builder.kernel(f"roofline_dot_{a.name}", [out, turns], write)
+    """Return chains of dependent sums of products; an item leaves one vector."""
+    e, many = KernelBuilder(), lanes * (4 // a.itemsize)
+    out, turns = e.pointer(sums, "out"), e.size("turns")
+    x, y = e.constant(1, a, many), e.constant(1, b, many)
+    starts = [e.constant(i, sums, lanes) for i in range(_CHAINS)]
+    with e.items() as i:
+        totals = list(starts)
+        with e.loop(turns, carrying=totals):
+            totals[:] = [dot(total, x, y) for total in totals]
+        out[i * lanes] = reduce(operator.add, totals)
+    return e.kernel(f"roofline_dot_{a.name}")
 
 
 def matrix_kernel(sums: DType, a: DType, b: DType) -> Kernel:
-    """Four sums of products in matrix registers; an item leaves a row of one of them."""
-    out, turns = pointer(sums, "out"), size("turns")
-
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        room = e.stack(sums, 16 * 16)
-        e.begin_matrices()
-        for register in range(8):
-            e.matrix_zero(register)
-
-        def turn(_: Value) -> None:
+    """Return four sums of products in matrix registers; an item leaves a row of one of them."""
+    e = KernelBuilder()
+    out, turns = e.pointer(sums, "out"), e.size("turns")
+    room = e.stack(sums, 16 * 16)
+    e.begin_matrices()
+    for register in range(8):
+        e.matrix_zero(register)
+    with e.items() as i:
+        with e.loop(turns):
             for total in range(4):
                 e.matrix_dot(total, 4 + total // 2, 6 + total % 2, a, b)
-
-        def item(i: Value) -> None:
-            e.loop(0, turns, 1, turn)
-            e.matrix_store(0, room, 16)
-            e.store(out, e.mul(i, 16), e.load(room, 0, 16))
-
-        e.loop(lo, hi, 1, item)
-        e.end_matrices()
-
-    return builder.kernel(f"roofline_matrices_{a.name}", [out, turns], write)
+        e.matrix_store(0, room, 16)
+        row = i * 16
+        out[row] = room.load(0, 16)
+    e.end_matrices()
+    return e.kernel(f"roofline_matrices_{a.name}")
 
 
 def triad_kernel(target: Target, streaming: bool) -> Kernel:
-    """Two arrays read and one written, in chunks; `streaming` stores pass the caches by."""
-    x, y, z = (pointer(dt.float32, name) for name in "xyz")
-    lanes = target.lanes(dt.float32)
-
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        factor = e.constant(0.5, dt.float32, lanes)
-
-        def step(i: Value) -> None:
-            total = e.fma(e.load(z, i, lanes), factor, e.load(y, i, lanes))
-            e.store(x, i, total, aligned=True, streaming=streaming)
-
-        e.loop(e.mul(lo, _CHUNK), e.mul(hi, _CHUNK), lanes, step)
-
-    return builder.kernel("roofline_triad", [x, y, z], write)
+    """Return x = y + s z in chunks; `streaming` stores pass the caches by."""
+    e, lanes = KernelBuilder(), target.lanes(dt.float32)
+    x, y, z = (e.pointer(dt.float32, name) for name in "xyz")
+    factor = e.constant(0.5, dt.float32, lanes)
+    with e.loop(e.lo * _CHUNK, e.hi * _CHUNK, lanes) as i:
+        total = fma(z.load(i, lanes), factor, y.load(i, lanes))
+        x.store(i, total, aligned=True, streaming=streaming)
+    return e.kernel("roofline_triad")
 
 
 def update_kernel(target: Target) -> Kernel:
-    """An array read and written in place, and another one read, in chunks."""
-    x, y = (pointer(dt.float32, name) for name in "xy")
-    lanes = target.lanes(dt.float32)
-
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        factor = e.constant(0.5, dt.float32, lanes)
-
-        def step(i: Value) -> None:
-            e.store(x, i, e.fma(e.load(x, i, lanes), factor, e.load(y, i, lanes)), aligned=True)
-
-        e.loop(e.mul(lo, _CHUNK), e.mul(hi, _CHUNK), lanes, step)
-
-    return builder.kernel("roofline_update", [x, y], write)
+    """Return x = y + s x in chunks: an array is read and written in place, another one read."""
+    e, lanes = KernelBuilder(), target.lanes(dt.float32)
+    x, y = (e.pointer(dt.float32, name) for name in "xy")
+    factor = e.constant(0.5, dt.float32, lanes)
+    with e.loop(e.lo * _CHUNK, e.hi * _CHUNK, lanes) as i:
+        x.store(i, fma(x.load(i, lanes), factor, y.load(i, lanes)), aligned=True)
+    return e.kernel("roofline_update")
 
 
 def sum_kernel(target: Target) -> Kernel:
-    """An array read in chunks; a chunk leaves one vector at its place in another one."""
-    x, y = (pointer(dt.float32, name) for name in "xy")
-    lanes, chains = target.lanes(dt.float32), 4
-
-    def write(e: Builder, lo: Value, hi: Value) -> None:
-        zero = (e.constant(0.0, dt.float32, lanes),) * chains
-
-        def chunk(i: Value) -> None:
-            start = e.mul(i, _CHUNK)
-
-            def step(at: Value, *sums: Value) -> tuple[Value, ...]:
-                places = (e.add(e.add(start, at), lanes * n) for n in range(chains))
-                return tuple(
-                    e.add(s, e.load(x, place, lanes)) for s, place in zip(sums, places, strict=True)
-                )
-
-            first, *others = e.loop(0, _CHUNK, lanes * chains, step, zero)
-            for other in others:
-                first = e.add(first, other)
-            e.store(y, start, first)
-
-        e.loop(lo, hi, 1, chunk)
-
-    return builder.kernel("roofline_sum", [x, y], write)
+    """Return sums of an array's chunks; a chunk leaves one vector at its place in another array."""
+    e, lanes, chains = KernelBuilder(), target.lanes(dt.float32), 4
+    x, y = (e.pointer(dt.float32, name) for name in "xy")
+    zero = e.constant(0.0, dt.float32, lanes)
+    with e.items() as i:
+        start, sums = i * _CHUNK, [zero] * chains
+        with e.loop(0, _CHUNK, lanes * chains, carrying=sums) as at:
+            for n, before in enumerate(sums):
+                sums[n] = before + x.load(start + at + lanes * n, lanes)
+        y[start] = reduce(operator.add, sums)
+    return e.kernel("roofline_sum")
 
 
 def probe(

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from treadle.backends.api import Support, no
-from treadle.backends.codegen.kernel.builder import Builder, kernel
-from treadle.backends.codegen.kernel.ir import Value, pointer, size
+from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import minimum
 from treadle.backends.program import Address, Launch, Lowered, Program, Ref, Run
 from treadle.backends.rendered.compiler import RenderedCompiler
 from treadle.base import dtype as dt
@@ -111,15 +112,15 @@ def _copying(nbytes: int, target: Ref, source: Ref) -> Launch:
     return Launch(_COPY, (target, source, nbytes), -(-nbytes // _PIECE))
 
 
-def _copy() -> Any:
-    target, source, count = pointer(dt.uint8, "target"), pointer(dt.uint8, "source"), size("count")
-
-    def write(b: Builder, lo: Value, hi: Value) -> None:
-        first = b.mul(lo, _PIECE)
-        length = b.sub(b.min(b.mul(hi, _PIECE), count), first)
-        b.copy(b.offset(target, first), b.offset(source, first), length)
-
-    return kernel("copy_bytes", (target, source, count), write)
+def _copy() -> Kernel:
+    """Return the kernel whose items copy a piece of memory each."""
+    e = KernelBuilder()
+    target, source = e.pointer(dt.uint8, "target"), e.pointer(dt.uint8, "source")
+    count = e.size("count")
+    first = e.lo * _PIECE
+    length = minimum(e.hi * _PIECE, count) - first
+    (target + first).copy_from(source + first, length)
+    return e.kernel("copy_bytes")
 
 
 _COPY = _copy()

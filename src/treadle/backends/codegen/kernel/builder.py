@@ -20,6 +20,7 @@ from treadle.backends.codegen.kernel.ir import (
 )
 from treadle.backends.codegen.kernel.language import (
     INDEX,
+    Emitter,
     KernelError,
     Number,
     Operand,
@@ -30,7 +31,6 @@ from treadle.backends.codegen.kernel.language import (
     pointer,
     size,
 )
-from treadle.backends.codegen.kernel.spelled import Spelled
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
@@ -39,7 +39,7 @@ Changing = list[V] | tuple[list[Any], ...]
 """Lists whose items a block may replace: what a loop carries, or a branch decides on."""
 
 
-class Builder(Spelled):
+class Builder(Emitter):
     """Writes one function: what is no operator of its values.
 
     Index arithmetic on numbers is folded, equal pure instructions are written once. With `flushes`,
@@ -145,13 +145,8 @@ class Builder(Spelled):
 
     # -- structure -------------------------------------------------------------------------
 
-    def loop(self, start: Any, stop: Any = None, step: Any = 1, *given: Any, **more: Any) -> Any:
-        if not given:
-            return self.turns(start, stop, step, **more)
-        return self.spelled_loop(start, stop, step, *given)
-
     @contextmanager
-    def turns(
+    def loop(
         self,
         start: Value | int,
         stop: Value | int | None = None,
@@ -312,7 +307,7 @@ class KernelBuilder(Builder):
 
     def items(self, *, carrying: Changing[Any] = ()) -> AbstractContextManager[Value]:
         """A block that is run for every item."""
-        return self.turns(self.lo, self.hi, carrying=carrying)
+        return self.loop(self.lo, self.hi, carrying=carrying)
 
     def kernel(
         self, name: str, functions: Sequence[Function] = (), features: Sequence[str] = ()
@@ -350,25 +345,3 @@ def _check(lists: Sequence[list[Any]], like: Sequence[Operand]) -> tuple[Operand
     if found != wanted:
         raise KernelError(f"a block leaves {found}, not {wanted}")
     return values
-
-
-def function(
-    name: str, parameters: Sequence[Operand], write: Callable[[Builder], None]
-) -> Function:
-    """A function whose body `write` builds."""
-    builder = Builder(parameters)
-    write(builder)
-    return builder.function(name)
-
-
-def kernel(
-    name: str,
-    parameters: Sequence[Operand],
-    write: Callable[[Builder, Value, Value], None],
-    functions: Sequence[Function] = (),
-    features: Sequence[str] = (),
-) -> Kernel:
-    """A kernel whose entry `write(builder, lo, hi)` builds."""
-    builder = KernelBuilder(parameters)
-    write(builder, builder.lo, builder.hi)
-    return builder.kernel(name, functions, features)

@@ -1,40 +1,32 @@
-"""Instructions by name, for generators that are not written with operators yet."""
+"""Kernels written with functions: instructions by name, loops and branches over callbacks.
+
+Tests of the language, its printers and its interpreter choose instructions at random or by name,
+for which operators and blocks are no help.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from treadle.backends.codegen.kernel import builder
 from treadle.backends.codegen.kernel import language as v
-from treadle.backends.codegen.kernel.ir import BITWISE, COMPARE, UNARY
-from treadle.backends.codegen.kernel.language import Emitter, KernelError, Number, Operand, Value
+from treadle.backends.codegen.kernel.ir import BITWISE, COMPARE, UNARY, Function, Kernel
+from treadle.backends.codegen.kernel.language import KernelError, Number, Operand, Value
 from treadle.base.dtype import DType
 
 
-class Spelled(Emitter):
-    """Instructions by name."""
+class Builder(builder.Builder):
+    """Builder of functions, with instructions by name."""
 
-    @abstractmethod
-    def turns(self, *given: Any, **more: Any) -> Any: ...
-
-    @abstractmethod
-    def when(self, condition: Value, *, changing: Any = ()) -> Any: ...
-
-    @abstractmethod
-    def otherwise(self) -> Any: ...
-
-    def spelled_loop(
-        self,
-        start: Value | int,
-        stop: Value | int,
-        step: Value | int,
-        body: Callable[..., Any],
-        initial: Sequence[Any] = (),
-    ) -> tuple[Any, ...]:
-        """Carry what `body` returns."""
+    def loop(self, start: Any, stop: Any = None, step: Any = 1, *given: Any, **more: Any) -> Any:
+        """Run a block, or a function (`body`, `initial`) whose results go from turn to turn."""
+        if not given:
+            return super().loop(start, stop, step, **more)
+        body, *rest = given
+        initial: Sequence[Any] = rest[0] if rest else more.get("initial", ())
         state = list(initial)
-        with self.turns(start, stop, step, carrying=state) as index:
+        with super().loop(start, stop, step, carrying=state) as index:
             state[:] = _values(body(index, *state), state)
         return tuple(state)
 
@@ -189,6 +181,32 @@ class Spelled(Emitter):
 
     def zero(self, target: Any, count: Value | int) -> None:
         target.zero(count)
+
+
+class _KernelBuilder(Builder, builder.KernelBuilder):
+    """Builder of kernels, with instructions by name."""
+
+
+def function(
+    name: str, parameters: Sequence[Operand], write: Callable[[Builder], None]
+) -> Function:
+    """Return a function whose body `write` builds."""
+    made = Builder(parameters)
+    write(made)
+    return made.function(name)
+
+
+def kernel(
+    name: str,
+    parameters: Sequence[Operand],
+    write: Callable[[Builder, Value, Value], Any],
+    functions: Sequence[Function] = (),
+    features: Sequence[str] = (),
+) -> Kernel:
+    """Return a kernel whose entry `write(builder, lo, hi)` builds."""
+    made = _KernelBuilder(parameters)
+    write(made, made.lo, made.hi)
+    return made.kernel(name, functions, features)
 
 
 def _values(given: Any, like: Sequence[Operand]) -> tuple[Any, ...]:
