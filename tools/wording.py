@@ -1,4 +1,4 @@
-"""Wording of docstrings and pages: openings and words that `docs/style.md` keeps out.
+"""Wording of docstrings, help texts and pages: openings and words that `docs/style.md` keeps out.
 
 Run as `python -m tools.wording`; exits with status 1 and a list of places when one is found.
 """
@@ -41,6 +41,17 @@ def in_code(text: str, openings: frozenset[str]) -> Iterator[tuple[int, str]]:
             yield line, f'a docstring begins with "{first[0]}"'
 
 
+def in_help(text: str, openings: frozenset[str]) -> Iterator[tuple[int, str]]:
+    """Yield the line and opening of help texts of options that begin with one of these words."""
+    for node in ast.walk(ast.parse(text)):
+        if not (isinstance(node, ast.keyword) and node.arg == "help"):
+            continue
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            first = _WORD.match(node.value.value)
+            if first is not None and first[0] in openings:
+                yield node.value.lineno, f'a help text begins with "{first[0]}"'
+
+
 def in_page(text: str, words: Mapping[str, str]) -> Iterator[tuple[int, str]]:
     """Yield the line and word of each house word in a page's prose; code is left out."""
     prose = _CODE.sub(lambda found: "\n" * found[0].count("\n"), text)
@@ -57,7 +68,8 @@ def findings(root: Path) -> list[str]:
     found = []
     for path in sorted((root / "src" / "treadle").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        found += [f"{path.relative_to(root)}:{n}: {what}" for n, what in in_code(text, openings)]
+        places = (*in_code(text, openings), *in_help(text, openings))
+        found += [f"{path.relative_to(root)}:{n}: {what}" for n, what in places]
     pages = [*root.glob("*.md"), *(root / "docs").glob("*.md")]
     for path in sorted(p for p in pages if p.name not in ("CHANGELOG.md", "style.md")):
         text = path.read_text(encoding="utf-8")

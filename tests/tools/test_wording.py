@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.wording import in_code, in_page
+from tools.wording import in_code, in_help, in_page
 
 OPENINGS = frozenset({"What", "Whether"})
 
@@ -26,6 +26,11 @@ class Thing:
 
 def test_openings_of_docstrings_are_found() -> None:
     assert [line for line, _ in in_code(CODE, OPENINGS)] == [1, 4, 11]
+
+
+def test_openings_of_help_texts_are_found() -> None:
+    code = 'Option(help="What it is.")\nOption(help="A name.")\nOption(metavar="What")\n'
+    assert [line for line, _ in in_help(code, OPENINGS)] == [1]
 
 
 def test_words_are_found_in_prose_alone() -> None:

@@ -245,7 +245,7 @@ AllowNative = Annotated[
     typer.Option(
         "--allow-native",
         metavar="",
-        help="Run native code whoever made it: else only yours, and that of keys you trust.",
+        help="Run native code of any author; by default only yours, or signed by keys you trust.",
         rich_help_panel=TARGET,
     ),
 ]

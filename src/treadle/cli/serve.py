@@ -55,10 +55,10 @@ AllowNative = Annotated[
     bool,
     typer.Option(
         "--allow-native",
-        help="Run native code whoever made it: else only yours, and that of keys you trust.",
+        help="Run native code of any author; by default only yours, or signed by keys you trust.",
     ),
 ]
-Level = Annotated[int, typer.Option(help="Of optimization.", min=0, max=3)]
+Level = Annotated[int, typer.Option(help="Level of optimization.", min=0, max=3)]
 MaxBatch = Annotated[
     int | None,
     typer.Option(

@@ -426,7 +426,7 @@ def _allocated_at_last(device: OpenDevice, nbytes: int) -> Block:
 
 
 def forget_peak(device: OpenDevice) -> None:
-    """Let `peak`, the most bytes of live blocks, start anew from those there are."""
+    """Reset `peak`, the most bytes of live blocks, to the bytes that are live now."""
     with device._lock:
         device.peak = device._bytes
 

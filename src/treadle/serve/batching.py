@@ -30,7 +30,7 @@ class Work:
     Attributes:
         arrays: the inputs.
         rows: how many it has; 0 if it runs alone.
-        done: called once, in the model's thread, with the results or the reason of their lack.
+        done: called once, in the model's thread, with the results, or why there are none.
         gone: whether nobody waits for the results any more.
         arrived: when it was handed in, by `time.perf_counter`.
     """

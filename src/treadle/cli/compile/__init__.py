@@ -121,7 +121,7 @@ Native = Annotated[
     typer.Option(
         "--native/--portable",
         metavar="",
-        help="Whether machine code is in the file; where left out, if that is possible.",
+        help="Put machine code into the file, or leave it out; by default in, where possible.",
         rich_help_panel=a.CONTENTS,
     ),
 ]

@@ -35,7 +35,7 @@ Code = Annotated[
     typer.Option(
         "--model",
         metavar="MODULE:FUNCTION",
-        help="What builds the model, such as nets.resnet:resnet50 or train.py:Net. It is run.",
+        help="A function that builds the model: nets.resnet:resnet50, train.py:Net. Its code runs.",
         rich_help_panel=CHECKPOINT,
     ),
 ]
@@ -44,7 +44,7 @@ Args = Annotated[
     typer.Option(
         "--args",
         metavar="JSON",
-        help="Its arguments: a list, or an object of named ones.",
+        help="Arguments of that function: a list, or an object of named ones.",
         rich_help_panel=CHECKPOINT,
     ),
 ]
@@ -53,7 +53,7 @@ Key = Annotated[
     typer.Option(
         "--key",
         metavar="KEY",
-        help="Where the weights are, if the checkpoint has several dicts of tensors.",
+        help="Key of the weights, if the checkpoint has several dicts of tensors.",
         rich_help_panel=CHECKPOINT,
     ),
 ]
@@ -72,7 +72,7 @@ Strict = Annotated[
     typer.Option(
         "--strict/--no-strict",
         metavar="",
-        help="Whether weights that are missing, left over or of other shapes are an error.",
+        help="Refuse weights that are missing, unused or of other shapes, or accept them.",
         rich_help_panel=CHECKPOINT,
     ),
 ]
@@ -101,7 +101,7 @@ Outputs = Annotated[
     typer.Option(
         "--outputs",
         metavar="NAME",
-        help="A result that is kept; may be repeated. All of them where left out.",
+        help="A result to keep; may be repeated. By default all results are kept.",
         rich_help_panel=a.RESULTS,
     ),
 ]
@@ -110,7 +110,7 @@ To = Annotated[
     typer.Option(
         "--to",
         metavar="model|onnx",
-        help="What to write; by the output's name where left out, else a model file.",
+        help="Format to write; by default that of the output's name, else a model file.",
         rich_help_panel=a.RESULTS,
     ),
 ]
@@ -119,7 +119,7 @@ Tolerance = Annotated[
     typer.Option(
         metavar="X",
         min=0.0,
-        help="By how much outputs may differ, absolute plus relative.",
+        help="Largest difference between outputs, absolute plus relative.",
         rich_help_panel=a.RESULTS,
     ),
 ]

@@ -47,13 +47,13 @@ Source = Annotated[
 ]
 Context = Annotated[
     int,
-    typer.Option(min=8, rich_help_panel=_MODEL, help="Tokens of a text at most, prompt included."),
+    typer.Option(min=8, rich_help_panel=_MODEL, help="Most tokens of a text, prompt included."),
 ]
 Dtype = Annotated[
     Weights,
     typer.Option(
         rich_help_panel=_MODEL,
-        help="What weights are kept in: as the file has them, or widened.",
+        help="Format of weights in memory: as in the file, or widened.",
     ),
 ]
 Rounded = Annotated[
@@ -61,12 +61,12 @@ Rounded = Annotated[
     typer.Option(
         "--prompts",
         rich_help_panel=_MODEL,
-        help="What prompts are rounded to where they meet quantized weights; bfloat16 where the "
-        "processor multiplies it, else int16, which is nearly exact.",
+        help="Type to which prompts are rounded for products with quantized weights; by default "
+        "bfloat16 where the processor multiplies it, else int16, which is nearly exact.",
     ),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Tokens of an answer at most.")
+    int | None, typer.Option(min=1, metavar="N", help="Most tokens of an answer.")
 ]
 Temperature = Annotated[
     float | None,
@@ -74,12 +74,12 @@ Temperature = Annotated[
         min=0.0,
         metavar="X",
         rich_help_panel=_SAMPLING,
-        help="0 takes the likeliest token. What is left out here is as the file asks for.",
+        help="0 takes the likeliest token. Defaults of sampling are those of the model's files.",
     ),
 ]
 TopK = Annotated[
     int | None,
-    typer.Option(min=0, metavar="N", rich_help_panel=_SAMPLING, help="Only the N likeliest."),
+    typer.Option(min=0, metavar="N", rich_help_panel=_SAMPLING, help="Draw from the N likeliest."),
 ]
 TopP = Annotated[
     float | None,
@@ -88,7 +88,7 @@ TopP = Annotated[
         max=1.0,
         metavar="X",
         rich_help_panel=_SAMPLING,
-        help="Only likeliest ones of this mass.",
+        help="Draw from the fewest likeliest tokens whose probabilities add up to X.",
     ),
 ]
 MinP = Annotated[
@@ -98,10 +98,10 @@ MinP = Annotated[
         max=1.0,
         metavar="X",
         rich_help_panel=_SAMPLING,
-        help="Only tokens so likely, compared with the likeliest.",
+        help="Draw from tokens at least X times as likely as the likeliest.",
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, rich_help_panel=_SAMPLING, help="Of the random numbers.")]
+Seed = Annotated[int, typer.Option(min=0, rich_help_panel=_SAMPLING, help="Seed of sampling.")]
 Stop = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="A text that ends the answer; may be repeated."),
@@ -121,7 +121,7 @@ Lookup = Annotated[
         max=7,
         metavar="N",
         rich_help_panel=_MODEL,
-        help="Propose up to N tokens that followed where the last ones stood before.",
+        help="Propose up to N tokens that followed an earlier occurrence of the last ones.",
     ),
 ]
 
@@ -137,14 +137,14 @@ class Cached(StrEnum):
 
 CacheDtype = Annotated[
     Cached | None,
-    typer.Option(rich_help_panel=_MODEL, help="What keys and values of tokens are kept in."),
+    typer.Option(rich_help_panel=_MODEL, help="Element type of cached keys and values."),
 ]
 Adapter = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
         rich_help_panel=_MODEL,
-        help="What was learned beside the model, as `treadle llm finetune` or peft wrote it.",
+        help="An adapter of the model, as `treadle llm finetune` or peft wrote it.",
     ),
 ]
 _ADAPTER = "adapter"

@@ -17,10 +17,10 @@ from treadle.cli.llm.arguments import Dtype, Rounded, Source, Weights, loading
 from treadle.llm.files import open_checkpoint
 from treadle.llm.models import build
 
-Prompt = Annotated[int, typer.Option(min=1, max=4096, help="Tokens of a prompt that is read.")]
-Generate = Annotated[int, typer.Option(min=1, help="Tokens that are generated.")]
-Repeat = Annotated[int, typer.Option(min=1, help="Times, after one that does not count.")]
-Depth = Annotated[int, typer.Option(min=0, help="Tokens that the cache holds before.")]
+Prompt = Annotated[int, typer.Option(min=1, max=4096, help="Tokens of the prompt.")]
+Generate = Annotated[int, typer.Option(min=1, help="Tokens to generate.")]
+Repeat = Annotated[int, typer.Option(min=1, help="Measured runs, after a first one.")]
+Depth = Annotated[int, typer.Option(min=0, help="Tokens in the cache beforehand.")]
 
 
 def command(

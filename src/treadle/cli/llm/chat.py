@@ -36,7 +36,7 @@ from treadle.cli.llm.arguments import (
 from treadle.cli.status import Status
 from treadle.llm.generation import LanguageModel
 
-System = Annotated[str, typer.Option(metavar="TEXT", help="What the model is told beforehand.")]
+System = Annotated[str, typer.Option(metavar="TEXT", help="The system prompt.")]
 Message = Annotated[
     str | None,
     typer.Argument(metavar="[TEXT]", help="A question; without one, what you type is answered."),

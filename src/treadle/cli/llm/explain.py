@@ -14,7 +14,7 @@ from treadle.llm.files import open_checkpoint
 from treadle.llm.models import build
 
 Tokens = Annotated[int, typer.Option(min=1, help="Tokens of the step: 1 where an answer goes on.")]
-Behind = Annotated[int, typer.Option(min=0, help="Tokens that are there before.")]
+Behind = Annotated[int, typer.Option(min=0, help="Tokens in the cache beforehand.")]
 Measure = Annotated[
     bool,
     typer.Option(

@@ -35,8 +35,8 @@ Data = Annotated[
         help='A JSONL file: {"messages": [...]}, {"prompt": "", "completion": ""} or {"text": ""}.',
     ),
 ]
-Base = Annotated[str, typer.Option("--model", metavar="MODEL", help="What is tuned.")]
-Output = Annotated[Path, typer.Option(metavar="DIR", help="Where the adapter is written.")]
+Base = Annotated[str, typer.Option("--model", metavar="MODEL", help="The model to tune.")]
+Output = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the adapter.")]
 Rank = Annotated[int, typer.Option(min=1, max=4096, rich_help_panel=_ADAPTER)]
 Alpha = Annotated[float, typer.Option(min=0.0, rich_help_panel=_ADAPTER, help="Scale times rank.")]
 Dropout = Annotated[float, typer.Option(min=0.0, max=0.99, rich_help_panel=_ADAPTER)]
@@ -46,7 +46,7 @@ Target = Annotated[
         "--target",
         metavar="NAME",
         rich_help_panel=_ADAPTER,
-        help="Modules, such as q_proj; may be repeated. All products of layers, else.",
+        help="A module, such as q_proj; may be repeated. By default all linear modules of layers.",
     ),
 ]
 RankStable = Annotated[
@@ -59,8 +59,8 @@ Length = Annotated[
 RowsOfUpdate = Annotated[
     int, typer.Option("--rows", min=1, rich_help_panel=_TRAINING, help="Rows of an update.")
 ]
-Rate = Annotated[float, typer.Option(min=0.0, rich_help_panel=_TRAINING, help="The largest.")]
-Warmup = Annotated[int, typer.Option(min=0, rich_help_panel=_TRAINING, help="Updates.")]
+Rate = Annotated[float, typer.Option(min=0.0, rich_help_panel=_TRAINING, help="The largest rate.")]
+Warmup = Annotated[int, typer.Option(min=0, rich_help_panel=_TRAINING, help="In updates.")]
 Falls = Annotated[Kind, typer.Option("--schedule", rich_help_panel=_TRAINING)]
 Decay = Annotated[float, typer.Option(min=0.0, rich_help_panel=_TRAINING)]
 Clip = Annotated[
@@ -73,13 +73,13 @@ Held = Annotated[
         min=0.0,
         max=0.9,
         rich_help_panel=_TRAINING,
-        help="Share of examples that are measured, not learned.",
+        help="Share of examples kept for validation.",
     ),
 ]
 SaveEvery = Annotated[
-    int, typer.Option(min=0, rich_help_panel=_TRAINING, help="Updates; 0: at the end.")
+    int, typer.Option(min=0, rich_help_panel=_TRAINING, help="In updates; 0: at the end.")
 ]
-LogEvery = Annotated[int, typer.Option(min=1, rich_help_panel=_TRAINING, help="Updates.")]
+LogEvery = Annotated[int, typer.Option(min=1, rich_help_panel=_TRAINING, help="In updates.")]
 Resume = Annotated[
     bool, typer.Option("--resume", rich_help_panel=_TRAINING, help="Go on with what DIR holds.")
 ]
@@ -89,7 +89,7 @@ Again = Annotated[
         "--recompute/--no-recompute",
         rich_help_panel=_TRAINING,
         help="Compute layers again in backward: less memory, half as much time again. "
-        "Left out: where their values would take more than half of the weights' memory.",
+        "By default where their values would take more than half of the weights' memory.",
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, rich_help_panel=_TRAINING)]

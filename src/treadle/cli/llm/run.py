@@ -32,7 +32,7 @@ from treadle.cli.llm.arguments import (
 )
 from treadle.cli.status import Status
 
-Prompt = Annotated[str, typer.Argument(metavar="TEXT", help="What is continued; - reads it.")]
+Prompt = Annotated[str, typer.Argument(metavar="TEXT", help="A text to continue; - reads it.")]
 
 
 def command(

@@ -35,10 +35,10 @@ def places() -> tuple[CompNode, ...]:
 
 
 def place(index: int) -> CompNode:
-    """The device of a number.
+    """Return the device with this number.
 
     Raises:
-        DeviceError: there is none; the message lists those there are.
+        DeviceError: no device has this number; the message lists the known ones.
     """
     if not index:
         return places()[0]
