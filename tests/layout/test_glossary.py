@@ -37,9 +37,9 @@ ORDINARY = """
     failures fast filters findings finetune finite fitting flags flattening flex flip fold
     folder forced foreign formulas forward function functional fuse fused future garbage
     generation generator generators globals grad gradient gradients guarded halves header
-    held help helper histogram homes hostdata hosted hot hub identity image images index
+    held help helper histogram hostdata hosted hot hub identity image images index
     indexing info inplace inputs insert inspect inspection installation instances
-    instructions integer integers internals interop interpret interval items joined joining
+    instructions integer integers internals interop interpret interval items joining
     kinds known language launcher launching layered layers levels lexer libraries library
     lifetime limit limits linalg linear lines link linking lists literals load loaders
     location locations log logger logic logs lookup loss losses lower lr machine main making

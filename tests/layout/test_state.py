@@ -38,7 +38,7 @@ DECLARED = """
     interop/torch/device/registration.py _LIBRARIES
     interop/torch/device/untraced.py _PASSED
     interop/torch/drawing.py DRAWING
-    interop/torch/homes.py _KINDS
+    interop/torch/placements.py _KINDS
     interop/torch/pairs.py COMPLEX
     interop/torch/table.py LOWERINGS
     lite/globals.py _METHODS _PAIRS _CACHES

@@ -267,7 +267,7 @@ def init_process_group(
 
 def _met(master_ip: str, port: int, size: int, rank: int) -> Communicator:
     """The processes that meet at a key-value server."""
-    from treadle.runtime.comm.joined import Joined
+    from treadle.runtime.comm.process_group import Joined
     from treadle.runtime.comm.sockets import own_host
 
     client = server().join(master_ip, port, first=rank == 0)

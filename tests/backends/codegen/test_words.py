@@ -11,7 +11,7 @@ from tests.backends.codegen.execution import assembly
 from tests.backends.codegen.irregular import HOST, one_by_one, whole
 
 from treadle.backends.codegen.contraction.integers.lower import runs_of
-from treadle.backends.codegen.contraction.integers.words import terms_per_word
+from treadle.backends.codegen.contraction.integers.packed import terms_per_word
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, NEON_DOT, TARGETS
 from treadle.base import dtype as dt
 from treadle.ops.composite import expand

@@ -14,7 +14,7 @@ pytestmark = [
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from treadle.base.errors import IndexRangeError  # noqa: E402
-from treadle.interop.torch import backend, homes, parts  # noqa: E402
+from treadle.interop.torch import backend, parts, placements  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +27,8 @@ def _anew() -> None:
 def arrays(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Tensors that were made arrays of."""
     found: list[Any] = []
-    plain = homes.to_array
-    monkeypatch.setattr(homes, "to_array", lambda t: found.append(t) or plain(t))
+    plain = placements.to_array
+    monkeypatch.setattr(placements, "to_array", lambda t: found.append(t) or plain(t))
     return found
 
 

@@ -31,9 +31,9 @@ from treadle.interop.torch import caches
 from treadle.interop.torch.calls import boxed
 from treadle.interop.torch.drawing import DRAWING
 from treadle.interop.torch.flex import write_out
-from treadle.interop.torch.homes import devices_of
 from treadle.interop.torch.nodes import decompositions, note_what_is_read, refusal
 from treadle.interop.torch.parts import CompiledPart, add_sizes
+from treadle.interop.torch.placements import devices_of
 from treadle.interop.torch.strides import look_at_bases, note_who_sees
 from treadle.interop.torch.symbols import Range, is_number, knowing, ranges
 from treadle.interop.torch.table import name_of

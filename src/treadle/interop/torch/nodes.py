@@ -39,9 +39,9 @@ from treadle.interop.torch import (  # noqa: F401  (they register)
     special,
 )
 from treadle.interop.torch.arrays import DTYPES, PARTS
-from treadle.interop.torch.homes import is_apart, is_away
 from treadle.interop.torch.lists import one_by_one
 from treadle.interop.torch.pairs import COMPLEX, Pair, is_complex, joined, lower_complex, parted
+from treadle.interop.torch.placements import is_apart, is_away
 from treadle.interop.torch.symbols import (
     Described,
     described,

@@ -30,8 +30,8 @@ from treadle.graph.builder import GraphBuilder
 from treadle.graph.evaluate import specialize
 from treadle.graph.ir import Graph
 from treadle.interop.torch.arrays import Array
-from treadle.interop.torch.homes import CPU, Home, home_of
 from treadle.interop.torch.nodes import input_of, lowered, output_of, plain_of
+from treadle.interop.torch.placements import CPU, Placement, placement_of
 from treadle.interop.torch.straight import Run, straight
 from treadle.interop.torch.strides import Placed, is_seen, placed
 from treadle.interop.torch.symbols import (
@@ -105,7 +105,7 @@ class Variant:
         fixed: Mapping[str, int],
         draws: int,
         is_plain: bool,
-        home: Home,
+        home: Placement,
     ) -> None:
         self.graph = graph
         self.results = results
@@ -168,7 +168,7 @@ class Instance:
         results: Sequence[Result],
         draws: int,
         is_plain: bool,
-        home: Home,
+        home: Placement,
     ) -> None:
         self.runner = runner
         self._home = home
@@ -223,7 +223,7 @@ class CompiledPart(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # tor
     ) -> None:
         super().__init__()
         self._part = part
-        self._home = home_of(device)
+        self._home = placement_of(device)
         given = [n.meta["val"] for n in part.graph.find_nodes(op="placeholder")]
         self._tensors = [i for i, v in enumerate(given) if isinstance(v, torch.Tensor)]
         self._takes_numbers = len(self._tensors) < len(given)

@@ -1,7 +1,7 @@
 """Attention of many queries over a cache, by products of bfloat16.
 
 Keys and values that some query sees become words of two neighboring terms first, once for all
-queries of a group (`contraction/pairs/words.py` says how words lie). An item is a head of keys and
+queries of a group (`contraction/pairs/packed.py` says how words lie). An item is a head of keys and
 `ROWS` rows as in `cached`, where a row is a query of one head of the group at one position. Blocks
 of keys meet all of its rows: scores, weights in scratch as words, and what they weigh, which is
 scaled where a row has seen a larger score.
@@ -27,8 +27,8 @@ from treadle.backends.codegen.attention.cached import (
 )
 from treadle.backends.codegen.attention.operands import LOG2_E
 from treadle.backends.codegen.attention.softmax import power_of_two
+from treadle.backends.codegen.contraction.pairs.packed import GROUP, LINES, PANEL, WIDTH, WORDS
 from treadle.backends.codegen.contraction.pairs.tiles import Unit, unit_function
-from treadle.backends.codegen.contraction.pairs.words import GROUP, LINES, PANEL, WIDTH, WORDS
 from treadle.backends.codegen.irregular.cache import bounded
 from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.ir import Kernel

@@ -18,7 +18,7 @@ from treadle.backends.codegen.block_products.pairs import (
     words_kernel,
 )
 from treadle.backends.codegen.block_products.widening import TERMS
-from treadle.backends.codegen.contraction.pairs.words import GROUP, WIDTH, WORDS
+from treadle.backends.codegen.contraction.pairs.packed import GROUP, WIDTH, WORDS
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base.blocks.panels import LAYOUTS, Layout

@@ -18,8 +18,8 @@ from treadle.backends.codegen.block_products.widening import (
     RowsAsTerms,
     Widening,
 )
+from treadle.backends.codegen.contraction.pairs.packed import GROUP, LINES, PANEL, WIDTH, WORDS
 from treadle.backends.codegen.contraction.pairs.tiles import Unit, unit_function
-from treadle.backends.codegen.contraction.pairs.words import GROUP, LINES, PANEL, WIDTH, WORDS
 from treadle.backends.codegen.irregular.rows import resolve
 from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.ir import Kernel

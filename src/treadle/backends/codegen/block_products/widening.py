@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from treadle.backends.codegen.block_products.levels import Header, Levels
-from treadle.backends.codegen.contraction.pairs.words import LINES, PANEL, WIDTH, WORDS
+from treadle.backends.codegen.contraction.pairs.packed import LINES, PANEL, WIDTH, WORDS
 from treadle.backends.codegen.contraction.shared.pack import transpose
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.language import Pointer, Value, fma, minimum, shuffle

@@ -14,19 +14,19 @@ from treadle.interop.torch.device import (
     asked,
     autocast,
     calls,
-    homes,
     hot,
     movement,
     namespace,
+    placements,
     private,
     saving,
     untraced,
     watching,
 )
 from treadle.interop.torch.device.places import NAME
-from treadle.interop.torch.homes import add_homes
 from treadle.interop.torch.native.library import library
 from treadle.interop.torch.native.views_text import VIEWS
+from treadle.interop.torch.placements import add_placements
 
 _KEY = "PrivateUse1"
 _FREE = "privateuseone"
@@ -65,7 +65,7 @@ def register() -> None:
         _add_kernels()
         saving.register()
         watching.register()
-        add_homes(NAME, homes.home)
+        add_placements(NAME, placements.home)
 
 
 def _check_free() -> None:

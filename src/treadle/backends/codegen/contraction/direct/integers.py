@@ -12,7 +12,7 @@ import numpy as np
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.integers.lower import multiply_words, runs_of
-from treadle.backends.codegen.contraction.integers.words import terms_per_word
+from treadle.backends.codegen.contraction.integers.packed import terms_per_word
 from treadle.backends.codegen.contraction.shared.body import Reading
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import Offsets, fixed, grid, steps_of

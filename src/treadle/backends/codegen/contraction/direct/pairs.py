@@ -14,8 +14,8 @@ import numpy as np
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.direct.panels import Weight
 from treadle.backends.codegen.contraction.pairs.lower import multiply_tabled, steps_of_runs
+from treadle.backends.codegen.contraction.pairs.packed import terms_per_step
 from treadle.backends.codegen.contraction.pairs.tiles import Unit
-from treadle.backends.codegen.contraction.pairs.words import terms_per_step
 from treadle.backends.codegen.contraction.shared.body import Reading
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import Offsets, fixed, grid, steps_of

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from treadle.backends.codegen.contraction.integers.tile import pitch_of, word_tile_function
-from treadle.backends.codegen.contraction.integers.words import (
+from treadle.backends.codegen.contraction.integers.packed import (
     BLOCK,
     Words,
     has_high_bits,
@@ -21,6 +20,7 @@ from treadle.backends.codegen.contraction.integers.words import (
     widen_rows,
     words_function,
 )
+from treadle.backends.codegen.contraction.integers.tile import pitch_of, word_tile_function
 from treadle.backends.codegen.contraction.shared.epilogue import Block, Epilogue, finish
 from treadle.backends.codegen.contraction.shared.items import (
     Item,

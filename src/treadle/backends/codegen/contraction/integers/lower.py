@@ -8,6 +8,7 @@ import numpy as np
 
 from treadle.backends.api import Support, no, yes
 from treadle.backends.codegen.contraction.integers.kernel import WordSpec, word_kernel
+from treadle.backends.codegen.contraction.integers.packed import BLOCK, Words, terms_per_word
 from treadle.backends.codegen.contraction.integers.panels import (
     PanelWords,
     PanelWordsParameters,
@@ -15,7 +16,6 @@ from treadle.backends.codegen.contraction.integers.panels import (
     panel_words_kernel,
 )
 from treadle.backends.codegen.contraction.integers.tile import DEPTH, choose_word_tile, deepest
-from treadle.backends.codegen.contraction.integers.words import BLOCK, Words, terms_per_word
 from treadle.backends.codegen.contraction.shared.items import Division, ItemTables, RunSizes
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import Offsets, steps_of

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from treadle.backends.codegen.contraction.pairs.tiles import AHEAD, Unit, unit_function
-from treadle.backends.codegen.contraction.pairs.words import (
+from treadle.backends.codegen.contraction.pairs.packed import (
     GROUP,
     LINES,
     PANEL,
@@ -28,6 +27,7 @@ from treadle.backends.codegen.contraction.pairs.words import (
     tabled_rows_function,
     terms_per_step,
 )
+from treadle.backends.codegen.contraction.pairs.tiles import AHEAD, Unit, unit_function
 from treadle.backends.codegen.contraction.shared.epilogue import Block, Epilogue, Sides, finish
 from treadle.backends.codegen.contraction.shared.items import (
     Item,

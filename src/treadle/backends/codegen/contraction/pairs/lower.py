@@ -14,8 +14,7 @@ from treadle.backends.codegen.contraction.pairs.kernel import (
     Rows,
     pair_kernel,
 )
-from treadle.backends.codegen.contraction.pairs.tiles import Unit
-from treadle.backends.codegen.contraction.pairs.words import (
+from treadle.backends.codegen.contraction.pairs.packed import (
     GROUP,
     LINES,
     PANEL,
@@ -28,6 +27,7 @@ from treadle.backends.codegen.contraction.pairs.words import (
     terms_per_step,
     weaving_kernel,
 )
+from treadle.backends.codegen.contraction.pairs.tiles import Unit
 from treadle.backends.codegen.contraction.shared.epilogue import Sides
 from treadle.backends.codegen.contraction.shared.items import Division, ItemTables, Shifts
 from treadle.backends.codegen.contraction.shared.launch import Launches

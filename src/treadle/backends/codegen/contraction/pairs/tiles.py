@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from treadle.backends.codegen.contraction.pairs.words import (
+from treadle.backends.codegen.contraction.pairs.packed import (
     LINES,
     PANEL,
     WIDTH,

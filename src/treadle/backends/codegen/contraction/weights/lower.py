@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from treadle.backends.api import Support, no, yes
 from treadle.backends.codegen.contraction.api import Answer, Request
 from treadle.backends.codegen.contraction.pairs.lower import MOST_SHIFTS, unit_of
-from treadle.backends.codegen.contraction.pairs.words import LINES
+from treadle.backends.codegen.contraction.pairs.packed import LINES
 from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Reading, Refused
 from treadle.backends.codegen.contraction.shared.form import Form
 from treadle.backends.codegen.contraction.shared.launch import Launches

@@ -1,4 +1,4 @@
-"""Homes of parts of PyTorch's graphs: the CPU, or a device that was registered for it.
+"""Placements of parts of PyTorch's graphs: the CPU, or a device that was registered for it.
 
 A part has tensors of one device, and single numbers of the CPU. How that device's tensors become
 what a program takes, and results become tensors, is said by who registers it.
@@ -21,7 +21,7 @@ from treadle.interop.torch.strides import Placed
 CPU = torch.device("cpu")
 
 
-class Home(Protocol):
+class Placement(Protocol):
     """A device that programs run on.
 
     Attributes:
@@ -63,15 +63,15 @@ class _Host:
 
 
 _HOST = _Host()
-_KINDS: dict[str, Callable[[int], Home]] = {}
+_KINDS: dict[str, Callable[[int], Placement]] = {}
 
 
-def add_homes(name: str, home: Callable[[int], Home]) -> None:
+def add_placements(name: str, home: Callable[[int], Placement]) -> None:
     """Have parts run on devices of this name of PyTorch's; `home` gives them by number."""
     _KINDS[name] = home
 
 
-def home_of(device: torch.device) -> Home:
+def placement_of(device: torch.device) -> Placement:
     """Return the home of parts whose tensors are on a device."""
     if device.type == "cpu":
         return _HOST

@@ -1,4 +1,4 @@
-"""Operands of products as words: what instructions that add several products at a time read.
+"""Operands of products, packed into words that instructions with several products a lane read.
 
 A word of 32 bits holds neighboring terms of a line: two of 16 bits, or four of 8. A step is
 `WORDS` words. Lines, which are rows of a or columns of b, go by groups of `LINES`, so that a step

@@ -1,4 +1,4 @@
-"""Words: products of small integers, several terms at a time.
+"""Packed integers: words of several small terms, whose products one instruction adds up.
 
 A word of 32 bits holds two terms as 16-bit integers, or four as bytes. Instructions multiply all
 terms of a word and add the products up, as int32. Tiles, panels and sums are then as for any other
