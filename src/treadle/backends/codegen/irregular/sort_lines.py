@@ -174,9 +174,9 @@ def _radix(e: Builder, line: Line) -> Value:
             bin_ = _digit(key, lowest + d * _DIGIT) + d * _BINS
             bins[bin_] += 1
     at = [e.index(0)]
-    with e.loop(digits, carrying=at) as d:
-        own = bins + d * _BINS
-        shift = (d * _DIGIT + lowest).cast(dt.uint64)
+    with e.loop(digits, carrying=at) as digit:
+        own = bins + digit * _BINS
+        shift = (digit * _DIGIT + lowest).cast(dt.uint64)
         some = _digit(line.keys[at[0]], shift)
         same = own[some].cast(dt.int64) == line.extent
         with e.unless(same, changing=at):

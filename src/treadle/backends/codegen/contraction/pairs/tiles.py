@@ -156,5 +156,5 @@ class _Vectors(_Tile):
                     at = w + i
                     word(a + at, b + at * WIDTH)
         for r, line in enumerate(sums):
-            for at, value in zip(columns, line, strict=True):
-                self.c[r * WIDTH + at] = value
+            for column, value in zip(columns, line, strict=True):
+                self.c[r * WIDTH + column] = value

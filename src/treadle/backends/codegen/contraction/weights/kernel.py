@@ -299,8 +299,17 @@ class _Writer:
             with e.loop(item.panels) as number:
                 c = (number * p.rows + r) * tile.width
                 given = b + number * (count * tile.width)
-                operands = (*operand(r), given, tile.width, count)
-                e.call(function, *operands, sums + c, tile.width, *rest, adds)
+                e.call(
+                    function,
+                    *operand(r),
+                    given,
+                    tile.width,
+                    count,
+                    sums + c,
+                    tile.width,
+                    *rest,
+                    adds,
+                )
 
         whole = full_tiles(tile, p.rows) * tile.rows
         with e.loop(0, whole, tile.rows) as r:
