@@ -185,6 +185,42 @@ def test_traced_functions_may_ask_for_what_data_decide() -> None:
         stretched(table(6, -9.0))
 
 
+def test_phases_that_only_print(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is returned behind the last decision, and prints stay in order."""
+
+    @jit.compile
+    def told(x: mge.Tensor) -> mge.Tensor:
+        def some() -> mge.Tensor:
+            jit.print("in {}", (x[:, 0] > 0).sum())
+            return chosen(x).sum()
+
+        total = jit.cond(x.sum() > -99, some, lambda: x.sum())
+        jit.print("behind {}", (total > 0).astype("int32"))
+        jit.print("rows {}", F.non_zero(x[:, 0] > 0).sum())
+        return x * 2
+
+    told(table(6, 9.0)).numpy()
+    told(table(6, -99.0)).numpy()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["in 6", "behind 1", "rows 15", "behind 0", "rows 0"]
+
+
+def test_weights_of_loops_are_packed_once_and_changes_are_seen() -> None:
+    weight = mge.Parameter(table(4, 0.0, 3).numpy())
+
+    def looped(x: mge.Tensor) -> mge.Tensor:
+        return jit.while_loop(
+            lambda i, s: i < 3,
+            lambda i, s: (i + 1, s + chosen(s @ weight).sum()),
+            (mge.tensor(0), x),
+        )[1]
+
+    compiled = jit.compile(looped)
+    for _ in range(3):
+        agree(looped, compiled, table(6, 0.0))
+        weight[...] = weight * 0.5
+
+
 def step_of(w: mge.Tensor) -> Function:
     manager, optimizer = GradManager().attach([w]), optim.SGD([w], lr=0.01, momentum=0.9)
 

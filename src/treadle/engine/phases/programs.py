@@ -36,6 +36,7 @@ from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.engine.spread import Places
 from treadle.engine.targets import StagedProgram, Target
+from treadle.graph.analysis import has_effect
 from treadle.graph.evaluate import bind, op_at, specialize
 from treadle.graph.ir import Graph, Node, Value, regions_of, symbols_in
 from treadle.ops.control import Cond, ControlFlow, Region, Scan, While
@@ -69,8 +70,9 @@ class _Programs:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing to compute."""
-        return not self.phase.graph.outputs
+        """True if there is nothing to compute, to check or to print."""
+        graph = self.phase.graph
+        return not graph.outputs and not any(has_effect(n.op) for n in graph.nodes)
 
     @property
     def counters(self) -> Counters:
@@ -176,8 +178,7 @@ class Phases:
         frozen = {v for v, yes in zip(self.graph.inputs, interface.frozen, strict=False) if yes}
         self._regions: dict[int, Phases] = {}
         for node in (n for p in self.programs for n in p.phase.deciding):
-            given = node.inputs[1:] if isinstance(node.op, Cond) else ()
-            fixed = Interface(tuple([v in frozen for v in given]))
+            fixed = Interface(_fixed(node, frozen))
             for region in regions_of(node.op):
                 inside = guarded(region, self.graph)
                 self._regions[id(region)] = Phases(inside, options, fixed, home, named=True)
@@ -254,18 +255,18 @@ class Phases:
         """A branch or loop in which data decide extents: its regions run in phases."""
 
         def ran(region: Region, inputs: Sequence[Any]) -> list[Any]:
-            made = self._regions[id(region)].run(inputs, dict(extents), version)
-            # What goes through belongs to the caller, who may write into it.
-            return [_copied(x) if any(x is y for y in given) else x for x in made]
+            return self._regions[id(region)].run(inputs, dict(extents), version)
 
-        op = node.op
+        op, made = node.op, given
         if isinstance(op, Cond):
-            return ran(op.then if _truth(given[0]) else op.otherwise, given[1:])
-        if isinstance(op, While):
-            while _truth(ran(op.condition, given)[0]):
-                given = ran(op.body, given)
-            return given
-        return self._scanned(cast(Scan, op), ran, given, extents)
+            made = ran(op.then if _truth(given[0]) else op.otherwise, given[1:])
+        elif isinstance(op, While):
+            while _truth(ran(op.condition, made)[0]):
+                made = ran(op.body, made)
+        else:
+            made = self._scanned(cast(Scan, op), ran, given, extents)
+        # What goes through belongs to the caller, who may write into it.
+        return [_copied(x) if any(x is y for y in given) else x for x in made]
 
     def _scanned(
         self,
@@ -367,6 +368,18 @@ class PhasedRunner:
             for i, f in enumerate(self.facts())
         ]
         return "\n".join(("phases", *lines(("phase", "ops", "programs", "then decided"), rows)))
+
+
+def _fixed(node: Node, frozen: set[Value]) -> tuple[bool, ...]:
+    """Return which inputs of a node's regions are the same in all runs, and in all turns."""
+    op = node.op
+    if not isinstance(op, While | Scan):
+        return tuple([v in frozen for v in node.inputs[1:]])
+    body = cast(Graph, op.body)
+    through = zip(node.inputs, body.inputs, body.outputs, strict=False)
+    found = [v in frozen and given is made for v, given, made in through]
+    carried = op.n_carried if isinstance(op, Scan) else len(found)
+    return tuple([yes and i < carried for i, yes in enumerate(found)])
 
 
 def _truth(predicate: Any) -> bool:
