@@ -23,7 +23,7 @@ from treadle.engine.execute import Executor, Instance, Runner
 from treadle.jit.capture import payload
 from treadle.jit.captured import (
     Argument,
-    Captured,
+    CapturedCall,
     GradOf,
     HostValue,
     Output,
@@ -85,7 +85,7 @@ class Binding:
     """
 
     def __init__(
-        self, captured: Captured, updates: Sequence[tuple[int, int]], executor: Runner
+        self, captured: CapturedCall, updates: Sequence[tuple[int, int]], executor: Runner
     ) -> None:
         self.executor = executor
         self._captured = captured

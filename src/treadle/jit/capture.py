@@ -40,7 +40,7 @@ from treadle.graph.ir import Value
 from treadle.graph.value_numbers import Deciding
 from treadle.jit.captured import (
     Argument,
-    Captured,
+    CapturedCall,
     GradOf,
     Guard,
     Holder,
@@ -352,7 +352,7 @@ class Capture:
             self._kinds.append(tensor._kind)
         return self._outputs[key]
 
-    def finish(self, results: list[Any], shape: tree.Tree, decisions: Decisions) -> Captured:
+    def finish(self, results: list[Any], shape: tree.Tree, decisions: Decisions) -> CapturedCall:
         """Collect outputs; `results` is emptied, so that only other holders keep tensors alive."""
         found = [Output(self._output(r)) if isinstance(r, Tensor) else r for r in results]
         results.clear()
@@ -372,7 +372,7 @@ class Capture:
         self._builder.arrange_inputs(order)
         self._builder.guard(decisions.guards)
         graph, homes = self._builder.build(), self._where.homes()
-        return Captured(
+        return CapturedCall(
             graph,
             tuple(self._sources[i] for i in order),
             tuple(self._kinds),
@@ -507,7 +507,7 @@ def capture(
     shapes: Mapping[int, Shape] | None = None,
     kind: Callable[[str], Capture] = Capture,
     extents: Mapping[str, int] | None = None,
-) -> Captured:
+) -> CapturedCall:
     """The graph of one call; nothing is computed, and handles keep their values.
 
     Args:

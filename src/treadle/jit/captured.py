@@ -100,7 +100,7 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedCall:
     """Result of a capture.
 
     Attributes:

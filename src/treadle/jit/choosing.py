@@ -11,7 +11,7 @@ from treadle.base.log import get_logger
 from treadle.base.symbol import Expr
 from treadle.engine.options import Options
 from treadle.jit.capture import ManagerInside, capture
-from treadle.jit.captured import Captured
+from treadle.jit.captured import CapturedCall
 from treadle.jit.dynamic import Axes, Dynamic, declared_axes, extents_of, symbolic_shapes
 from treadle.jit.family import Family
 from treadle.jit.openings import Openings, fixed_symbols
@@ -118,7 +118,7 @@ class Captures:
                 return family.member(extents)
         return None
 
-    def _family(self, key: Any, leaves: list[Any], axes: Axes, captured: Captured) -> Variant:
+    def _family(self, key: Any, leaves: list[Any], axes: Axes, captured: CapturedCall) -> Variant:
         """A program of a new capture."""
         made = Family(captured, self._options, interface_of(captured))
         fixed = _fixed_part(key, leaves, axes)
@@ -130,7 +130,7 @@ class Captures:
                 del self.families[oldest]
         return made.member(extents_of(leaves, axes))
 
-    def _captured(self, leaves: list[Any], given: Given, axes: Axes | None = None) -> Captured:
+    def _captured(self, leaves: list[Any], given: Given, axes: Axes | None = None) -> CapturedCall:
         self.count += 1
         args, kwargs = replaced(*given, leaves)
         shapes = symbolic_shapes(leaves, axes or {})

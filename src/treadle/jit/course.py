@@ -19,7 +19,7 @@ from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.loc import Loc
 from treadle.graph.ir import op_key
-from treadle.jit.captured import Captured, Output, State
+from treadle.jit.captured import CapturedCall, Output, State
 from treadle.ops.constant import ArrayData, Constant
 from treadle.tensor import Tensor
 
@@ -152,7 +152,7 @@ class Left:
         return found
 
 
-def course_of(captured: Captured, left: Left) -> Course:
+def course_of(captured: CapturedCall, left: Left) -> Course:
     """The course of a captured call."""
     graph = captured.graph
     known: dict[Any, Given] = {v: ("external", i) for i, v in enumerate(graph.inputs)}

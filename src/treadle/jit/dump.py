@@ -23,7 +23,7 @@ from treadle.engine.package.open_graph import OpenGraph
 from treadle.graph.analysis import live_nodes
 from treadle.graph.halves import with_halves
 from treadle.graph.ir import Graph, Node, Value, constant, remake, with_types
-from treadle.jit.captured import Argument, Captured, HostValue, Output, State
+from treadle.jit.captured import Argument, CapturedCall, HostValue, Output, State
 from treadle.jit.naming import numbered
 from treadle.jit.printing import without_prints
 from treadle.ops.batch_norm import BatchNormTrain
@@ -96,7 +96,7 @@ def argument_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
 
 
 def model_of(
-    name: str, captured: Captured, arguments: Sequence[str], ends: Ends, fast: bool = False
+    name: str, captured: CapturedCall, arguments: Sequence[str], ends: Ends, fast: bool = False
 ) -> Model:
     """A captured call as a model: state becomes constants.
 
@@ -132,7 +132,7 @@ def rewritten(graph: Graph) -> Graph:
     return graphs.cleanup.DeadCode()(graphs.simplify.Simplify("fast")(graph))
 
 
-def _refuse(name: str, captured: Captured) -> None:
+def _refuse(name: str, captured: CapturedCall) -> None:
     problem = ""
     if captured.updates or any(r() is not None for _, r in captured.escaped):
         problem = "it changes tensors besides computing results"
@@ -148,7 +148,7 @@ def _refuse(name: str, captured: Captured) -> None:
         )
 
 
-def inference_graph(name: str, captured: Captured, wanted: Sequence[int]) -> Graph:
+def inference_graph(name: str, captured: CapturedCall, wanted: Sequence[int]) -> Graph:
     """The graph of some outputs, as a function of the arguments alone."""
     old = without_prints(captured.graph, f"dump {name}")
     inputs: dict[int, Value] = {}
@@ -189,7 +189,7 @@ def _names(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
     ]
 
 
-def _output_names(captured: Captured, graph: Graph, called: Sequence[str]) -> list[str]:
+def _output_names(captured: CapturedCall, graph: Graph, called: Sequence[str]) -> list[str]:
     """Keys of a dict that was returned, else what the tensors, ops and values are called."""
     if isinstance(captured.results, dict):
         return [str(key) for key in captured.results]

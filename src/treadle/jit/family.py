@@ -22,7 +22,7 @@ from treadle.engine.plan import Interface
 from treadle.graph.evaluate import broken_guard, specialize
 from treadle.graph.ir import Graph
 from treadle.jit.binding import Binding
-from treadle.jit.captured import Captured, numbers_at, source_at
+from treadle.jit.captured import CapturedCall, numbers_at, source_at
 from treadle.jit.recorded import GraphRule
 from treadle.jit.variants import Single, Variant
 
@@ -39,7 +39,7 @@ class Family:
         captured, options, interface: the same.
     """
 
-    def __init__(self, captured: Captured, options: Options, interface: Interface) -> None:
+    def __init__(self, captured: CapturedCall, options: Options, interface: Interface) -> None:
         self.captured = captured
         self.options = options
         self.interface = interface
@@ -74,7 +74,7 @@ class Family:
             and broken_guard(captured.graph.guards, extents) is None
         )
 
-    def at(self, extents: Mapping[str, int]) -> Captured:
+    def at(self, extents: Mapping[str, int]) -> CapturedCall:
         """Return the capture at extents that it serves."""
         captured = self.captured
         graph = specialize(captured.graph, extents)
@@ -131,7 +131,7 @@ class Member(Variant):
         return self._extents
 
     @cached_property
-    def captured(self) -> Captured:
+    def captured(self) -> CapturedCall:
         """The capture at the signature's extents."""
         return self._family.at(self._extents)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.base import tree
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.jit.capture import Capture, Symbol
-from treadle.jit.captured import Captured, Output
+from treadle.jit.captured import CapturedCall, Output
 from treadle.tensor import wrap
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def profile_data(profile: Profile) -> dict[str, Any]:
     }
 
 
-def without_values(captured: Captured) -> Any:
+def without_values(captured: CapturedCall) -> Any:
     """The results of a capture as tensors that have types and no values."""
     ended = Capture("ended")
     builder = GraphBuilder("ended")

@@ -25,7 +25,7 @@ from treadle.engine.devices.names import CompNode, default_device
 from treadle.graph.builder import GraphOperand
 from treadle.graph.ir import Value
 from treadle.jit.capture import Capture
-from treadle.jit.captured import Captured, Source, State
+from treadle.jit.captured import CapturedCall, Source, State
 from treadle.jit.ops_table import BY_OP, MODES
 from treadle.ops.check import AssertEqual
 from treadle.ops.families import Elementwise, Reduce
@@ -123,7 +123,7 @@ class Named(Traced):
         with self._builder.at(self._builder.loc, self._builder.group, name):
             return super().apply(op, inputs)
 
-    def finish(self, results: list[Any], shape: Tree, decisions: Decisions) -> Captured:
+    def finish(self, results: list[Any], shape: Tree, decisions: Decisions) -> CapturedCall:
         """Collect outputs, and what the program calls them."""
         named = {self._output(r): r.name for r in results if isinstance(r, Tensor) and r.name}
         return replace(super().finish(results, shape, decisions), named=named)
@@ -155,7 +155,7 @@ class Fixing(Named):
         self._fixed[value] = array = super().read(value)
         return array
 
-    def finish(self, results: list[Any], shape: Tree, decisions: Decisions) -> Captured:
+    def finish(self, results: list[Any], shape: Tree, decisions: Decisions) -> CapturedCall:
         """Collect outputs, behind the comparison of everything that was read."""
         differ = [self._differs(*item) for item in self._fixed.items() if item[1].size]
         if differ:

@@ -28,7 +28,7 @@ from treadle.graph.evaluate import bound_extents, broken_guard, specialize
 from treadle.graph.ir import Graph, lone_symbol
 from treadle.graph.silent import silent
 from treadle.jit.capture import capture
-from treadle.jit.captured import Captured, Output
+from treadle.jit.captured import CapturedCall, Output
 from treadle.jit.dump import inference_graph, rewritten
 from treadle.jit.naming import scoped
 from treadle.ops.constant import Constant
@@ -71,10 +71,10 @@ def asked(args: Any, kwargs: Any) -> Asked:
 def _open_capture(
     function: Callable[..., Any],
     call: Asked,
-    captured: Captured,
+    captured: CapturedCall,
     name: str,
     inputs: Sequence[str],
-) -> Captured | None:
+) -> CapturedCall | None:
     """The same program with symbols for extents of the arguments; None where there is none.
 
     Args:
@@ -102,7 +102,7 @@ def _captured(
     name: str,
     shapes: dict[int, Shape],
     extents: dict[str, int],
-) -> Captured:
+) -> CapturedCall:
     leaves = [x.tensor() if isinstance(x, _Given) else x for x in call.leaves]
     args, kwargs = tree.unflatten(call.shape, leaves)
     with scoped() as kind:
@@ -146,7 +146,7 @@ def _actual(call: Asked, shapes: dict[int, Shape]) -> dict[str, int]:
     return found
 
 
-def _same(found: Captured, captured: Captured, extents: dict[str, int]) -> bool:
+def _same(found: CapturedCall, captured: CapturedCall, extents: dict[str, int]) -> bool:
     """Return whether a program with symbols is another one at the extents of a call.
 
     Its guards hold there.
@@ -202,7 +202,7 @@ def _number(guard: Any) -> tuple[Symbol, int] | None:
     return atom, -constant // coefficient
 
 
-def _opened_model(model: Model, name: str, found: Captured, fast: bool) -> Model:
+def _opened_model(model: Model, name: str, found: CapturedCall, fast: bool) -> Model:
     """The model with the graph for other extents out of a capture with symbols, if there is one."""
     results, _ = tree.flatten(found.results)
     wanted = [r.index for r in results if isinstance(r, Output)]
@@ -226,7 +226,7 @@ def model_for_extents(
     function: Callable[..., Any],
     model: Model,
     call: Asked,
-    captured: Captured,
+    captured: CapturedCall,
     fast: bool,
 ) -> Model:
     """A model that takes other extents than those of the call that it was recorded from.
@@ -249,7 +249,7 @@ def model_for_axes(
     function: Callable[..., Any],
     model: Model,
     call: Asked,
-    captured: Captured,
+    captured: CapturedCall,
     axes: Mapping[int, Mapping[int, str]],
 ) -> Model:
     """As `model_for_extents`, with symbols for some axes of arguments, which are all tensors.

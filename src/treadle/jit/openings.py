@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from treadle.base.symbol import Expr, Relation, Symbol, symbols_of
-from treadle.jit.captured import Captured
+from treadle.jit.captured import CapturedCall
 from treadle.jit.dynamic import Axes
 from treadle.tensor import Parameter, Tensor
 
@@ -110,7 +110,7 @@ class _Axes:
         return made
 
 
-def fixed_symbols(captured: Captured) -> set[str]:
+def fixed_symbols(captured: CapturedCall) -> set[str]:
     """Return the symbols that a capture leaves one value only."""
     asked = set().union(*(symbols_of(x) for x in captured.pins))
     return asked.union(*map(_fixed, captured.graph.guards))

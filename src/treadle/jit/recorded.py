@@ -27,7 +27,7 @@ from treadle.graph.gradient import is_differentiable, pullback
 from treadle.graph.ir import Graph, Value
 from treadle.jit.binding import Binding
 from treadle.jit.capture import payload
-from treadle.jit.captured import Argument, Captured, Output, State
+from treadle.jit.captured import Argument, CapturedCall, Output, State
 from treadle.ops.constant import Constant
 from treadle.ops.op import Pullback
 from treadle.runtime.array import DeviceArray, to_host
@@ -44,7 +44,7 @@ class GraphRule:
 
     name = "compiled function"
 
-    def __init__(self, captured: Captured, options: Options) -> None:
+    def __init__(self, captured: CapturedCall, options: Options) -> None:
         leaves = [x for x in tree.flatten(captured.results)[0] if isinstance(x, Output)]
         graph = captured.graph
         self.results = [x.index for x in leaves]

@@ -28,7 +28,7 @@ from treadle.engine.phases import finds_extents, renumbered
 from treadle.graph.ir import Graph, Value
 from treadle.jit.binding import Binding
 from treadle.jit.capture import Capture, capture
-from treadle.jit.captured import Captured
+from treadle.jit.captured import CapturedCall
 from treadle.jit.choosing import replaced
 from treadle.jit.compiled import Compiled, signature
 from treadle.jit.course import Course, Left, course_of
@@ -124,7 +124,7 @@ class trace:
         self._for_dump = capture_as_const or record_only
         self._record_only = record_only
         self._profiling = profiling
-        self._last: tuple[Captured, list[str]] | None = None
+        self._last: tuple[CapturedCall, list[str]] | None = None
         self._opened = symbolic_shape
         self._call: Call | None = None
         self._profile: Profile | Timeline | None = None
@@ -207,7 +207,7 @@ class trace:
         self._left.add(reference for _, reference in captured.escaped)
         return result
 
-    def _variant(self, key: Any, captured: Captured) -> Variant:
+    def _variant(self, key: Any, captured: CapturedCall) -> Variant:
         """The program of this call: one that is known, or that of another world."""
         interface = interface_of(captured)
         known = self._variants.setdefault(key, [])
@@ -410,7 +410,7 @@ class trace:
 
 def _captured(
     function: Callable[..., Any], args: Any, kwargs: Any, name: str, for_dump: bool
-) -> Captured:
+) -> CapturedCall:
     """The capture of a call."""
     recorders: list[_Noting] = []
 
@@ -468,7 +468,7 @@ _FIXED = (
 
 def _fixed(
     function: Callable[..., Any], leaves: list[Any], args: Any, kwargs: Any, name: str
-) -> tuple[tuple[Captured, list[str]] | None, str]:
+) -> tuple[tuple[CapturedCall, list[str]] | None, str]:
     """A program for `dump` in which what this call reads is constant; or None, and why."""
     given, named = replaced(args, kwargs, leaves)
     try:

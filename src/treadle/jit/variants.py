@@ -18,7 +18,7 @@ from treadle.engine.plan import Interface
 from treadle.graph.ir import Graph
 from treadle.inspect import Inspected
 from treadle.jit.binding import Binding
-from treadle.jit.captured import Argument, Captured, Output, State
+from treadle.jit.captured import Argument, CapturedCall, Output, State
 from treadle.jit.recorded import GraphRule
 
 
@@ -27,7 +27,7 @@ class Variant(ABC):
 
     @property
     @abstractmethod
-    def captured(self) -> Captured:
+    def captured(self) -> CapturedCall:
         """The capture."""
 
     @property
@@ -90,7 +90,7 @@ class Single(Variant):
 
     def __init__(
         self,
-        captured: Captured,
+        captured: CapturedCall,
         options: Options,
         graph: Graph | None = None,
         stages: Stages | None = None,
@@ -105,7 +105,7 @@ class Single(Variant):
         self._making = threading.Lock()
 
     @property
-    def captured(self) -> Captured:
+    def captured(self) -> CapturedCall:
         """The capture at the signature's extents."""
         return self._captured
 
@@ -148,7 +148,7 @@ class Single(Variant):
         return self._binding
 
 
-def interface_of(captured: Captured) -> Interface:
+def interface_of(captured: CapturedCall) -> Interface:
     """Return which handles are written in place, and which keep their arrays from call to call."""
     graph = captured.graph
     updates: dict[int, int] = {}
@@ -167,7 +167,7 @@ def interface_of(captured: Captured) -> Interface:
     return Interface(frozen, tuple(updates.items()))
 
 
-def _shared(captured: Captured) -> set[int]:
+def _shared(captured: CapturedCall) -> set[int]:
     """Outputs that somebody besides one handle receives."""
     found = {o for o, _ in (*captured.gradients, *captured.escaped)}
     found |= {x.index for x in tree.flatten(captured.results)[0] if isinstance(x, Output)}

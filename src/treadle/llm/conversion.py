@@ -28,7 +28,7 @@ from treadle.llm.files.checkpoint import (
 from treadle.llm.files.gguf import NUMBERS, Form, form_name, is_gguf
 from treadle.llm.files.gguf_checkpoint import shards
 from treadle.llm.files.gguf_export import Export, exported, renamed
-from treadle.llm.files.gguf_writer import Planned, write_gguf
+from treadle.llm.files.gguf_writer import PlannedTensor, write_gguf
 from treadle.llm.files.opening import open_checkpoint
 from treadle.llm.text.exchange import as_file, as_tables
 
@@ -208,11 +208,11 @@ def _form_of(tensor: Array | Blocks) -> Form:
 
 def _planned(
     name: str, stored: Stored, format: str, report: Report, forms: Mapping[str, Form]
-) -> Planned:
+) -> PlannedTensor:
     """A tensor of the target, made when its turn comes; then the report gets its row."""
     was = forms[name] if name in forms else _form_of(stored.make())
     form = _form(name, stored.shape, was, format)
-    return Planned(name, stored.shape, form, partial(_made, name, stored, form, report))
+    return PlannedTensor(name, stored.shape, form, partial(_made, name, stored, form, report))
 
 
 def _made(name: str, stored: Stored, form: Form, report: Report) -> Array | Blocks:
@@ -314,7 +314,7 @@ def _to_directory(
         if isinstance(plan.form, BlockFormat):
             plain = NUMBERS["F32"]
             make = partial(_made, name, stored, plain, report)
-            plan = Planned(name, plan.shape, plain, make)
+            plan = PlannedTensor(name, plan.shape, plain, make)
         plans.append(plan)
     # Only shapes and types matter to the layout: no memory is taken for these.
     shapes = {p.name: np.broadcast_to(np.zeros((), _plain(p.form)), p.shape) for p in plans}

@@ -21,7 +21,7 @@ from treadle.engine.options import Options
 from treadle.graph.parser import parse
 from treadle.graph.printer import to_text
 from treadle.jit.capture import capture
-from treadle.jit.captured import Argument, Captured, HostValue, Output, State
+from treadle.jit.captured import Argument, CapturedCall, HostValue, Output, State
 from treadle.jit.compiled import Compiled
 from treadle.jit.printing import without_prints
 from treadle.jit.trace import trace
@@ -98,7 +98,7 @@ def _quantized(kind: EagerType) -> np.dtype[Any] | None:
     return None if kind.quantized is None else kind.surface
 
 
-def _refuse(captured: Captured) -> None:
+def _refuse(captured: CapturedCall) -> None:
     """Raise for what a file cannot hold."""
     problem = ""
     # Slots that were empty when it began, and are again at the end, need no handles.
@@ -148,7 +148,7 @@ class Program:
         quantized = content.get("quantized", nothing)  # Files of older versions have none.
         self._quantized = [quantized_type_of(dtype) for dtype in quantized["arguments"]]
         outputs = quantized["outputs"]
-        captured = Captured(
+        captured = CapturedCall(
             graph=graph,
             sources=tuple(sources),
             kinds=tuple(

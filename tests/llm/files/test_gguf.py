@@ -14,7 +14,7 @@ import pytest
 from treadle.base.blocks import FORMATS, Blocks
 from treadle.base.errors import CheckpointError, DTypeError
 from treadle.llm.files.gguf import is_gguf, read_gguf
-from treadle.llm.files.gguf_writer import Planned, planned, write_gguf
+from treadle.llm.files.gguf_writer import PlannedTensor, planned, write_gguf
 
 METADATA = {
     "general.architecture": "llama",
@@ -84,7 +84,7 @@ def test_tensors_are_made_in_turn(tmp_path: Path) -> None:
         return lambda: (made.append(name), np.full((2, 2), len(made), np.float32))[1]
 
     form = np.dtype(np.float32)
-    plans = [Planned(name, (2, 2), form, make(name)) for name in "xy"]
+    plans = [PlannedTensor(name, (2, 2), form, make(name)) for name in "xy"]
     write_gguf(tmp_path / "a.gguf", {}, plans)
     assert made == ["x", "y"]
     np.testing.assert_array_equal(read_gguf(tmp_path / "a.gguf").tensor("y"), np.full((2, 2), 2))
@@ -100,7 +100,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="occurs twice"):
         write_gguf(path, {}, [planned("a", ones), planned("a", ones)])
     with pytest.raises(CheckpointError, match="not what the table says"):
-        write_gguf(path, {}, [Planned("a", (2,), ones.dtype, lambda: ones)])
+        write_gguf(path, {}, [PlannedTensor("a", (2,), ones.dtype, lambda: ones)])
     assert not path.exists()
 
 

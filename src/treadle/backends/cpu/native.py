@@ -93,7 +93,7 @@ class Core:
         self.evaluate: Any = ctypes.CFUNCTYPE(word, pointer, word, pointer)(address["evaluate"])
 
 
-class Runtime(Core):
+class NativeRuntime(Core):
     """The whole runtime: `launch` is described in `eager_text.py`, `switch` is an address."""
 
     def __init__(self) -> None:
@@ -114,13 +114,13 @@ class Runtime(Core):
 
 
 @functools.cache
-def runtime() -> Runtime:
+def runtime() -> NativeRuntime:
     """The native runtime, compiled or fetched from the cache at the first call; never unloaded.
 
     Raises:
         CompileError: this machine or interpreter cannot have it.
     """
-    return Runtime()
+    return NativeRuntime()
 
 
 _ADOPTED: list[Core] = []

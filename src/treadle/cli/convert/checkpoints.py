@@ -176,7 +176,7 @@ def _mapping(path: Path) -> dict[str, str | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedCheckpoint:
     """Record of how a checkpoint was loaded.
 
     Attributes:
@@ -220,7 +220,9 @@ class Loaded:
         return rows + [("shape", n, str(list(a)), str(list(b))) for n, (a, b) in shapes]
 
 
-def load_into(module: Any, path: Path, key: str, rules: Sequence[Rule], strict: bool) -> Loaded:
+def load_into(
+    module: Any, path: Path, key: str, rules: Sequence[Rule], strict: bool
+) -> LoadedCheckpoint:
     """Give a module the weights of a checkpoint.
 
     Args:
@@ -247,7 +249,7 @@ def load_into(module: Any, path: Path, key: str, rules: Sequence[Rule], strict: 
             handling.load_state(module, fit.values)
         else:
             module.load_state_dict({**wanted, **fit.values})
-    return Loaded(fit, count, chosen, prefix)
+    return LoadedCheckpoint(fit, count, chosen, prefix)
 
 
 def listed(rows: Sequence[tuple[str, str, str, str]]) -> list[tuple[str, str, str, str]]:

@@ -14,7 +14,7 @@ from treadle.base.table import size
 from treadle.cli.compile.making import command_line
 from treadle.cli.console import Progress, progress, show_facts, show_json, show_table
 from treadle.cli.convert.checkpoints import (
-    Loaded,
+    LoadedCheckpoint,
     build_model,
     came_from,
     listed,
@@ -101,7 +101,7 @@ def _target(wish: Wish) -> Path:
     return path
 
 
-def _read(wish: Wish, now: Progress) -> tuple[Origin | None, Loaded | None]:
+def _read(wish: Wish, now: Progress) -> tuple[Origin | None, LoadedCheckpoint | None]:
     """The source, or None where its weights do not fit; and what became of a checkpoint."""
     inputs = parsed_inputs(wish.inputs)
     is_model = wish.source.suffix in _MODELS and not wish.source.is_dir()
@@ -151,7 +151,7 @@ def _described(source: Origin, wish: Wish) -> Origin:
 # -- telling -----------------------------------------------------------------------------------
 
 
-def _refuse(loaded: Loaded | None, as_json: bool) -> None:
+def _refuse(loaded: LoadedCheckpoint | None, as_json: bool) -> None:
     """Show which weights do not fit."""
     rows = loaded.problems() if loaded is not None else []
     if as_json:
@@ -166,7 +166,7 @@ def _refuse(loaded: Loaded | None, as_json: bool) -> None:
     typer.echo("--rename gives other names, --no-strict takes what fits")
 
 
-def _tell(source: Origin, loaded: Loaded | None, checked: Checked, path: Path) -> None:
+def _tell(source: Origin, loaded: LoadedCheckpoint | None, checked: Checked, path: Path) -> None:
     facts: dict[str, Any] = {}
     if loaded is not None:
         facts |= loaded.facts()
@@ -193,7 +193,9 @@ def _tell(source: Origin, loaded: Loaded | None, checked: Checked, path: Path) -
             typer.echo(str(comparison))
 
 
-def _tell_json(source: Origin, loaded: Loaded | None, checked: Checked, path: Path) -> None:
+def _tell_json(
+    source: Origin, loaded: LoadedCheckpoint | None, checked: Checked, path: Path
+) -> None:
     show_json(
         {
             "written": str(path) if checked.is_equal else None,

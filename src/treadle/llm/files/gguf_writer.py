@@ -35,7 +35,7 @@ _HEADER = struct.Struct("<4sIQQ")
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedTensor:
     """A tensor that will be written: its shape (slowest axis first), its form, what makes it."""
 
     name: str
@@ -51,16 +51,16 @@ class Planned:
         return math.prod(self.shape) * self.form.itemsize
 
 
-def planned(name: str, tensor: Stored) -> Planned:
+def planned(name: str, tensor: Stored) -> PlannedTensor:
     """A tensor that is there."""
     form = tensor.format if isinstance(tensor, Blocks) else tensor.dtype
-    return Planned(name, tensor.shape, form, lambda: tensor)
+    return PlannedTensor(name, tensor.shape, form, lambda: tensor)
 
 
 def write_gguf(
     path: str | os.PathLike[str],
     metadata: Mapping[str, Any],
-    tensors: Sequence[Planned],
+    tensors: Sequence[PlannedTensor],
     alignment: int = ALIGNMENT,
 ) -> None:
     """Write a GGUF file of version 3, or leave `path` as it was.
@@ -90,7 +90,7 @@ def write_gguf(
 
 
 def _chunks(
-    head: bytes, tensors: Sequence[Planned], alignment: int
+    head: bytes, tensors: Sequence[PlannedTensor], alignment: int
 ) -> Iterator[bytes | memoryview]:
     yield head
     for each in tensors:
@@ -98,7 +98,7 @@ def _chunks(
         yield bytes(-each.nbytes % alignment)
 
 
-def _data(plan: Planned, tensor: Stored) -> memoryview:
+def _data(plan: PlannedTensor, tensor: Stored) -> memoryview:
     form = tensor.format if isinstance(tensor, Blocks) else tensor.dtype
     if form != plan.form or tensor.shape != plan.shape:
         raise CheckpointError(
@@ -110,7 +110,7 @@ def _data(plan: Planned, tensor: Stored) -> memoryview:
     return np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
 
 
-def _table(where: str, tensors: Sequence[Planned], alignment: int) -> tuple[list[bytes], int]:
+def _table(where: str, tensors: Sequence[PlannedTensor], alignment: int) -> tuple[list[bytes], int]:
     """The rows of the table, and what the data take."""
     rows, begin, seen = [], 0, set[str]()
     for each in tensors:

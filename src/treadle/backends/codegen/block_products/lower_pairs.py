@@ -11,7 +11,7 @@ from treadle.backends.codegen.block_products.pairs import (
     MOST,
     ROUTED,
     SUMS,
-    PairSpec,
+    BlockPairSpec,
     pairs_kernel,
     routed_kernel,
     routes_kernel,
@@ -58,10 +58,10 @@ class Pairing:
         return LAYOUTS[self.format]
 
     @property
-    def spec(self) -> PairSpec:
+    def spec(self) -> BlockPairSpec:
         """The kernel's constants."""
         matrices = self.target.matrices and self.target.dot_bfloat16
-        return PairSpec(self.layout, self.x.dtype, matrices, self.transposed)
+        return BlockPairSpec(self.layout, self.x.dtype, matrices, self.transposed)
 
     @property
     def blocks(self) -> int:

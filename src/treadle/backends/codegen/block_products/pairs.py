@@ -44,7 +44,7 @@ BLOCK = 2 * LINES
 
 
 @dataclass(frozen=True, slots=True)
-class PairSpec:
+class BlockPairSpec:
     """A kernel's constants: how weights lie, the type of results, what multiplies.
 
     Rows are multiplied with the matrix W in panels as x W^T, or, `transposed`, as x W.
@@ -121,7 +121,7 @@ def routes_kernel(dtype: DType) -> Kernel:
 
 
 @cache
-def routed_kernel(spec: PairSpec, name: str, features: tuple[str, ...]) -> Kernel:
+def routed_kernel(spec: BlockPairSpec, name: str, features: tuple[str, ...]) -> Kernel:
     """A kernel over (expert, part of the columns) for the rows that chose the expert.
 
     Its parameters: words by rows, panels of all experts, y, order and ends of `routes_kernel`, the
@@ -131,7 +131,7 @@ def routed_kernel(spec: PairSpec, name: str, features: tuple[str, ...]) -> Kerne
 
 
 @cache
-def pairs_kernel(spec: PairSpec, name: str, features: tuple[str, ...]) -> Kernel:
+def pairs_kernel(spec: BlockPairSpec, name: str, features: tuple[str, ...]) -> Kernel:
     """A kernel over (part of the rows, part of the columns), columns fastest.
 
     Its parameters: words, panels, y [m, n], m, n, blocks of the format in a row, the number of
@@ -162,7 +162,7 @@ class _Rows:
 class _Pairs:
     """Writes the kernel."""
 
-    def __init__(self, spec: PairSpec) -> None:
+    def __init__(self, spec: BlockPairSpec) -> None:
         self.spec, self.layout = spec, spec.layout
         sizes = (BLOCK, LINES) if spec.matrices else (spec.unit.rows,)
         self.tiles = {rows: unit_function(spec.unit, rows) for rows in sizes}

@@ -33,7 +33,7 @@ from treadle.base.dtype import DType
 Array = npt.NDArray[Any]
 
 
-class Pointer(NamedTuple):
+class MemoryPointer(NamedTuple):
     """An address: `place` bytes into memory whose first byte lies at `base`."""
 
     memory: npt.NDArray[np.uint8]
@@ -41,13 +41,13 @@ class Pointer(NamedTuple):
     base: int
 
 
-Datum = Array | int | Pointer
+Datum = Array | int | MemoryPointer
 """A value at run time: vectors and scalars are arrays over lanes, indices are Python's integers."""
 
 
 def run(
     kernel: Kernel,
-    arguments: Sequence[Array | Pointer | int],
+    arguments: Sequence[Array | MemoryPointer | int],
     lo: int = 0,
     hi: int = 1,
     *,
@@ -77,21 +77,21 @@ def run(
         machine.function(kernel.entry, [*given, lo, hi])
 
 
-def _argument(kernel: Kernel, parameter: Operand, given: Array | Pointer | int) -> Datum:
+def _argument(kernel: Kernel, parameter: Operand, given: Array | MemoryPointer | int) -> Datum:
     """Return an argument as the kernel sees it."""
     if not parameter.type.pointer:
-        if parameter.type != INDEX or isinstance(given, np.ndarray | Pointer):
+        if parameter.type != INDEX or isinstance(given, np.ndarray | MemoryPointer):
             raise KernelError(f"{kernel.name}: an array for a parameter of type {parameter.type}")
         return int(given)
-    if isinstance(given, Pointer):
+    if isinstance(given, MemoryPointer):
         return given
     if not isinstance(given, np.ndarray) or not given.flags.c_contiguous:
         raise KernelError(f"{kernel.name}: {parameter.name} needs a C-contiguous array")
     return _pointer(given)
 
 
-def _pointer(array: Array) -> Pointer:
-    return Pointer(array.reshape(-1).view(np.uint8), 0, array.ctypes.data)
+def _pointer(array: Array) -> MemoryPointer:
+    return MemoryPointer(array.reshape(-1).view(np.uint8), 0, array.ctypes.data)
 
 
 def _wrapped(number: int) -> int:
@@ -235,7 +235,7 @@ class _Machine:
         return self._datum(made, result)
 
     def _array(self, datum: Datum) -> Array:
-        if isinstance(datum, Pointer):
+        if isinstance(datum, MemoryPointer):
             raise self._error("a pointer where a value belongs")
         return np.array([datum], np.int64) if isinstance(datum, int) else datum
 
@@ -244,8 +244,8 @@ class _Machine:
 
     # -- memory ----------------------------------------------------------------------------
 
-    def _memory_of(self, datum: Datum) -> Pointer:
-        if not isinstance(datum, Pointer):
+    def _memory_of(self, datum: Datum) -> MemoryPointer:
+        if not isinstance(datum, MemoryPointer):
             raise self._error("a value where a pointer belongs")
         return datum
 
@@ -342,10 +342,10 @@ class _Machine:
 
     def _offset(self, instruction: Instruction, args: list[Datum]) -> Datum:
         pointer, index = args
-        if not isinstance(pointer, Pointer) or not isinstance(index, int):
+        if not isinstance(pointer, MemoryPointer) or not isinstance(index, int):
             raise self._error("offset takes a pointer and an index")
         size = instruction.arguments[0].dtype.itemsize
-        return Pointer(pointer.memory, pointer.place + index * size, pointer.base)
+        return MemoryPointer(pointer.memory, pointer.place + index * size, pointer.base)
 
     def _stack(self, instruction: Instruction, args: list[Datum]) -> Datum:
         (count,) = instruction.detail
