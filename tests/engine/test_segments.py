@@ -21,7 +21,7 @@ from treadle.engine.execute.segments import SegmentLaunch, blob_key, body_of, sh
 from treadle.engine.options import Options, engines
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
-from treadle.engine.report import Partition, told
+from treadle.engine.report import Partition, describe_partitions
 from treadle.graph.builder import trace_body
 from treadle.graph.ir import Graph
 from treadle.graph.parser import parse
@@ -83,10 +83,13 @@ def test_partitions_are_counted_with_nodes_and_bytes(fake: FakeSegments) -> None
     assert first.reads >= 256 + 256 + 32 and last.reads >= 2 * 256
     assert middle.nodes == 1 and sum(p.nodes for p in parts) >= 6
     text = program.explained(full=True)
-    assert told(parts) == f"3: fake {first.nodes} nodes, cpu 1 node, fake {last.nodes} nodes"
-    assert f"  {told(parts)}\n" in text and "partitions, as they run" in text
+    assert (
+        describe_partitions(parts)
+        == f"3: fake {first.nodes} nodes, cpu 1 node, fake {last.nodes} nodes"
+    )
+    assert f"  {describe_partitions(parts)}\n" in text and "partitions, as they run" in text
     assert [p["engine"] for p in explained.data()["partitions"]] == ["fake", "cpu", "fake"]
-    many = told([Partition("a", 2, 0, 0), Partition("b", 1, 0, 0)] * 3)
+    many = describe_partitions([Partition("a", 2, 0, 0), Partition("b", 1, 0, 0)] * 3)
     assert many == "6: 3 of a with 6 nodes, 3 of b with 3 nodes"
 
 

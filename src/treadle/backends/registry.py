@@ -390,7 +390,7 @@ def why_missing(kind: str) -> tuple[str, BaseException | None]:
     entry = entries().get(kind)
     if entry is None or entry.state not in ("disabled", "missing", "failed"):
         return "", None
-    why = entry.remark if entry.error is None else _told(entry).partition("\n")[0]
+    why = entry.remark if entry.error is None else _describe(entry).partition("\n")[0]
     return f"the backend {kind} is {entry.state}: {why}", entry.error
 
 
@@ -403,7 +403,7 @@ def table() -> list[dict[str, str]]:
 def row_of(entry: Entry) -> dict[str, str]:
     """Return a backend's row of `table`."""
     usable = entry.state == "loaded"
-    remarks = [entry.remark, _told(entry), entry.why_none]
+    remarks = [entry.remark, _describe(entry), entry.why_none]
     kernels = entry.kernels() if usable else ()
     return {
         "name": entry.name,
@@ -421,7 +421,7 @@ def row_of(entry: Entry) -> dict[str, str]:
     }
 
 
-def _told(entry: Entry) -> str:
+def _describe(entry: Entry) -> str:
     """Return what went wrong, and what to do where a library is missing."""
     error = entry.error
     if error is None:

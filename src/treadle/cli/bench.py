@@ -106,14 +106,14 @@ def _tune(
     if not questions:
         print("no contraction with a choice was compiled")
     for number, found in enumerate(compiler.tune(watched, seconds), start=1):
-        print(f"{number}/{questions}  {told(found)}", flush=True)
+        print(f"{number}/{questions}  {describe(found)}", flush=True)
 
 
 def _questions(watched: Sequence[Watched]) -> int:
     return len({name for work in watched for name in work.asked})
 
 
-def told(found: Tuned) -> str:
+def describe(found: Tuned) -> str:
     """Return a question's outcome in one line."""
     head = f"{found.name}: {duration(found.before)}"
     if found.choice is None:

@@ -211,7 +211,7 @@ def _in_front(model: Model, index: int, steps: Preprocessing) -> Model:
     device = wanted.type.device or str(get_default_device())
     sample = Tensor(np.zeros(shape, np.uint8), dtype="uint8", device=device)
     captured = capture(prepare, (sample,), {}, "preprocessing")
-    graph = _joined(model.graph, index, inference_graph("preprocessing", captured, [0]), name)
+    graph = _join(model.graph, index, inference_graph("preprocessing", captured, [0]), name)
     return replace(model, graph=graph, cases=(), segments={})
 
 
@@ -331,7 +331,7 @@ def _from_planes(x: Tensor, height: int, width: int, *, swapped: bool) -> Tensor
     return F.clip(F.concat(rows, axis=1), 0.0, 255.0)
 
 
-def _joined(graph: Graph, index: int, front: Graph, name: str) -> Graph:
+def _join(graph: Graph, index: int, front: Graph, name: str) -> Graph:
     """The graph with one graph more in front of an input."""
     old = graph.inputs[index]
     arriving = Value(front.inputs[0].type, None, index, name)

@@ -129,7 +129,7 @@ def opened(model: Model, ranges: Mapping[str, Wanted]) -> Opened:
                 )
     ends = zip(graph.inputs, model.graph.inputs, strict=True)
     point = bound_extents((value.type.shape, at.type.shape) for value, at in ends) or {}
-    return _settled(_joined(Opened(graph, found), point))
+    return _settled(_join(Opened(graph, found), point))
 
 
 def _ends(name: str, asked: int | Sequence[int]) -> Range:
@@ -139,7 +139,7 @@ def _ends(name: str, asked: int | Sequence[int]) -> Range:
     return int(low), int(high)
 
 
-def _joined(given: Opened, own: Mapping[str, int]) -> Opened:
+def _join(given: Opened, own: Mapping[str, int]) -> Opened:
     """The same with one symbol for those that a guard says are equal.
 
     Args:

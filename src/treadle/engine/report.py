@@ -133,7 +133,7 @@ class Partition:
     writes: int
 
 
-def told(parts: Sequence[Partition]) -> str:
+def describe_partitions(parts: Sequence[Partition]) -> str:
     """Partitions in a few words: how many, whose, and of what size."""
     if not parts:
         return "-"

@@ -453,7 +453,7 @@ class _Nest:
                 counter.varies,
                 bool(counter.varies & self.reduced),
             )
-            if axes and axes[-1].reduced == axis.reduced and self._joined(axes[-1], axis, seen):
+            if axes and axes[-1].reduced == axis.reduced and self._join(axes[-1], axis, seen):
                 last = axes.pop()
                 axis = Axis(
                     last.extent * axis.extent,
@@ -464,7 +464,7 @@ class _Nest:
             axes.append(axis)
         return tuple(axes)
 
-    def _joined(self, outer: Axis, inner: Axis, seen: list[Position]) -> bool:
+    def _join(self, outer: Axis, inner: Axis, seen: list[Position]) -> bool:
         first = self.positions.counters[outer.number]
         second = self.positions.counters[inner.number]
         return all(is_identical(p.factor(first), p.factor(second) * second.extent) for p in seen)

@@ -303,7 +303,7 @@ POWERS = (
 # -- numbers that meet -------------------------------------------------------------------------
 
 
-def _joined(op: Op) -> Build:
+def _join(op: Op) -> Build:
     """op(op(x, a), b) with constants a and b, computed in their own type."""
 
     def build(m: Found) -> Value | None:
@@ -321,7 +321,7 @@ def _joined(op: Op) -> Build:
 
 def _numbers_meet(op: Op, integers: bool) -> Rule:
     sign = {"add": "+", "mul": "*"}[op.name]
-    build = only(tuple(_ALL_INTEGERS), _joined(op)) if integers else _joined(op)
+    build = only(tuple(_ALL_INTEGERS), _join(op)) if integers else _join(op)
     inner = P(type(op), ("x", "a"), commutes=True)
     limit = ", integers" if integers else ""
     return _rule(

@@ -11,7 +11,7 @@ from treadle.backends.api import Counting, DeviceInfo
 from treadle.base.table import duration, lines, size
 from treadle.engine.devices.names import CompNode, default_device, resolve
 from treadle.engine.eager import tally
-from treadle.engine.eager.choice import Decision, made_for, told
+from treadle.engine.eager.choice import Decision, describe_refusal, made_for
 from treadle.engine.eager.tally import FallbackReport, Fallen, Ran, Spent
 from treadle.runtime.opened import Traffic
 
@@ -53,7 +53,7 @@ class DeviceReport:
                 "op": str(d.op),
                 "operands": [str(t) for t in d.types],
                 "runs": d.winner,
-                "refused": {who: told(why) for who, why in d.refusals},
+                "refused": {who: describe_refusal(why) for who, why in d.refusals},
                 "forced": d.forced,
             }
             for d in self.decisions
@@ -95,7 +95,7 @@ class DeviceReport:
 
 def why_not(decision: Decision) -> str:
     """Return who refused, and why; who forces the choice."""
-    parts = [f"{who}: {told(why)}" for who, why in decision.refusals]
+    parts = [f"{who}: {describe_refusal(why)}" for who, why in decision.refusals]
     parts += [f"forced by {decision.forced}"] if decision.forced else []
     return "; ".join(parts)
 

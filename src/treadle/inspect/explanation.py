@@ -10,7 +10,7 @@ from typing import Any
 from treadle.backends.program import Host, Jump, Step, Stop, Together, runs_of
 from treadle.engine.plan import Facts, Plan, step_names
 from treadle.engine.plan.memory import StepMemory, steps_memory, totals
-from treadle.engine.report import CompileReport, Partition, told
+from treadle.engine.report import CompileReport, Partition, describe_partitions
 from treadle.graph.ir import Graph, Node, regions_of
 from treadle.inspect.origins import leaves, place, places_of, whereabouts
 from treadle.inspect.profile import Profile, predicted, rates_in, shares
@@ -298,7 +298,7 @@ def _stages(
     did = {
         "prepare": f"{captured} -> {prepared} nodes; {len(report.passes)} passes, "
         f"{sum(fired.values())} rewrites",
-        "partition": told(report.partitions or _whole(graphs["prepared"], engine)),
+        "partition": describe_partitions(report.partitions or _whole(graphs["prepared"], engine)),
         "optimize": f"{prepared} -> {len(graphs['optimized'].nodes)} nodes; "
         + ", ".join(f"{n} {kind}" for kind, n in kinds.items()),
         "compile": f"{_launches(plan)}, {len(plan.left)} host tasks, "

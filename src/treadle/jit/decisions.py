@@ -12,7 +12,7 @@ from treadle.base.table import lines
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode, default_device
 from treadle.engine.eager import dispatch
-from treadle.engine.eager.choice import Decision, told
+from treadle.engine.eager.choice import Decision, describe_refusal
 from treadle.engine.eager.forced import near
 from treadle.engine.options import Options
 from treadle.inspect.devices import why_not
@@ -59,7 +59,7 @@ def _falls(decision: Decision) -> bool:
 
 def _one(decision: Decision) -> str:
     head = f"{decision.op} on {decision.device}: {decision.op.saw(decision.types)}".rstrip(": ")
-    asked = [f"  asked: {who}  {told(why)}" for who, why in decision.refusals]
+    asked = [f"  asked: {who}  {describe_refusal(why)}" for who, why in decision.refusals]
     forced = [f"  forced by {decision.forced}"] if decision.forced else []
     return "\n".join((head, *asked, *forced, f"  runs:  {decision.winner}"))
 

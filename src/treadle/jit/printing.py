@@ -119,7 +119,7 @@ def _prepared(fmt: Any, values: Sequence[Any], named: dict[str, Any]) -> tuple[s
             raise KeyError(f"jit.print: no field of the format is named {next(iter(named))!r}")
         text = "".join(literal for literal, *_ in parts)
         first = [text] if isinstance(fmt, str) else [fmt]
-        return _joined([*first, *values] if values or first != [""] else [])
+        return _join([*first, *values] if values or first != [""] else [])
     made, shown = _Fields(), []
     template = ""
     for literal, field, spec, conversion in parts:
@@ -180,7 +180,7 @@ class _Fields(string.Formatter):
             )
 
 
-def _joined(values: Sequence[Any]) -> tuple[str, list[Tensor]]:
+def _join(values: Sequence[Any]) -> tuple[str, list[Tensor]]:
     """Values with blanks between them."""
     parts = ["{}" if isinstance(v, Tensor) else _escaped(str(v)) for v in values]
     return " ".join(parts), [v for v in values if isinstance(v, Tensor)]

@@ -174,7 +174,7 @@ class _Vector:
         """Have this rank's part be that of the parameters, which others may have set."""
         self.part._reset(self._mine())
 
-    def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
+    def _join(self, tensors: Sequence[Tensor]) -> Tensor:
         """One vector, with zeros at the end so that it divides evenly."""
         parts = [t.reshape(-1) for t in tensors]
         if self._padding:
@@ -187,7 +187,7 @@ class _Vector:
             zeros(p.shape, dtype=p.dtype, device=p.device) if p.grad is None else p.grad
             for p in self.params
         ]
-        return self._scatter(self._joined(grads))
+        return self._scatter(self._join(grads))
 
     def whole(self, part: Tensor) -> Tensor:
         """The parts of all ranks put together."""

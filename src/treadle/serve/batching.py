@@ -97,7 +97,7 @@ class Worker:
             if first is None:
                 return
             batch = []
-            for work in self._joined(first):
+            for work in self._join(first):
                 if work.gone():
                     work.done(Disconnected())
                 else:
@@ -107,7 +107,7 @@ class Worker:
             # What a variable holds, lives on until the next request comes.
             del first, batch, work
 
-    def _joined(self, first: Work) -> list[Work]:
+    def _join(self, first: Work) -> list[Work]:
         batch, rows, most = [first], first.rows, self.model.most
         until = first.arrived + self._delay
         while 0 < rows < most:

@@ -208,7 +208,7 @@ class RangedModel:
         for end in (*self.inputs, *self.outputs):
             if end.dtype not in NAMES:
                 raise LoadError(name, f"{end.name} is {end.dtype}, which the protocol lacks")
-        self._most = self._joined(most, dict(zip(map(self._shapes, extents), shapes, strict=True)))
+        self._most = self._join(most, dict(zip(map(self._shapes, extents), shapes, strict=True)))
 
     @property
     def most(self) -> int:
@@ -292,7 +292,7 @@ class RangedModel:
         shapes = zip(self._shapes(extents), self._given, strict=True)
         return [(y.shape, y.dtype) for y in self.run([np.zeros(s, i.dtype) for s, i in shapes])]
 
-    def _joined(self, most: int, seen: Mapping[Shapes, Shapes]) -> int:
+    def _join(self, most: int, seen: Mapping[Shapes, Shapes]) -> int:
         """The most rows that are joined: 1 where it may not be."""
         axes = {i.shape[0] if i.shape else 0 for i in self._given}
         axis = axes.pop()

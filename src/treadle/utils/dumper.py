@@ -146,7 +146,7 @@ class Dumper(Watcher):
         self, folder: _Folder, name: str, arrays: Sequence[Array], depth: int, op: str = ""
     ) -> None:
         for i, array in enumerate(arrays):
-            line = f"{name}_{i}: {self._told(array)}"
+            line = f"{name}_{i}: {self._describe(array)}"
             folder.lines.append("  " + line)
             with self._lock:
                 self._tree.append(f"{'  ' * depth}{line}")
@@ -155,7 +155,7 @@ class Dumper(Watcher):
                     self._arrays += 1
                     folder.arrays[f"{self._arrays:06}_{op}{name}_{i}"] = array
 
-    def _told(self, array: Array) -> str:
+    def _describe(self, array: Array) -> str:
         head = f"{array.dtype.name}{list(array.shape)}"
         if self._level == "first":
             first = array.reshape(-1)[:SHOWN].tolist()

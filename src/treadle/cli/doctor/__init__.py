@@ -46,7 +46,7 @@ def command(
     else:
         print(f"Treadle {VERSION}\n")
         print("\n\n".join(section.text() for section in found))
-        print(f"\n{_told('wrong', wrong)}{_told('advice', advice)}", end="")
+        print(f"\n{_describe('wrong', wrong)}{_describe('advice', advice)}", end="")
     if wrong:
         raise typer.Exit(1)
 
@@ -76,7 +76,7 @@ def _requested(name: str) -> Callable[[], Section]:
     return section
 
 
-def _told(title: str, findings: list[Finding]) -> str:
+def _describe(title: str, findings: list[Finding]) -> str:
     if not findings:
         return f"{title}: nothing\n"
     lines = [f"{title}:"]

@@ -27,7 +27,7 @@ from treadle.engine.package.extents import Ranges
 from treadle.engine.package.models import Model, read_models
 from treadle.engine.package.native_part import Described, Gear
 from treadle.engine.package.native_run import loader_of
-from treadle.engine.report import told
+from treadle.engine.report import describe_partitions
 from treadle.graph.json_text import graph_json
 from treadle.graph.printer import to_text
 from treadle.ops.constant import Constant
@@ -175,7 +175,7 @@ def _describe_gears(found: Description, model: Model, gears: Sequence[Gear]) -> 
             patterns = dict(zip(model.inputs, gear.many.inputs, strict=True))
             shapes = f"{_shapes(patterns)}: {_ranged(gear.many.ranges)}"
         numbers = {"launches": gear.launches, "streams": gear.streams, "events": gear.events}
-        cut = told(gear.partitions)
+        cut = describe_partitions(gear.partitions)
         rows.append((shapes, size(gear.arena), cut, *map(str, numbers.values())))
         partitions = [asdict(part) for part in gear.partitions]
         data.append({"shapes": named, "scratch": gear.arena, **numbers, "partitions": partitions})

@@ -15,7 +15,7 @@ from treadle.cli.models.opening import open_model, parsed_shapes, run_once
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
 from treadle.engine.phases import stages_of
-from treadle.engine.report import Partition, told
+from treadle.engine.report import Partition, describe_partitions
 from treadle.graph.flop_count import flops, nbytes
 from treadle.graph.ir import Graph, Node
 from treadle.inspect import Inspected
@@ -162,7 +162,7 @@ def _show(found: Counts) -> None:
     )
     if program["phases"] > 1:
         facts["phases"] = f"{program['phases']}, as random inputs have them"
-    facts["partitions"] = told([Partition(**part) for part in program["partitions"]])
+    facts["partitions"] = describe_partitions([Partition(**part) for part in program["partitions"]])
     facts["streams"] = f"{program['streams']}, {program['events']} events"
     facts["predicted"] = duration(program["predicted"])
     if "least" in program:

@@ -59,7 +59,7 @@ class Decision:
         return f"host ({self.implementation})" if self.runner == HOST else f"engine {self.runner}"
 
     def __str__(self) -> str:
-        refused = [f"{who}: {told(why)}" for who, why in self.refusals]
+        refused = [f"{who}: {describe_refusal(why)}" for who, why in self.refusals]
         refused += [f"forced by {self.forced}"] if self.forced else []
         because = f" ({'; '.join(refused)})" if refused else ""
         return f"{self.op}({self.op.saw(self.types)}) on {self.device}: {self.winner}{because}"
@@ -84,7 +84,7 @@ class Choice:
         return next((why for why in answers if why.reason != "op"), answers[-1])
 
 
-def told(why: Support) -> str:
+def describe_refusal(why: Support) -> str:
     """An answer in words."""
     return "yes" if why else f"no ({why.reason}): {why.message}"
 
@@ -263,7 +263,7 @@ def choose_on_device(
         else:
             return Choice(None, found, name, tuple(refusals), source)
     if wanted:
-        reasons = "; ".join(f"{who} says {told(why)}" for who, why in refusals)
+        reasons = "; ".join(f"{who} says {describe_refusal(why)}" for who, why in refusals)
         problem = f"{source} asks for {wanted!r}, which does not run it"
         raise UnsupportedOp(op.name, problem, saw=reasons, hint=f"take {source} back")
     return Choice(None, None, HOST, tuple(refusals))

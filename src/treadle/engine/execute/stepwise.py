@@ -257,7 +257,7 @@ class _Turns:
 # -- the program -------------------------------------------------------------------------------
 
 
-def _told(step: _Step) -> tuple[str, str, str]:
+def _describe(step: _Step) -> tuple[str, str, str]:
     """An op, who runs it, and the last reason of those who do not."""
     run = step.run.make if isinstance(step.run, _Once) else step.run
     decision = decision_of(run)
@@ -313,7 +313,7 @@ class Stepwise:
 
     def table(self) -> str:
         """Return a table of who runs the ops, and why not the device where it is the host."""
-        rows = Counter(map(_told, self._ready().steps))
+        rows = Counter(map(_describe, self._ready().steps))
         cells = [(op, str(n), who, why) for (op, who, why), n in rows.items()]
         return "\n".join(("ops", *lines(("op", "n", "runs on", "why"), cells)))
 

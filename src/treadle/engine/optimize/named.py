@@ -39,7 +39,7 @@ def named_groups(
     for name in names:
         members = [i for i, n in enumerate(groups.nodes) if n.group == name]
         nodes = [groups.nodes[i] for i in members]
-        made = _joined(groups, members, _kind(nodes))
+        made = _join(groups, members, _kind(nodes))
         reason = _reason(groups, made, nodes, trial, options)
         if not reason:
             groups.keep(_with_moves(groups, made, trial)).name = name
@@ -57,7 +57,7 @@ def _kind(nodes: Sequence[Node]) -> str:
     return "window" if any(is_window(n) for n in nodes) else "loop"
 
 
-def _joined(groups: Groups, members: Sequence[int], kind: str) -> Group:
+def _join(groups: Groups, members: Sequence[int], kind: str) -> Group:
     """The nodes as a group, and the moves between them, such as those of layouts."""
     made = groups.joined([groups.owner[i] for i in members], kind)
     between = groups.between(made)

@@ -152,7 +152,7 @@ def _rewritten(graph: Graph, found: Mapping[Value, _Norm]) -> Graph:
     nodes: list[Node] = []
     for node in graph.nodes:
         if node in means:
-            made, results = _joined(node, renamed.get(means[node], means[node]))
+            made, results = _join(node, renamed.get(means[node], means[node]))
             nodes += made
             renamed[node.output] = results[0]
             ready[found[means[node]].variance] = results[1]
@@ -168,7 +168,7 @@ def _rewritten(graph: Graph, found: Mapping[Value, _Norm]) -> Graph:
     return graph.with_nodes(nodes, (renamed.get(v, v) for v in graph.outputs))
 
 
-def _joined(mean: Node, value: Value) -> tuple[list[Node], tuple[Value, Value]]:
+def _join(mean: Node, value: Value) -> tuple[list[Node], tuple[Value, Value]]:
     """Nodes that compute a mean and the variance about it from statistics of blocks.
 
     The mean is summed about that of the first block, where this is finite: sums then have the size

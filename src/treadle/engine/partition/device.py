@@ -104,7 +104,7 @@ def part_on_device(
     here = device.serves[0]
     links = {("cpu", here): device.links.up, (here, "cpu"): device.links.down}
     if device.compiles:
-        link = f"{_told(device.links.up)} to the device, {_told(device.links.down)} back"
+        link = f"{_describe(device.links.up)} to the device, {_describe(device.links.down)} back"
         report.decide("partition", "copies", link, "as the device says, or as measured")
     model = Model({**RATES, device.name: device.rates}, links=links)
     every: list[Engine] = [*engines, device]
@@ -112,5 +112,5 @@ def part_on_device(
     return without_borders(leave_to_host(parts, every, device.name))
 
 
-def _told(link: Link) -> str:
+def _describe(link: Link) -> str:
     return f"{link.latency * 1e6:.1f} us and {link.bandwidth / 1e9:.1f} GB/s"

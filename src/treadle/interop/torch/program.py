@@ -77,7 +77,7 @@ class TorchProgram:
         """Keys of the results where they have some, else their numbers."""
         numbered = self.nested(range(self._spec.out_spec.num_leaves))
         paths = [path for path, _ in pytree.tree_flatten_with_path(numbered)[0]]
-        return [_joined(path) or "output" for path in paths]
+        return [_join(path) or "output" for path in paths]
 
     def tensors(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> list[Tensor]:
         """The tensors among the arguments, of the declared element types.
@@ -190,7 +190,7 @@ def _now(extent: Dim) -> int:
     return evaluate(extent, decisions.values)
 
 
-def _joined(path: Sequence[Any]) -> str:
+def _join(path: Sequence[Any]) -> str:
     """A path of keys as one name."""
     parts = (str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
     name = ".".join(parts)

@@ -231,7 +231,7 @@ def _check(nodes: Sequence[fx.Node]) -> None:
         return
     ordered = sorted(problems.items(), key=lambda item: -len(item[1]))
     count = sum(len(nodes) for nodes in problems.values())
-    lines = [_told(name, why, nodes) for (name, why), nodes in ordered[:_LISTED]]
+    lines = [_describe(name, why, nodes) for (name, why), nodes in ordered[:_LISTED]]
     lines += [f"and {len(ordered) - _LISTED} more"] if len(ordered) > _LISTED else []
     names = len({name for name, _ in problems})
     raise UnsupportedOp(
@@ -244,7 +244,7 @@ def _check(nodes: Sequence[fx.Node]) -> None:
     )
 
 
-def _told(name: str, why: str, nodes: Sequence[fx.Node]) -> str:
+def _describe(name: str, why: str, nodes: Sequence[fx.Node]) -> str:
     places = list(dict.fromkeys(str(line_of(node)) for node in nodes))
     more = f" and {len(places) - 1} more" if len(places) > 1 else ""
     count = f"{len(nodes)} node{'s' * (len(nodes) > 1)}"

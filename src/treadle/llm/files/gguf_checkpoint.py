@@ -108,7 +108,7 @@ def _tensors(files: list[Gguf], config: Config) -> dict[str, Stored]:
                 problem = f"{shorten(name)} is no tensor of {architecture}"
                 raise CheckpointError(file.where, problem, hint="this variant is not known")
             _add(found, file, name, target, _change(file, names, parts, config))
-    return _joined(files[0].where, found) if architecture == "gpt-oss" else found
+    return _join(files[0].where, found) if architecture == "gpt-oss" else found
 
 
 def _add(
@@ -175,7 +175,7 @@ def interleaved(tensor: Array | Blocks, heads: int) -> Array | Blocks:
     return tensor[order]
 
 
-def _joined(where: str, found: Mapping[str, Stored]) -> dict[str, Stored]:
+def _join(where: str, found: Mapping[str, Stored]) -> dict[str, Stored]:
     """gpt-oss's experts as Hugging Face has them: rows of gate and up alternate, in one tensor.
 
     `…experts.gate_up_proj_blocks` and `…experts.down_proj_blocks` are `Blocks` [experts, rows, k]

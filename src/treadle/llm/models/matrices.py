@@ -105,7 +105,7 @@ class Projection:
     ) -> None:
         self.products = tuple(products)
         self._biases = tuple(biases)
-        self._whole = _joined(matrices)
+        self._whole = _join(matrices)
         self._matrices = () if self._whole is not None else tuple(matrices)
         self._rows = [m.rows for m in matrices if isinstance(m, Quantized)]
 
@@ -124,7 +124,7 @@ class Projection:
         return [adapt(product, x, y) for product, y in zip(self.products, found, strict=True)]
 
 
-def _joined(matrices: Sequence[Matrix]) -> Quantized | None:
+def _join(matrices: Sequence[Matrix]) -> Quantized | None:
     """All rows below each other, where their panels are whole and of one format."""
     given = [m for m in matrices if isinstance(m, Quantized)]
     if len(given) < len(matrices) or len(given) < 2 or len({m.format for m in given}) > 1:

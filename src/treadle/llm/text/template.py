@@ -47,7 +47,7 @@ class Template:
         self._known = {"bos_token": written(bos), "eos_token": written(sorted(tokenizer.eos))}
         if len(source) > MOST_SOURCE:
             raise CheckpointError("chat template", f"has more than {MOST_SOURCE:,} characters")
-        with _told(), _bounded():
+        with _explain_errors(), _bounded():
             self._template = _environment().from_string(source)
 
     def render(
@@ -79,7 +79,7 @@ class Template:
         if enable_thinking is not None:
             given["enable_thinking"] = enable_thinking
         pieces, size = [], 0
-        with _told(), _bounded():
+        with _explain_errors(), _bounded():
             for piece in self._template.generate(given):
                 size += len(piece)
                 if size > MOST_TEXT:
@@ -135,7 +135,7 @@ def _generation_tag() -> Any:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _explain_errors() -> Iterator[None]:
     """Errors of a template as ours."""
     jinja = needed("jinja2")
     try:

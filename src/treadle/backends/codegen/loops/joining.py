@@ -80,13 +80,13 @@ def joining_body(body: Graph, parts: Sequence[Parts], numbers: Sequence[int]) ->
     given = {p.node: builder.input(p.type) for p in parts}
     known: dict[Value, Value] = {}
     for p in parts:
-        found = _joined(given, p)
+        found = _join(given, p)
         wanted = p.node.output.type
         known[p.node.output] = found.astype(wanted.dtype).reshape(wanted.shape).value
     return _continued(builder, body, known, numbers)
 
 
-def _joined(given: Mapping[Node, GraphOperand], parts: Parts) -> GraphOperand:
+def _join(given: Mapping[Node, GraphOperand], parts: Parts) -> GraphOperand:
     """The complete reduction, in the compute type and without the axes that are gone."""
     x, op = given[parts.node], parts.node.op
     if parts.means:

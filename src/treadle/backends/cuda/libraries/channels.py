@@ -193,7 +193,7 @@ def _opened(comm: Communicator, device: CudaDevice) -> Line:
     told = comm.exchange((problem, key))
     problems = [p for p, _ in told]
     if not any(problems):
-        channel, problem = _joined(made, comm, told[0][1], device)
+        channel, problem = _join(made, comm, told[0][1], device)
         problems = comm.exchange(problem)
     bad = [(rank, p) for rank, p in enumerate(problems) if p]
     if not bad:
@@ -210,7 +210,7 @@ def _opened(comm: Communicator, device: CudaDevice) -> Line:
     return Line(None, comm, device)
 
 
-def _joined(
+def _join(
     made: ChannelLibrary, comm: Communicator, key: bytes, device: CudaDevice
 ) -> tuple[Channel | None, str]:
     """A channel that all ranks have joined, or why there is none."""

@@ -398,10 +398,10 @@ def _unique_rows(node: Node, x: Value, axis: int | None) -> tuple[Value, ...]:
     starts = Concat(0)(
         part(order, 0, 0, 1).astype(dt.int32) * 0 + 1, reduce.Max((1,))(differs.astype(dt.int32))
     )
-    return _told(node, turned, order, starts, front)
+    return _describe(node, turned, order, starts, front)
 
 
-def _told(
+def _describe(
     node: Node, x: Value, order: Value, starts: Value, front: tuple[int, ...]
 ) -> tuple[Value, ...]:
     """Values, their first places, the number of each row's value, and counts.

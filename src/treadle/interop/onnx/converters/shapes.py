@@ -232,10 +232,10 @@ def _tile(node: Node, x: Value, repeats: Array) -> Value:
 
 @converts("Concat")
 def _concat(node: Node, *xs: Value) -> Value:
-    return _joined(xs, node.place(node.attr("axis", 0), len(extents(xs[0]))))
+    return _join(xs, node.place(node.attr("axis", 0), len(extents(xs[0]))))
 
 
-def _joined(xs: Sequence[Value], axis: int) -> Value:
+def _join(xs: Sequence[Value], axis: int) -> Value:
     if all(map(is_known, xs)):
         return known(np.concatenate([x.array for x in xs], axis))
     return xs[0] if len(xs) == 1 else Concat(axis % len(extents(xs[0])))(*xs)
@@ -397,7 +397,7 @@ def _wrapped(x: Value, widths: Sequence[tuple[int, int]]) -> Value:
             extent = extents(x)[axis]
             places = np.arange(-before, extent + after) % extent
             pieces = [part(x, axis, int(i), int(i) + 1) for i in places]
-            x = _joined(pieces, axis)
+            x = _join(pieces, axis)
     return x
 
 
@@ -461,8 +461,8 @@ def _reverse_sequence(node: Node, x: Value, lengths: Array) -> Value:
         one = part(x, batch, i, i + 1)
         turned = Flip((time,))(part(one, time, 0, length))
         rest = part(one, time, length, extents(x)[time])
-        parts.append(_joined([turned, rest], time) if extents(rest)[time] else turned)
-    return _joined(parts, batch)
+        parts.append(_join([turned, rest], time) if extents(rest)[time] else turned)
+    return _join(parts, batch)
 
 
 def host_value(node: Node, value: Value, what: str) -> Array:
@@ -472,7 +472,7 @@ def host_value(node: Node, value: Value, what: str) -> Array:
 
 def joined(xs: Sequence[Value], axis: int) -> Value:
     """Concatenation of values of one kind."""
-    return _joined(xs, axis)
+    return _join(xs, axis)
 
 
 def reshaped(x: Value, shape: Sequence[int]) -> Value:
