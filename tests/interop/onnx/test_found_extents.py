@@ -170,14 +170,25 @@ def test_unique_of_nan_and_zeros_of_both_signs(axis: int | None, is_sorted: int)
             np.testing.assert_array_equal(got.numpy(), want)
 
 
-def test_unique_of_wide_rows_runs_eagerly_alone() -> None:
-    rows = np.random.default_rng(0).integers(0, 2, (6, 1)).repeat(65, 1).astype("float32")
+@pytest.mark.parametrize("width", [2, 7, 65])
+def test_unique_rows_of_any_width(width: int) -> None:
+    """Rows that differ in one column, any one, or in none."""
+    rng = np.random.default_rng(width)
+    feeds = []
+    for share in (0.0, 0.5, 1.0):
+        rows = np.zeros((9, width), np.float32)
+        changed = rng.random(9) < share
+        rows[changed, rng.integers(0, width, changed.sum())] = rng.integers(-2, 3, changed.sum())
+        feeds.append({"x": rows})
     outputs = {"y": "f2", "at": "i1", "inverse": "i1", "counts": "i1"}
-    network = load(model([make("Unique", ["x"], [*outputs], axis=0)], {"x": rows}, outputs, {}))
-    wanted = np.unique(rows, True, True, True, axis=0)
-    for got, want in zip(network(mge.tensor(rows)), wanted, strict=True):
-        np.testing.assert_array_equal(got.numpy(), want.reshape(got.shape))
-    with pytest.raises(UnsupportedOp, match="more than 64 elements, must be known"):
+    agree(model([make("Unique", ["x"], [*outputs], axis=0)], feeds[0], outputs, {}), feeds)
+
+
+def test_unique_rows_without_elements() -> None:
+    rows = np.zeros((3, 0), np.float32)
+    network = load(model([make("Unique", ["x"], ["y"], axis=0)], {"x": rows}, {"y": "f2"}, {}))
+    assert network(mge.tensor(rows)).shape == np.unique(rows, axis=0).shape
+    with pytest.raises(UnsupportedOp, match="whose rows have no elements, must be known"):
         mge.jit.compile(network)(mge.tensor(rows))
 
 

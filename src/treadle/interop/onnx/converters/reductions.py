@@ -25,8 +25,6 @@ from treadle.ops.softmax import LogSoftmax, Softmax
 from treadle.ops.softmax import LogSumExp as LogSumExpOp
 from treadle.ops.sort import Sort, TopK
 
-MOST_COLUMNS = 64
-"""Elements of a row whose unique ones a program finds: each takes a sort."""
 _NAMES = (
     "ReduceSum",
     "ReduceMean",
@@ -354,9 +352,9 @@ def _non_zero(node: Node, x: Value) -> Value:
 def _unique(node: Node, x: Value) -> tuple[Value, ...]:
     axis = node.attributes.get("axis")
     where = None if axis is None else node.place(axis, len(extents(x)))
-    if not is_known(x) and _is_narrow(extents(x), where):
+    if not is_known(x) and (where is None or 0 not in _others(x, where)):
         return _unique_rows(node, x, where)
-    array = concrete(x, node, f"its input, with rows of more than {MOST_COLUMNS} elements,")
+    array = concrete(x, node, "its input, whose rows have no elements,")
     flat = array.reshape(-1) if where is None else array
     made, first, inverse, counts = np.unique(
         flat, return_index=True, return_inverse=True, return_counts=True, axis=where
@@ -370,10 +368,9 @@ def _unique(node: Node, x: Value) -> tuple[Value, ...]:
     return known(made), *(known(v.astype(np.int64)) for v in (first, inverse, counts))
 
 
-def _is_narrow(shape: tuple[Dim, ...], axis: int | None) -> bool:
-    """Tell rows, or elements, of so few columns that a program can sort by each."""
-    width = 1 if axis is None else math.prod((*shape[:axis], *shape[axis + 1 :]))
-    return isinstance(width, int) and 0 < width <= MOST_COLUMNS
+def _others(x: Value, axis: int) -> tuple[Dim, ...]:
+    """Return the extents of a row along an axis."""
+    return tuple(d for i, d in enumerate(extents(x)) if i != axis)
 
 
 def _unique_rows(node: Node, x: Value, axis: int | None) -> tuple[Value, ...]:
@@ -381,24 +378,35 @@ def _unique_rows(node: Node, x: Value, axis: int | None) -> tuple[Value, ...]:
     flat, where = (reshaped(x, (math.prod(extents(x)),)), 0) if axis is None else (x, axis)
     front = (where, *(i for i in range(len(extents(flat))) if i != where))
     turned = flat if where == 0 else Transpose(front)(flat)
-    count, *rest = extents(turned)
-    width = int(math.prod(rest))
-    rows = reshaped(turned, (count, width))
-    order = None
-    for i in reversed(range(width)):  # Sorts are stable, so the first column counts most.
-        column = reshaped(part(rows, 1, i, i + 1), (count,))
-        moved = column if order is None else Take(0)(column, order)
-        step = Sort(0).outputs(moved)[1]
-        order = step if order is None else Take(0)(order, step)
-    ranked = Take(0)(rows, order)
-    before = part(ranked, 0, 0, count - 1)
-    differs = logic.NotEqual()(part(ranked, 0, 1, count), before)
+    count, width = extents(flat)[where], math.prod(_others(flat, where))
+    if not isinstance(width, int):
+        raise node.refuse(f"its rows have {width} elements", "a number of them")
+    keys = reshaped(turned, (count, width))
+    while width > 1:  # Two columns at a time become one, of the places of both.
+        places = _places(keys)
+        if width % 2:
+            places = Concat(1)(places, part(places, 1, 0, 1) * 0)
+        width = (width + 1) // 2
+        pairs = reshaped(places, (count, width, 2))
+        left, right = (reshaped(part(pairs, 2, i, i + 1), (count, width)) for i in (0, 1))
+        keys = left * (1 << 31) + right
+    ranked, order = Sort(0).outputs(reshaped(keys, (count,)))
+    this, before = part(ranked, 0, 1, count), part(ranked, 0, 0, count - 1)
+    differs = logic.NotEqual()(this, before)
     if axis is None and dtype_of(x).is_float:  # NaN comes last.
         differs = logic.LogicalAnd()(differs, logic.Equal()(before, before))
-    starts = Concat(0)(
-        part(order, 0, 0, 1).astype(dt.int32) * 0 + 1, reduce.Max((1,))(differs.astype(dt.int32))
-    )
+    starts = Concat(0)(part(order, 0, 0, 1) * 0 + 1, differs.astype(dt.int32))
     return _describe(node, turned, order, starts, front)
+
+
+def _places(x: Value) -> Value:
+    """Return places [n, w] in int64 of elements in their columns; equal ones share them, no NaN."""
+    count = extents(x)[0]
+    ranked, order = Sort(0).outputs(x)
+    differs = logic.NotEqual()(part(ranked, 0, 1, count), part(ranked, 0, 0, count - 1))
+    first = part(order, 0, 0, 1).astype(dt.int64) * 0
+    group = CumSum(0)(Concat(0)(first, differs.astype(dt.int64)))
+    return ScatterAlongAxis(0)(order.astype(dt.int64) * 0, order, group)
 
 
 def _describe(
