@@ -46,14 +46,14 @@ def _number(bases: Bases, given: Address | Dim) -> int:
     return int(given)
 
 
-def _seen(bases: Bases, at: Address | Dim) -> Bases | interpret.Pointer:
+def _seen(bases: Bases, at: Address | Dim) -> Bases | interpret.MemoryPointer:
     """All that may lie around an address; nothing around none, which NumPy would allocate."""
     address = _number(bases, at)
     if not address:
         return np.empty(0, np.uint8)
     before = min(_BEYOND, (address - 1) // 64 * 64)  # Alignments stay what they are.
     memory = (ctypes.c_uint8 * (before + _BEYOND)).from_address(address - before)
-    return interpret.Pointer(np.frombuffer(memory, np.uint8), before, address - before)
+    return interpret.MemoryPointer(np.frombuffer(memory, np.uint8), before, address - before)
 
 
 class InterpretedCompiler(NativeCompiler):

@@ -107,10 +107,10 @@ def test_a_script_is_for_tuning_only(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_what_came_of_a_question_is_one_line() -> None:
-    assert bench.told(Tuned("q", None, 2e-3, 2e-3, 5)) == (
+    assert bench.describe(Tuned("q", None, 2e-3, 2e-3, 5)) == (
         "q: 2.00 ms, none of 5 is clearly better"
     )
-    assert bench.told(Tuned("q", {"depth": 8}, 2e-3, 1e-3, 5)) == (
+    assert bench.describe(Tuned("q", {"depth": 8}, 2e-3, 1e-3, 5)) == (
         "q: 2.00 ms -> 1.00 ms (2.00 times as fast) with depth 8"
     )
 

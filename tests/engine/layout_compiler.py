@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tests.engine.structural_compiler import StructuralCompiler
 
 from treadle.backends.api import Support, no
-from treadle.backends.codegen.views import MOVES, strided_input, strided_output
+from treadle.backends.codegen.views import strided_input, strided_output
 from treadle.backends.program import Lowered, MapLayout
 from treadle.base.types import TensorType
 from treadle.engine.optimize.kinds import is_window
@@ -47,7 +47,7 @@ class LayoutCompiler(StructuralCompiler):
 
 def _window(body: Graph) -> Lowered | Support:
     (anchor,) = (n for n in body.nodes if is_window(n))
-    if any(n is not anchor and not isinstance(n.op, MOVES) for n in body.nodes):
+    if any(n is not anchor and not n.op.strided for n in body.nodes):
         return no("op", "something is computed beside the window")
     views = [strided_input(body, v) for v in anchor.inputs]
     views += [found[1] if (found := strided_output(body, 0)) else None]

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.views import (
-    MOVES,
     blocked_input,
     split_after,
     strided_input,
@@ -78,7 +77,7 @@ def _anchored(kind: str, body: Graph) -> Lowered | Support:
     if not is_split and any(strided_output(body, i) is None for i in outputs):
         return no("layout", "a result needs a copy")
     for node in body.nodes:
-        if node is anchor or isinstance(node.op, MOVES) or constant_of(node.output) is not None:
+        if node is anchor or node.op.strided or constant_of(node.output) is not None:
             continue
         if kind != "contraction" or not is_elementwise(node):
             return no("op", f"{node.op.name} beside {anchor.op.name}")

@@ -334,8 +334,7 @@ def algebra(g: Generator) -> str | None:
         return None
     t = g.scope[x]
     n, m = int(t.shape[-2]), int(t.shape[-1])
-    last = ", ".join("abcd"[: t.ndim - 2])
-    last = last.replace(", ", "")
+    last = "abcdefgh"[: t.ndim - 2]
     gram = f"F.matmul({x}, {x}, transpose_b=True) + F.eye({n}) * {float(4 * m)}"
     forms = [
         f"F.einsum('{last}ij,{last}kj->{last}ik', {x}, {x})", f"F.einsum('...ij->...ji', {x})",

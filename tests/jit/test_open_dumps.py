@@ -194,6 +194,19 @@ def test_an_axis_of_one_element_broadcasts_over_two(
     check(infer, function, [RANDOM.rand(*shape).astype("float32") for shape in others])
 
 
+def test_an_axis_that_another_one_fixes_is_a_guard() -> None:
+    """Of two axes that must be equal one is a number by another op: the file could not be read."""
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return F.logaddexp(x, y), F.broadcast_to(y, (3, 2, 3))
+
+    given = [RANDOM.rand(*shape).astype("float32") for shape in ((3,), (2, 3))]
+    [model] = read_models(dumped(function, given))
+    assert model.opened is not None
+    assert [str(g) for g in model.opened.graph.guards] == ["x0_0 - 3 == 0"]
+    check(GraphInference(dumped(function, given)), function, given)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_program_depends_on_is_refused_and_never_wrong(name: str) -> None:
     function, problem = REFUSED[name]

@@ -87,10 +87,10 @@ def write_wasm(
     """
     if _NAME.fullmatch(name) is None:
         raise CompileError("wasm", f"{name!r} is no name of a file", hint="use letters and digits")
+    refuse_phases(model.graph, "wasm")
     command = _command()
     chosen = options or Options()
     compiler = compiler_for(chosen, WASM)
-    refuse_phases(model.graph, "wasm")
     plan = Stages(model.graph, options=chosen, crossing=compiler).planned.plan
     refuse(plan, "wasm")
     weights = Weights()

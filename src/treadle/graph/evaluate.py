@@ -166,7 +166,7 @@ def _specialized(graph: Graph, change: _Substitution) -> Graph:
             made = retyped(node, op, given, types)
         else:  # What data decide, or what is symbolic still, has narrower ranges now.
             made = with_types(Node(op, given, node.loc, node.names, node.group), types)
-            change.follow(types, made)
+            change.follow(node, types, made)
         renamed.update(zip(node.outputs, made.outputs, strict=True))
         nodes.append(made)
     guards = (Relation(g.kind, change(g.expr)) for g in graph.guards)
@@ -188,15 +188,21 @@ class _Substitution:
         self._extents: dict[Expr, Dim] = {}
         self._types: dict[int, TensorType] = {}
 
-    def follow(self, types: Sequence[TensorType], made: Node) -> None:
-        """Put symbols that a node has invented in the place of those that it had."""
+    def follow(self, node: Node, types: Sequence[TensorType], made: Node) -> None:
+        """Put symbols that a node has invented in the place of those that it had.
+
+        Those of its operands stay: a rule that gives 3 for one of them states a guard.
+        """
         for before, value in zip(types, made.outputs, strict=True):
             for old, new in zip(before.shape, value.type.shape, strict=True):
                 named = lone_symbol(old) if old is not new else None
-                if named is not None and named.name not in self._values:
-                    self._values = {**self._values, named.name: new}
-                    self._extents.clear()
-                    self._types.clear()
+                if named is None or named.name in self._values:
+                    continue
+                if named in symbols_in(tuple(v.type for v in node.inputs)):
+                    continue
+                self._values = {**self._values, named.name: new}
+                self._extents.clear()
+                self._types.clear()
 
     def type(self, before: TensorType) -> TensorType:
         """A type of the graph, which outlives this, with values."""

@@ -14,8 +14,8 @@ from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
-from treadle.ops.index_numpy import typed
-from treadle.ops.op import Array, BadSample, Op, Sample, op
+from treadle.ops.index_numpy import check_indices, typed
+from treadle.ops.op import Array, BadSample, IndexRange, Op, Sample, op
 
 
 @op
@@ -61,7 +61,11 @@ class KeptBoxes(Op):
             require_equal(mine, other, misfit)
         return (order,)
 
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
+        return ((2, 0, types[0].shape[1]),)
+
     def reference(self, boxes: Array, scores: Array, order: Array) -> Array:
+        check_indices(self, (boxes, scores, order))
         kept = np.full(scores.shape, -1, np.int32)
         for image, label in np.ndindex(*scores.shape[:2]):
             left = order[image, label]
@@ -90,8 +94,9 @@ class KeptBoxes(Op):
     @classmethod
     def bad_samples(cls) -> tuple[BadSample, ...]:
         boxes, scores, order = Arg((1, 3, 4)), Arg((1, 1, 3)), Arg((1, 1, 3), dt.int32)
-        few = Arg((1, 1, 2))
+        few, far = Arg((1, 1, 2)), Arg((1, 1, 3), dt.int32, values=(((0, 3, 1),),))
         return (
+            BadSample(lambda: cls(0.5), (boxes, scores, far), IndexRangeError, "index 3 is out"),
             BadSample(lambda: cls(0.5), (boxes, few, order), ShapeError, "takes boxes"),
             BadSample(lambda: cls(0.5), (boxes, scores, scores), DTypeError, "is of int32"),
         )
