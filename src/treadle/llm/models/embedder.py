@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,16 @@ from treadle.tensor import Tensor
 
 MODES = ("mean", "cls", "last")
 _WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_Step = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _by_width(step: _Step) -> _Step:
+    """Compile a step for each width by itself, which has programs for few numbers of rows.
+
+    Together they are more than a compiled function has without a warning.
+    """
+    made = functools.cache(lambda width: compiled(step))
+    return lambda tokens, types, counts: made(tokens.shape[1])(tokens, types, counts)
 
 
 class Embedder:
@@ -46,9 +57,9 @@ class Embedder:
             problem = f"pooling {self.mode!r} is unknown"
             raise CheckpointError("pooling", problem, hint=f"Treadle knows {', '.join(MODES)}")
         self._stack = stack
-        self._embed = compiled(self._embedded)
-        self._rows = compiled(stack.hidden)
-        self._rank = compiled(self._ranked)
+        self._embed = _by_width(self._embedded)
+        self._rows = _by_width(stack.hidden)
+        self._rank = _by_width(self._ranked)
 
     def embed(
         self, tokens: npt.ArrayLike, counts: npt.ArrayLike, types: npt.ArrayLike | None = None
