@@ -10,6 +10,7 @@ from tools import megengine_coverage as tool
 from tools.evidence import MISSING, gather, resolve
 
 
+@pytest.mark.long
 def test_page_is_up_to_date() -> None:
     assert tool.main(["--check"]) == 0, "run `make docs`"
 
