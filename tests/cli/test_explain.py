@@ -94,4 +94,4 @@ def test_a_model_in_phases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert json.loads((report / "explain.json").read_text())["phases"] == explained["phases"]
     for form in ("library", "wasm"):
         assert main(["compile", str(path), "--emit", form, "-o", str(tmp_path / form)]) != 0
-        assert "it runs in phases, which no code is made for ahead" in capsys.readouterr().err
+        assert "it runs in phases, which are compiled as they run" in capsys.readouterr().err

@@ -78,9 +78,9 @@ def refuse_phases(graph: Graph, what: str) -> None:
     if finds_extents(graph):
         raise CompileError(
             what,
-            "data decide extents in the model: it runs in phases, which no code is made for ahead",
+            "data decide extents in the model: it runs in phases, which are compiled as they run",
             saw=", ".join(decisions_of(graph)),
-            hint="a file without machine code runs it in phases, compiled where it is loaded; or "
+            hint="keep it in a file without machine code, which compiles where it runs; or "
             "end the model before these ops",
         )
 

@@ -21,9 +21,10 @@ _Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def _by_width(step: _Step) -> _Step:
-    """Compile a step for each width by itself, which has programs for few numbers of rows.
+    """Compile a step anew for each width.
 
-    Together they are more than a compiled function has without a warning.
+    A width has two programs. All widths together have more than one compiled function may have
+    before it warns.
     """
     made = functools.cache(lambda width: compiled(step))
     return lambda tokens, types, counts: made(tokens.shape[1])(tokens, types, counts)

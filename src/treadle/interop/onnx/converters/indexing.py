@@ -176,7 +176,7 @@ def _compress(node: Node, x: Value, mask: Value) -> Value:
     flat = reshaped(x, (-1,)) if axis is None else x
     where = 0 if axis is None else node.place(axis, len(extents(x)))
     if len(extents(mask)) != 1:
-        raise node.refuse(f"its condition has {len(extents(mask))} axes", "it is a list of truths")
+        raise node.refuse(f"its condition has {len(extents(mask))} axes", "give it one axis")
     if is_known(x) and is_known(mask):
         places = np.flatnonzero(mask.array)
         return Take(where)(flat, flat.constant(places.astype(np.int64), dt.int64))

@@ -374,20 +374,20 @@ def _others(x: Value, axis: int) -> tuple[Dim, ...]:
 
 
 def _unique_rows(node: Node, x: Value, axis: int | None) -> tuple[Value, ...]:
-    """The same by sorts, and where rows differ from the ones before; NaN in a row always does."""
+    """The same for a program: rows are sorted, and one that holds NaN differs from all others."""
     flat, where = (reshaped(x, (math.prod(extents(x)),)), 0) if axis is None else (x, axis)
     front = (where, *(i for i in range(len(extents(flat))) if i != where))
     turned = flat if where == 0 else Transpose(front)(flat)
     count, width = extents(flat)[where], math.prod(_others(flat, where))
     if not isinstance(width, int):
-        raise node.refuse(f"its rows have {width} elements", "a number of them")
+        raise node.refuse(f"its rows have {width} elements", "make the extents of a row numbers")
     keys = reshaped(turned, (count, width))
-    while width > 1:  # Two columns at a time become one, of the places of both.
-        places = _places(keys)
+    while width > 1:  # Two columns at a time become one, of the ranks of both.
+        ranks = _ranks(keys)
         if width % 2:
-            places = Concat(1)(places, part(places, 1, 0, 1) * 0)
+            ranks = Concat(1)(ranks, part(ranks, 1, 0, 1) * 0)
         width = (width + 1) // 2
-        pairs = reshaped(places, (count, width, 2))
+        pairs = reshaped(ranks, (count, width, 2))
         left, right = (reshaped(part(pairs, 2, i, i + 1), (count, width)) for i in (0, 1))
         keys = left * (1 << 31) + right
     ranked, order = Sort(0).outputs(reshaped(keys, (count,)))
@@ -399,8 +399,8 @@ def _unique_rows(node: Node, x: Value, axis: int | None) -> tuple[Value, ...]:
     return _describe(node, turned, order, starts, front)
 
 
-def _places(x: Value) -> Value:
-    """Return places [n, w] in int64 of elements in their columns; equal ones share them, no NaN."""
+def _ranks(x: Value) -> Value:
+    """Return ranks [n, w] of elements in their columns, int64: equal ones share one, NaN never."""
     count = extents(x)[0]
     ranked, order = Sort(0).outputs(x)
     differs = logic.NotEqual()(part(ranked, 0, 1, count), part(ranked, 0, 0, count - 1))
