@@ -230,7 +230,7 @@ test-plugins: $(VENV)/.ready ## install the sample plug-ins and run the conforma
 	$(PY) -m tests.sim $(ARGS)
 
 .PHONY: check check-format check-lint check-types check-imports check-budget check-names check-wording
-check: check-format check-lint check-types check-imports check-budget check-names check-wording ## format, lint, strict types, import contract, size budget, public names, wording
+check: check-format check-lint check-types check-imports check-budget check-names check-wording ## format, lint, strict types, import contract, size budget, names, wording
 
 check-format: $(VENV)/.ready
 	$(PY) -m ruff format --check .
@@ -249,6 +249,7 @@ check-budget: $(VENV)/.ready
 
 check-names: $(VENV)/.ready
 	$(PY) -m tools.public_names --check
+	$(PY) -m tools.unresolved_names
 
 check-wording: $(VENV)/.ready
 	$(PY) -m tools.wording

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from treadle.base.blocks import FORMATS, Blocks
-from treadle.llm.files.gguf_writer import Planned, write_gguf
+from treadle.llm.files.gguf_writer import PlannedTensor, write_gguf
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ CONTEXT = 8192
 def write(path: Path, name: str, format: str, seed: int = 0) -> None:
     """A file of `name`'s extents; the embedding and the head have 8 bits, norms 32."""
     shape, rng = SHAPES[name], np.random.default_rng(seed)
-    made: list[Planned] = []
+    made: list[PlannedTensor] = []
 
     def plain(key: str, size: int, mean: float = 1.0) -> None:
         values = rng.normal(mean, 0.02, size).astype(np.float32)
-        made.append(Planned(key, (size,), np.dtype(np.float32), lambda: values))
+        made.append(PlannedTensor(key, (size,), np.dtype(np.float32), lambda: values))
 
     def matrix(key: str, rows: int, columns: int, kind: str = format) -> None:
         number = len(made)
@@ -56,7 +56,7 @@ def write(path: Path, name: str, format: str, seed: int = 0) -> None:
         def make() -> Blocks:
             return _blocks(kind, rows, columns, np.random.default_rng((seed, number)))
 
-        made.append(Planned(key, (rows, columns), FORMATS[kind], make))
+        made.append(PlannedTensor(key, (rows, columns), FORMATS[kind], make))
 
     wide, narrow = shape.heads * shape.head, shape.kv_heads * shape.head
     matrix("token_embd.weight", shape.vocabulary, shape.hidden, "Q8_0")
