@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from treadle.backends.program import Compiler
 from treadle.base.garbage import rare_collections
@@ -22,7 +22,7 @@ from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Loaded
 from treadle.engine.report import CompileReport
 from treadle.engine.spread import Places
-from treadle.engine.targets import Divided, Target, target_of
+from treadle.engine.targets import Divided, Made, Target, target_of
 from treadle.graph.ir import Graph
 
 After = TypeVar("After")
@@ -44,8 +44,7 @@ class Stages:
         crossing, target: a compiler for another machine, and a place, in place of the home's.
 
     Attributes:
-        source, target: what was captured, and where it runs.
-        report: what the stages decided.
+        source, target, report: what was captured, where it runs, and what the stages decided.
     """
 
     def __init__(
@@ -113,8 +112,9 @@ class Stages:
     @property
     def lowered(self) -> Optimized:
         """The graph that is compiled: a memory budget changes the optimized graph once more."""
-        return self.made("planned") or self.optimized
+        return self.made.get("planned") or self.optimized
 
-    def made(self, artifact: str) -> Any:
-        """Return an artifact by name; None while nobody has asked for it."""
-        return vars(self).get(artifact)
+    @property
+    def made(self) -> Made:
+        """The artifacts that somebody has asked for, by name."""
+        return cast(Made, vars(self))

@@ -122,7 +122,7 @@ class _Entry:
     def build(self) -> None:
         """Run all stages but the last, once."""
         with self.lock:
-            if self.stages.made("running") is None:
+            if self.stages.made.get("running") is None:
                 self.stages.compile()
                 self.builds += 1
 
@@ -263,11 +263,11 @@ class Session:
 
     def is_rebuild_needed(self, key: int) -> bool:
         """Return whether the next run builds first."""
-        return self._entry(key, "is_rebuild_needed").stages.made("running") is None
+        return self._entry(key, "is_rebuild_needed").stages.made.get("running") is None
 
     def counters(self, key: int) -> Counters:
         """Return the counters of a graph's runs and their cost at its border."""
-        executor = self._entry(key, "counters").stages.made("running")
+        executor = self._entry(key, "counters").stages.made.get("running")
         return Counters() if executor is None else executor.counters
 
     def run_graph(self, key: int, inputs: Sequence[Any] = ()) -> list[Array]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from treadle.backends.program import Compiler, MeasuringCompiler
 from treadle.base.errors import EngineError
+from treadle.engine.artifacts import Optimized, Partitioned, Prepared
 from treadle.engine.devices.names import CompNode, default_device
 from treadle.engine.execute import DeviceExecutor, Executor, Runner, Scheduler, Stepwise, Timeline
 from treadle.engine.options import Options
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from treadle.inspect.explanation import Explanation
     from treadle.inspect.picture import Shown
     from treadle.inspect.profile import Profile
+
+
+def _graph(made: Prepared | Partitioned | Optimized | None) -> Graph | None:
+    return None if made is None else made.graph
 
 
 class Inspected:
@@ -75,41 +80,40 @@ class Inspected:
     @property
     def prepared(self) -> Graph | None:
         """The graph after prepare; None before that."""
-        return self._graph("prepared")
+        return _graph(self.stages.made.get("prepared"))
 
     @property
     def partitioned(self) -> Graph | None:
         """The graph after partition; None before that."""
-        return self._graph("partitioned")
+        return _graph(self.stages.made.get("partitioned"))
 
     @property
     def optimized(self) -> Graph | None:
         """The graph that is compiled; None as long as nothing has asked for it."""
-        return self._graph("planned") or self._graph("optimized")
+        return _graph(self.stages.made.get("planned") or self.stages.made.get("optimized"))
 
     @property
     def plan(self) -> Plan | None:
         """Steps of the program; None before it is planned."""
-        made = self.stages.made("planned")
+        made = self.stages.made.get("planned")
         return None if made is None else made.plan
 
     @property
     def executor(self) -> Runner | None:
         """The runner of the program; None before it is compiled."""
-        made: Runner | None = self.stages.made("running")
-        return made
+        return self.stages.made.get("running")
 
     @property
     def parts(self) -> tuple[Inspected, ...]:
         """Programs of the parts: of several devices, if compiled, or of phases that have run."""
         if isinstance(self.executor, PhasedRunner):
             return tuple(map(Inspected, self.executor.latest))
-        divided = self.stages.made("divided")
-        return () if divided is None else tuple(map(Inspected, divided.parts))
-
-    def _graph(self, stage: str) -> Graph | None:
-        made = self.stages.made(stage)
-        return None if made is None else made.graph
+        divided = self.stages.made.get("divided")
+        return (
+            ()
+            if divided is None
+            else tuple(Inspected(cast(Stages, part)) for part in divided.parts)
+        )
 
     # -- farther ---------------------------------------------------------------------------
 

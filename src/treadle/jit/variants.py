@@ -127,8 +127,7 @@ class Single(Variant):
     @property
     def runner(self) -> Runner | None:
         """The runner of the program."""
-        runner: Runner | None = self._stages.made("running")
-        return runner
+        return self._stages.made.get("running")
 
     def holds(self, leaves: Sequence[Any]) -> bool:
         """Return whether the world is as it was at the capture."""

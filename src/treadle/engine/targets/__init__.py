@@ -16,7 +16,7 @@ from treadle.engine.targets.device import Device
 from treadle.engine.targets.host import Host
 from treadle.engine.targets.op_by_op import OpByOp
 from treadle.engine.targets.several import Several
-from treadle.engine.targets.target import Build, Divided, StagedProgram, Target
+from treadle.engine.targets.target import Build, Divided, Made, StagedProgram, Target
 
 
 def target_of(
@@ -47,4 +47,4 @@ def target_of(
     return OpByOp(options, home, crossing)
 
 
-__all__ = ["Compiled", "Divided", "StagedProgram", "Target", "target_of"]
+__all__ = ["Compiled", "Divided", "Made", "StagedProgram", "Target", "target_of"]

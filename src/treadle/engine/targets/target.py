@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from treadle.backends.program import Compiler
 from treadle.base.env import DUMP
@@ -58,6 +58,18 @@ class Divided:
 
     spread: Spread
     parts: tuple[StagedProgram, ...]
+
+
+class Made(TypedDict, total=False):
+    """The artifacts that a program has so far."""
+
+    prepared: Prepared
+    partitioned: Partitioned
+    optimized: Optimized
+    planned: Planned
+    loaded: Loaded[Any]
+    running: Runner
+    divided: Divided | None
 
 
 Build = Callable[[Captured, CompNode | None], StagedProgram]
