@@ -37,6 +37,7 @@ class Budget:
     named_anyway: tuple[str, ...]
     words: tuple[str, ...]
     roots: tuple[str, ...]
+    nesting: dict[str, int]
     layers: dict[tuple[str, ...], int]
 
     @staticmethod
@@ -51,6 +52,7 @@ class Budget:
             named_anyway=tuple(raw["names"]["allowed"]),
             words=tuple(raw["markers"]["words"]),
             roots=tuple(raw["markers"]["roots"]),
+            nesting=raw["nesting"],
             layers={
                 tuple(part.strip() for part in key.split("+")): lines
                 for key, lines in raw["layers"].items()
@@ -112,6 +114,9 @@ def _check_file(source: Source, budget: Budget) -> Iterator[Finding]:
     if not ast.get_docstring(source.tree):
         yield Finding(source.path, "module has no docstring")
     yield from _check_names(source.path, budget)
+    for folder, allowed in budget.nesting.items():
+        if source.path.startswith(folder + "/"):
+            yield from _check_nesting(source.path, source.tree, allowed)
     for node in _statements(source.tree):
         if isinstance(node, _Function):
             kind, limit = "function", budget.function
@@ -123,6 +128,17 @@ def _check_file(source: Source, budget: Budget) -> Iterator[Finding]:
         if found > limit:
             place = f"{source.path}:{node.lineno} {node.name}"
             yield Finding(place, f"{kind} is too long", str(found), str(limit))
+
+
+def _check_nesting(path: str, scope: ast.AST, allowed: int) -> Iterator[Finding]:
+    """Findings of functions that stand inside more than `allowed - 1` others."""
+    for node in ast.iter_child_nodes(scope):
+        is_function = isinstance(node, _Function)
+        if isinstance(node, _Function) and not allowed:
+            place = f"{path}:{node.lineno} {node.name}"
+            yield Finding(place, "function is nested too deep; give the outer one a class")
+        else:
+            yield from _check_nesting(path, node, allowed - is_function)
 
 
 def _check_names(path: str, budget: Budget) -> Iterator[Finding]:

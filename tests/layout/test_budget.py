@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def _repository(root: Path, path: str, text: str) -> Path:
     """A repository with the committed limits, a budget of 700 lines for `ops`, and one file."""
     limits = (ROOT / "budget.toml").read_text(encoding="utf-8").partition("[layers]")[0]
-    (root / "budget.toml").write_text(f'{limits}[layers]\nops = 700\n"a + b" = 5\n')
+    (root / "budget.toml").write_text(f'{limits}[layers]\nops = 700\nbackends = 9\n"a + b" = 5\n')
     file = root / "src" / "treadle" / path
     file.parent.mkdir(parents=True)
     file.write_text(text)
@@ -25,6 +25,7 @@ def _lines(count: int, line: str = "x = 1") -> str:
 
 _DOC = '"""Doc."""\n'
 _MARKER = "TO" + "DO"
+_NESTED = "def f():\n def g():\n  class A:\n   def h(self):\n    pass\n"
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,7 @@ _MARKER = "TO" + "DO"
         ("ops/add.py", _DOC + "def f():\n" + _lines(60, "    x = 1"), "function is too long"),
         ("ops/add.py", _DOC + "class A:\n" + _lines(250, "    x = 1"), "class is too long"),
         ("ops/add.py", _DOC + f"# {_MARKER} later\n", f"{_MARKER} in the source"),
+        ("backends/codegen/add.py", _DOC + _NESTED, "function is nested too deep"),
         ("ops/utils.py", _DOC, "name 'utils'"),
         ("ops/core/add.py", _DOC, "name 'core'"),
         ("ops/add_table.py", _DOC + _lines(700), "layer is too large"),
@@ -53,6 +55,7 @@ def test_excess_is_found(tmp_path: Path, path: str, text: str, what: str) -> Non
     [
         ("ops/add.py", _DOC + _lines(599)),
         ("ops/add_table.py", _DOC + _lines(650)),
+        ("ops/add.py", _DOC + _NESTED),
         ("ops/add.py", _DOC + "def f():\n" + _lines(59, "    x = 1")),
         ("ops/add.py", _DOC + f'def f():\n    """{_lines(99)}"""\n' + _lines(59, "    x = 1")),
     ],

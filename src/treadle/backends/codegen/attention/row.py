@@ -79,23 +79,7 @@ def _score(e: Builder, p: Problem, k: Matrix, q: Pointer, scores: Pointer, count
     last = count - 1
 
     def group(begin: Value, rows: list[Pointer]) -> None:
-        sums = [e.constant(0.0, p.compute, p.lanes)] * p.lanes
-
-        def add(column: Value | int, mask: Value | None = None) -> None:
-            x = q.load(column, p.lanes, aligned=True)
-            loaded = [k.load(row, column, p.lanes, mask) for row in rows]
-            sums[:] = [fma(x, y, s) for y, s in zip(loaded, sums, strict=True)]
-
-        full = p.d // p.lanes * p.lanes
-        if full <= MOST_UNROLLED * p.lanes:
-            for column in range(0, full, p.lanes):
-                add(column)
-        else:
-            with e.loop(0, full, p.lanes, carrying=sums) as place:
-                add(place)
-        if full < p.d:
-            add(full, tail(e, p, p.d - full))
-        scores.store(begin, sum_lanes(sums), aligned=True)
+        scores.store(begin, sum_lanes(_products(e, p, k, q, rows)), aligned=True)
 
     full_groups = count - count % p.lanes
     with e.loop(0, full_groups, p.lanes) as begin:
@@ -103,6 +87,29 @@ def _score(e: Builder, p: Problem, k: Matrix, q: Pointer, scores: Pointer, count
         group(begin, [first + d for d in distances])
     with e.loop(full_groups, count, p.lanes) as begin:
         group(begin, [k.row_at(minimum(begin + r, last)) for r in range(p.lanes)])
+
+
+def _products(
+    e: Builder, p: Problem, k: Matrix, q: Pointer, rows: Sequence[Pointer]
+) -> list[Value]:
+    """Products of a query with rows of keys; each is the sum of a vector's lanes."""
+    sums = [e.constant(0.0, p.compute, p.lanes)] * p.lanes
+
+    def add(column: Value | int, mask: Value | None = None) -> None:
+        x = q.load(column, p.lanes, aligned=True)
+        loaded = [k.load(row, column, p.lanes, mask) for row in rows]
+        sums[:] = [fma(x, y, s) for y, s in zip(loaded, sums, strict=True)]
+
+    full = p.d // p.lanes * p.lanes
+    if full <= MOST_UNROLLED * p.lanes:
+        for column in range(0, full, p.lanes):
+            add(column)
+    else:
+        with e.loop(0, full, p.lanes, carrying=sums) as place:
+            add(place)
+    if full < p.d:
+        add(full, tail(e, p, p.d - full))
+    return sums
 
 
 def sum_lanes(vectors: Sequence[Value]) -> Value:

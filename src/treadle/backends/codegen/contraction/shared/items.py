@@ -170,12 +170,12 @@ def declare_items(e: KernelBuilder, spec: ItemSpec) -> ItemParameters[Pointer, V
         kind = Statistics[Pointer]
         return e.record(kind, means=spec.a, squares=spec.a) if spec.measured else None
 
-    def shifts() -> Shifts[Pointer, Value] | None:
-        def steps() -> Sides[Value]:
-            return sides.named(lambda name, _: e.size(f"{name}_shift"))
+    def shift_steps() -> Sides[Value]:
+        return sides.named(lambda name, _: e.size(f"{name}_shift"))
 
+    def shifts() -> Shifts[Pointer, Value] | None:
         kind = Shifts[Pointer, Value]
-        return e.record(kind, shift_table=dt.int32, steps=steps) if spec.shifts else None
+        return e.record(kind, shift_table=dt.int32, steps=shift_steps) if spec.shifts else None
 
     return e.record(
         ItemParameters[Pointer, Value],

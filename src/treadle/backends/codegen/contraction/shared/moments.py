@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, reduce
+from dataclasses import dataclass
+from functools import lru_cache, partial, reduce
 from operator import add
 
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Function
-from treadle.backends.codegen.kernel.language import Value, fma
+from treadle.backends.codegen.kernel.language import Pointer, Value, fma
 
 _CHAINS = 4
 """Rows that are added independently of one another, since an addition takes some cycles."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows of a panel of the result: where they begin, their distance, and masks of vectors."""
+
+    start: Pointer
+    step: Value
+    lanes: int
+    masks: Sequence[Value | None]
+
+    def load(self, row: Value) -> list[Value]:
+        """The vectors of a row."""
+        start = row * self.step
+        vectors = range(0, len(self.masks) * self.lanes, self.lanes)
+        loaded = zip(vectors, self.masks, strict=True)
+        return [self.start.load(start + v, self.lanes, mask) for v, mask in loaded]
+
+    def added(self, row: Value, sums: Sequence[Value]) -> list[Value]:
+        """Sums with a row."""
+        return list(map(add, sums, self.load(row)))
+
+    def squares_added(
+        self, mean: Sequence[Value], row: Value, sums: Sequence[Value]
+    ) -> list[Value]:
+        """Sums with the squared distances of a row from the mean."""
+        deviations = [x - m for x, m in zip(self.load(row), mean, strict=True)]
+        return [fma(d, d, x) for d, x in zip(deviations, sums, strict=True)]
 
 
 @lru_cache(maxsize=64)
@@ -28,19 +57,12 @@ def moments_function(tile: Tile) -> Function:
     count = rows.cast(tile.dtype).splat(lanes)
 
     def panel(masks: Sequence[Value | None]) -> None:
-        def load(row: Value) -> list[Value]:
-            start = row * c_step
-            return [c.load(start + v * lanes, lanes, mask) for v, mask in enumerate(masks)]
-
-        def squared(row: Value, old: Sequence[Value]) -> list[Value]:
-            deviations = [x - m for x, m in zip(load(row), mean, strict=True)]
-            return [fma(d, d, x) for d, x in zip(deviations, old, strict=True)]
-
-        sums = _summed(e, tile, rows, lambda row, old: list(map(add, old, load(row))))
-        mean = [x / count for x in sums]
-        for target, made in ((means, mean), (squares, _summed(e, tile, rows, squared))):
+        block = _Block(c, c_step, lanes, masks)
+        mean = [x / count for x in _summed(e, tile, rows, block.added)]
+        made = _summed(e, tile, rows, partial(block.squares_added, mean))
+        for target, vectors in ((means, mean), (squares, made)):
             for v, mask in enumerate(masks):
-                target.store(v * lanes, made[v], mask)
+                target.store(v * lanes, vectors[v], mask)
 
     with e.when(tile.width <= columns):
         panel([None] * tile.vectors)
