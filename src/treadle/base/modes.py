@@ -65,6 +65,15 @@ class Capturing(Hook, Protocol):
         """A tensor of `shape` that holds what `read(*extents)` returns at each call."""
         ...
 
+    @property
+    def for_file(self) -> bool:
+        """True if the program is for a model file, which takes nothing from Python."""
+        ...
+
+    def random_state(self, stream: Any, blocks: Any, kind: Any, /) -> Any:
+        """The state of a generator, which moves on by `blocks`; `stream` is an `RNG`."""
+        ...
+
     def enter_manager(self, outer: bool, /) -> None:
         """A gradient manager begins to record; `outer`: inside a recording that began before."""
         ...

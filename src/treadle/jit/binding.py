@@ -104,7 +104,7 @@ class Binding:
         self._mine = [i - self._varying for i in taken if i >= self._varying]
         unknown = [None] * len(self._tensors)
         self._state = _Shared(self._watch(unknown, unknown))
-        self._writes = bool(taken or captured.updates)
+        self._writes = bool(taken or captured.updates or captured.streams)
         in_place = {o for o, _ in updates}
         # Outputs that are arrays of their own, by their place among the executor's results.
         order = [o for o in range(len(captured.kinds)) if o not in in_place]
@@ -191,7 +191,7 @@ class Binding:
             TraceError: state is written to new arrays, so turns cannot follow one another.
             IndexRangeError: an index was out of range; the turns before have been made.
         """
-        if not isinstance(self.executor, Executor | Instance):
+        if self._captured.streams or not isinstance(self.executor, Executor | Instance):
             found = [self(leaves) for leaves in batches]
             return len(found), found[-1]
         sources = self._captured.sources
@@ -310,6 +310,8 @@ class Binding:
             alive = reference()
             if alive is not None:
                 _set(alive, results[place[output]], kinds[output])
+        for output, leave in captured.streams:
+            leave(results[place[output]])
         if self._shape is tree.LEAF:
             return self._result(self._leaves[0], results)
         return tree.unflatten(self._shape, [self._result(x, results) for x in self._leaves])
@@ -319,7 +321,13 @@ class Binding:
         tensor.
         """
         captured = self._captured
-        elsewhere = self._rebound, captured.gradients, captured.cleared, captured.escaped
+        elsewhere = (
+            self._rebound,
+            captured.gradients,
+            captured.cleared,
+            captured.escaped,
+            captured.streams,
+        )
         if self._scattered or any(elsewhere) or self._shape is not tree.LEAF:
             return None
         leaf = self._leaves[0]

@@ -50,6 +50,7 @@ from treadle.jit.captured import (
     State,
 )
 from treadle.jit.reach import tensors_reached
+from treadle.jit.streams import Streams
 from treadle.jit.whereabouts import Whereabouts
 from treadle.ops.op import Array, Op, as_tuple
 from treadle.ops.transfer import Identity, Transfer
@@ -145,6 +146,7 @@ class Capture:
     """The hook and the state of one capture; `capture` below runs one."""
 
     shape_seen: type[tuple[Any, ...]] = tuple  # What the function sees of a shape.
+    for_file = False
 
     def __init__(self, name: str) -> None:
         self._builder = GraphBuilder(name, locate=True)
@@ -158,6 +160,7 @@ class Capture:
         if groups.world() is not None:  # Ranks and their number may have become part of the graph.
             self.guard(groups.losses, groups.losses())
         self._slots: list[tuple[Holder, bool]] = []
+        self.streams = Streams(self)
         self.endings: list[Callable[[], None]] = []
         self._made: list[weakref.ref[Tensor]] = []
         self._outputs: dict[Any, int] = {}
@@ -241,6 +244,10 @@ class Capture:
             operand = self._input(TensorType(kind.dtype, shape), source)
             held = self._host[key, kind] = wrap(Symbol(self, operand), kind)
         return held
+
+    def random_state(self, stream: Any, blocks: Dim, kind: EagerType, /) -> Tensor:
+        """The state from which a random op starts."""
+        return self.streams.draw(stream, blocks, kind)
 
     def enter_manager(self, outer: bool, /) -> None:
         """A gradient manager begins to record."""
@@ -326,19 +333,7 @@ class Capture:
 
     def _fold(self, value: Value, known: dict[Value, Array]) -> bool:
         """Compute a value from constants, if that is all it depends on."""
-        stack = [value]
-        while stack:
-            node = stack[-1].producer
-            if node is None or has_effect(node.op):
-                return False
-            waiting = [v for v in node.inputs if v not in known]
-            if waiting:
-                stack += waiting
-                continue
-            results = as_tuple(node.op.reference(*[known[v] for v in node.inputs]))
-            known.update(zip(node.outputs, results, strict=True))
-            stack.pop()
-        return True
+        return _folded(value, known)
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -362,11 +357,13 @@ class Capture:
             for b in list(self._bound.values())
             if b.tensor._data is not b.symbol and not isinstance(self._source(b), GradOf)
         )
-        known = slots | {id(t) for t in self._host.values()} | set(self._bound)
+        read = (*self._host.values(), *self.streams.now.values())
+        known = slots | set(map(id, read)) | set(self._bound)
         escaped = [
             (self._output(tensor), weakref.ref(tensor))
             for tensor in _alive(self._made, known, self._promotions)
         ]
+        streams = tuple((self._output(now), s.leave) for s, now in self.streams.now.items())
         order = _order(self._sources)
         place = {i: n for n, i in enumerate(order)}
         self._builder.arrange_inputs(order)
@@ -381,6 +378,7 @@ class Capture:
             gradients,
             cleared,
             tuple(escaped),
+            streams,
             tuple(self._guards),
             tuple(self._slots),
             homes[0],
@@ -420,6 +418,23 @@ class Capture:
         # Symbols that outlive the capture know it, and arrays that it held would be copied.
         self._bound.clear()
         self._grads.clear()
+
+
+def _folded(value: Value, known: dict[Value, Array]) -> bool:
+    """Compute a value from constants, if that is all it depends on."""
+    stack = [value]
+    while stack:
+        node = stack[-1].producer
+        if node is None or has_effect(node.op):
+            return False
+        waiting = [v for v in node.inputs if v not in known]
+        if waiting:
+            stack += waiting
+            continue
+        results = as_tuple(node.op.reference(*[known[v] for v in node.inputs]))
+        known.update(zip(node.outputs, results, strict=True))
+        stack.pop()
+    return True
 
 
 def _alive(made: list[weakref.ref[Tensor]], known: set[int], since: int) -> list[Tensor]:

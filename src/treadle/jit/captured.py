@@ -112,6 +112,8 @@ class CapturedCall:
         gradients: handles whose `grad` is an output at the end, by output number.
         cleared: handles whose `grad` is None at the end and was not at the beginning.
         escaped: other tensors that outlived the function, by output number.
+        streams: what takes the states of generators at the end, by output number; only of those
+            which the program itself moves on.
         guards: when the graph holds.
         slots: handles whose `grad` the function looks at, and whether it was None.
         home: the device that the program lives on.
@@ -129,6 +131,7 @@ class CapturedCall:
     gradients: tuple[tuple[int, Holder], ...]
     cleared: tuple[Holder, ...]
     escaped: tuple[tuple[int, weakref.ref[Tensor]], ...]
+    streams: tuple[tuple[int, Callable[[Any], None]], ...]
     guards: tuple[Guard, ...]
     slots: tuple[tuple[Holder, bool], ...]
     home: CompNode

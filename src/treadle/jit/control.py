@@ -6,7 +6,7 @@ graph, with every outer tensor they use as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -15,13 +15,14 @@ from treadle.base.errors import ShapeError, TraceError
 from treadle.base.modes import LOCAL
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import resolve
-from treadle.engine.eager.dispatch import eager_type
+from treadle.engine.eager.dispatch import EagerType, eager_type
 from treadle.engine.phases import found_in
 from treadle.graph.builder import reordered
 from treadle.graph.gradient import differentiable
 from treadle.graph.ir import Graph, Value, symbols_in
 from treadle.jit.capture import Capture, Symbol, recording
 from treadle.jit.captured import Argument
+from treadle.jit.streams import RegionStreams
 from treadle.ops.control import Cond, Scan, While
 from treadle.ops.movement import Concat
 from treadle.ops.op import Op
@@ -67,10 +68,15 @@ def cond(
             saw=f"{_listed(first.types)} against {_listed(second.types)}",
             hint="return tensors of equal shapes and element types from both",
         )
+    drawn = {**first.streams.kinds, **second.streams.kinds}
+    for branch in (first, second):
+        branch.leave_states(drawn)
     extra = {**first.extra, **second.extra}
     op = Cond(first.graph(list(extra)), second.graph(list(extra)))
     given = predicate if predicate.dtype == bool else predicate.astype(bool)
-    return first.rebuilt(_apply(op, [given, *extra.values()]))
+    results = _apply(op, [given, *extra.values()])
+    outer.streams.now.update(dict(zip(drawn, results[len(first.types) :], strict=True)))
+    return first.rebuilt(results[: len(first.types)])
 
 
 def while_loop(
@@ -114,12 +120,20 @@ def while_loop(
     types = [t.type for t in held]
     test, turn = _Region(outer, "condition", types), _Region(outer, "body", types)
     test.run(condition, None)
+    if (
+        test.streams.now
+    ):  # Conditions give no state: turns compute them, and the first one is outside.
+        return while_loop(
+            lambda goes_on, *_: goes_on, _with_condition(condition, body), (condition(*held), *held)
+        )[1:]
     turn.run(body, None)
     turn.refuse_found("jit.while_loop", "data decide an extent of what the body returns")
     extra = {**test.extra, **turn.extra}
     used = list(extra)
     op = While(test.graph(used), turn.graph(used, returned=used))
-    return _apply(op, [*held, *extra.values()])[: len(held)]
+    results = _apply(op, [*held, *extra.values()])
+    outer.streams.now.update(turn.states(used, results[len(held) :]))
+    return results[: len(held)]
 
 
 def scan(
@@ -182,7 +196,9 @@ def scan(
     # What a turn uses from outside is carried, and returned as it came.
     op = Scan(_carrying(turn, n), n + len(turn.extra), turns)
     results = _apply(op, [*held, *turn.extra.values(), *stacked])
-    return tuple(results[:n]), tuple(results[n + len(turn.extra) :])
+    after = n + len(turn.extra)
+    outer.streams.now.update(turn.states(list(turn.extra), results[n:after]))
+    return tuple(results[:n]), tuple(results[after:])
 
 
 def _turn(condition: Callable[..., Any], body: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,6 +206,16 @@ def _turn(condition: Callable[..., Any], body: Callable[..., Any]) -> Callable[.
 
     def turn(*held: Tensor) -> Any:
         return cond(condition(*held), lambda *x: _tuple(body(*x)), lambda *x: x, *held)
+
+    return turn
+
+
+def _with_condition(condition: Callable[..., Any], body: Callable[..., Any]) -> Callable[..., Any]:
+    """A turn that returns, in front of the next state, whether there is another turn."""
+
+    def turn(_: Tensor, *held: Tensor) -> tuple[Tensor, ...]:
+        made = _tuple(body(*held))
+        return condition(*made), *made
 
     return turn
 
@@ -246,9 +272,11 @@ class _Region(Capture):
     def __init__(self, outer: Capture, name: str, types: Sequence[TensorType]) -> None:
         super().__init__(name)
         self._outer = outer
+        self.for_file = outer.for_file
         self.extra: dict[Value, Tensor] = {}
         """Values of the outer graph that the region uses, in order of use, and who holds them."""
         self._known: dict[Value, Symbol] = {}
+        self.streams: RegionStreams = RegionStreams(self, outer.streams)
         self._given = [self._input(_unplaced(t), Argument(i)) for i, t in enumerate(types)]
         kinds = [eager_type(t.dtype, resolve(t.device)) for t in types]
         self._tensors = [wrap(Symbol(self, o), k) for o, k in zip(self._given, kinds, strict=True)]
@@ -296,6 +324,19 @@ class _Region(Capture):
         """One more input, for a value of the outer graph."""
         self._known[value] = Symbol(self, self._input(_unplaced(value.type), Argument(-1)))
 
+    def host_value(self, *asked: Any) -> Tensor:
+        """Values that Python gives at each call are inputs of the program as a whole."""
+        return self._outer.host_value(*asked)
+
+    def leave_states(self, drawn: Mapping[Any, EagerType]) -> None:
+        """Return, behind the results, the states of generators that this or another branch uses."""
+        self._results += [self.operand(self.streams.begin(s, kind)) for s, kind in drawn.items()]
+
+    def states(self, used: Sequence[Value], left: Sequence[Tensor]) -> dict[Any, Tensor]:
+        """The states of generators behind a loop, which left these in place of the outer values."""
+        found = dict(zip(used, left, strict=True))
+        return {s: found[self._outer.operand(t).value] for s, t in self.streams.taken.items()}
+
     def watch_grad(self, tensor: Tensor, /) -> None:
         """Slots belong to the program as a whole."""
         self._outer.watch_grad(tensor)
@@ -315,7 +356,12 @@ class _Region(Capture):
             if value not in self._known:
                 place = self._input(TensorType(value.type.dtype, value.type.shape), Argument(-1))
                 self._known[value] = Symbol(self, place)
-        self._builder.output(*self._results, *[self._known[v].operand for v in returned])
+        moved = {
+            self._outer.operand(t).value: self.operand(self.streams.now[s])
+            for s, t in self.streams.taken.items()
+        }
+        after = [moved.get(v, self._known[v].operand) for v in returned]
+        self._builder.output(*self._results, *after)
         own = [o.value.index for o in self._given]
         others = [self._known[v].operand.value.index for v in extra]
         return reordered(self._builder.build(), [*own, *others])

@@ -113,6 +113,8 @@ class Traced(Capture):
 class Named(Traced):
     """A capture that names what it appends."""
 
+    for_file = True
+
     def __init__(self, name: str, scopes: Scopes) -> None:
         super().__init__(name)
         self._scopes = scopes

@@ -158,6 +158,12 @@ class Watch:
         with self._aside():
             return Tensor(read(*extents), dtype=kind.dtype, device=kind.device)
 
+    for_file = False
+
+    def random_state(self, stream: Any, blocks: Dim, kind: EagerType, /) -> Tensor:
+        """Take a part of a generator's stream."""
+        return self.host_value(None, stream.reserve, kind, (4,), (blocks,))
+
     def enter_manager(self, outer: bool, /) -> None:
         """Managers record as they do outside."""
 

@@ -24,6 +24,7 @@ from treadle.ops.sampling import RandomGamma, RandomPoisson, Sampler
 from treadle.ops.sort import Sort
 from treadle.ops.unary import Log
 from treadle.random.parameters import Size, class_weights, parameters
+from treadle.runtime.array import to_host
 from treadle.tensor import Tensor
 
 _MASK = 0xFFFFFFFF
@@ -42,22 +43,22 @@ class RNG:
         self._device: CompNode | None = None if device is None else resolve(device)
         self._key = 0
         self._counter = 0
+        self._left: Any = None
         self.seed(int.from_bytes(os.urandom(8), "little") if seed is None else seed)
 
     def seed(self, seed: int) -> None:
         """Restart the stream under another key."""
-        with self._lock:
-            self._key = int(seed) & 0xFFFFFFFFFFFFFFFF
-            self._counter = 0
+        self.set_state((int(seed) & 0xFFFFFFFFFFFFFFFF, 0))
 
     def get_state(self) -> tuple[int, int]:
         """(key, counter): all there is to save."""
-        return self._key, self._counter
+        with self._lock:
+            return self._key, self._now()
 
     def set_state(self, state: tuple[int, int]) -> None:
         """Continue where `get_state` was called."""
         with self._lock:
-            self._key, self._counter = int(state[0]), int(state[1])
+            self._key, self._counter, self._left = int(state[0]), int(state[1]), None
 
     def draw(self, op: ops.RandomBits | Draw | RandomPermutation) -> Tensor:
         """Run a random op on the next part of the stream."""
@@ -73,18 +74,32 @@ class RNG:
         where = self._place()
         capture = capturing()
         if capture is not None:
-            kind = eager_type(uint32, where)
-            state: Tensor = capture.host_value(object(), self._reserve, kind, (4,), (blocks,))
+            state: Tensor = capture.random_state(self, blocks, eager_type(uint32, where))
             return state
-        return Tensor(self._reserve(int(blocks)), dtype=uint32, device=where)
+        return Tensor(self.reserve(int(blocks)), dtype=uint32, device=where)
 
-    def _reserve(self, blocks: int) -> np.ndarray[Any, Any]:
-        """The words of a state; the stream moves on past what the op will use."""
+    def reserve(self, blocks: int) -> np.ndarray[Any, Any]:
+        """Return a state, uint32[4]; the stream moves on past the `blocks` that an op will use."""
         with self._lock:
-            counter = self._counter
+            counter = self._now()
             self._counter += blocks
         words = (self._key, self._key >> 32, counter, counter >> 32)
         return np.array([w & _MASK for w in words], np.uint32)
+
+    def leave(self, state: Any) -> None:
+        """Go on from the payload of a state, uint32[4], that a program has moved on itself."""
+        with self._lock:
+            self._now()
+            self._left = state
+
+    def _now(self) -> int:
+        """The counter. Where a program left it, it is read when somebody asks."""
+        if self._left is not None:
+            words, self._left = to_host(self._left).tolist(), None
+            if words[0] | words[1] << 32 == self._key:
+                # Not less than what others took while the program ran.
+                self._counter = max(self._counter, words[2] | words[3] << 32)
+        return self._counter
 
     def uniform(
         self, low: Any = 0.0, high: Any = 1.0, size: Size = None, dtype: Any = "float32"

@@ -160,6 +160,7 @@ class Program:
             gradients=(),
             cleared=(),
             escaped=(),
+            streams=(),
             guards=(),
             slots=(),
             home=device,

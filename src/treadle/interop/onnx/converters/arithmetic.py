@@ -12,6 +12,7 @@ import onnx
 
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType, as_dtype
+from treadle.base.modes import capturing
 from treadle.interop.conventions import remainder, truncated_quotient
 from treadle.interop.onnx.nodes import (
     Array,
@@ -29,6 +30,7 @@ from treadle.ops import activation, logic, unary
 from treadle.ops import elementwise as ew
 from treadle.ops.op import Op
 from treadle.ops.select import Clip, Where
+from treadle.random import default_generator
 
 # -- arithmetic --------------------------------------------------------------------------------
 
@@ -153,8 +155,12 @@ def _clip(node: Node, x: Value, low: Value = None, high: Value = None) -> Value:
 def _dropout(
     node: Node, x: Value, ratio: Array | None = None, training: Array | None = None
 ) -> Value:
-    if training is not None and bool(training) and (ratio is None or float(ratio) != 0.0):
-        raise node.refuse("random numbers of training cannot be those of another framework")
+    rate = 0.5 if ratio is None else float(ratio)
+    if training is not None and bool(training) and rate != 0.0:
+        draws = _drawn(node, tuple(x.shape), np.dtype(np.float32), "Uniform")
+        kept = logic.LessEqual()(*together([known(np.array(rate, np.float32)), draws]))
+        x, scale = together([x, ew.Cast(dtype_of(x))(kept)])
+        return x * scale * (1.0 / (1.0 - rate)), kept
     mask = known(np.ones(tuple(x.shape), bool)) if node.wants(1) else None
     return x, mask
 
@@ -288,7 +294,8 @@ def _bit_cast(node: Node, x: Value) -> Value:
 @converts("RandomUniform", "RandomNormal")
 def _random(node: Node) -> Value:
     shape = node.ints("shape", ())
-    return known(_drawn(node, shape, target_type(int(node.attr("dtype", 1)), node)))
+    target = target_type(int(node.attr("dtype", 1)), node)
+    return _drawn(node, shape, target, node.op_type)
 
 
 @converts("RandomUniformLike", "RandomNormalLike", separate=True)
@@ -296,14 +303,22 @@ def _random_like(node: Node, x: Value) -> Value:
     like = x.array.dtype if is_known(x) else x.type.dtype.numpy
     code = node.attributes.get("dtype")
     target = like if code is None else target_type(int(code), node)
-    return known(_drawn(node, tuple(int(d) for d in x.shape), np.dtype(target)))
+    return _drawn(node, tuple(x.shape), np.dtype(target), node.op_type)
 
 
-def _drawn(node: Node, shape: tuple[int, ...], target: np.dtype[Any]) -> Array:
-    seed = node.attributes.get("seed")
-    generator = np.random.default_rng(None if seed is None else int(abs(seed) * 2**20))
-    if "Uniform" in node.op_type:
-        low, high = node.attr("low", 0.0), node.attr("high", 1.0)
-        return generator.uniform(low, high, shape).astype(target)
+def _drawn(node: Node, shape: Any, target: np.dtype[Any], kind: str) -> Value:
+    """Numbers of `treadle.random`; the same ones at each call where there is a seed, or a file."""
+    seed, capture = node.attributes.get("seed"), capturing()
+    low, high = node.attr("low", 0.0), node.attr("high", 1.0)
     mean, scale = node.attr("mean", 0.0), node.attr("scale", 1.0)
-    return generator.normal(mean, scale, shape).astype(target)
+    fixed = capture is not None and capture.for_file
+    if seed is None and not fixed:
+        stream, dtype = default_generator(), as_dtype(target)
+        if "Uniform" in kind:
+            return stream.uniform(size=shape, dtype=dtype) * (high - low) + low
+        return stream.normal(mean, scale, shape, dtype)
+    generator = np.random.default_rng(None if seed is None else int(abs(seed) * 2**20))
+    size = tuple(map(int, shape))
+    if "Uniform" in kind:
+        return known(generator.uniform(low, high, size).astype(target))
+    return known(generator.normal(mean, scale, size).astype(target))
