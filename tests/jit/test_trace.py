@@ -337,3 +337,27 @@ def test_a_cycle_over_an_inner_tensor_costs_no_whole_collection() -> None:
         gc.callbacks.remove(note)
         gc.enable()
     assert not whole[0]
+
+
+def test_calls_that_follow_one_another_and_part() -> None:
+    """Gradients are added up over two calls: every second call goes another way from the middle."""
+    weights = [mge.Parameter(np.ones(3, "float32")) for _ in range(2)]
+    managers = [GradManager().attach(w) for w in weights]
+    clear = [True]
+
+    def step(gm: GradManager, w: Tensor, x: Tensor) -> Tensor:
+        with gm:
+            loss = (w * x * w).sum()
+            gm.backward(loss)
+        w._reset(w - w.grad * 0.1)
+        if clear[0]:
+            w.grad = None
+        return loss
+
+    traced = mge.jit.trace(lambda x: step(managers[0], weights[0], x))
+    for turn in range(8):
+        clear[0] = turn % 4 > 1
+        x = mge.tensor(np.arange(3, dtype="float32") + turn % 3)
+        got, want = traced(x), step(managers[1], weights[1], x)
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-6)
+        np.testing.assert_allclose(weights[0].numpy(), weights[1].numpy(), rtol=1e-6)

@@ -6,7 +6,7 @@ thing to try, and the user's line. Each class has an anchor of its own name in `
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from treadle.base.chinese import explanation, is_chinese
 from treadle.base.loc import Loc, user_location
@@ -25,9 +25,12 @@ class TreadleError(Exception):
     Attributes:
         code: of the class, for search; `docs/errors.md` lists them. Tracebacks end with it.
         translation: the problem and the hint in Chinese where that is the system's language.
+        needs_run: True if only a run knows what was asked for, so that a function which asks can
+            run op by op.
     """
 
     code: ClassVar[str] = "T00"
+    needs_run = False
 
     def __init__(
         self, where: str, problem: str, *, saw: str = "", hint: str = "", at: Loc | None = None
@@ -52,6 +55,11 @@ class TreadleError(Exception):
         """Say that the problem is one that cannot be ruled out, and why."""
         self.problem += f" ({why})"
         self.args = (self._text(),)
+
+    def of_run(self) -> Self:
+        """The same error, said to be about what only a run knows."""
+        self.needs_run = True
+        return self
 
     def locate(self, at: Loc) -> None:
         """Say it of the line where the op was captured, in place of that which runs the program."""

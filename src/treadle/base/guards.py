@@ -155,6 +155,12 @@ def remembered(most: int) -> Callable[[Callable[P, R]], Remembered[P, R]]:
     return lambda function: Remembered(function, most)
 
 
+def stated_guards() -> dict[Relation, None]:
+    """The guards of the capture or type rule that goes on; they may be added to."""
+    found = _GUARDS.get()
+    return {} if found is None else found
+
+
 def require(relation: Relation, otherwise: Callable[[], Exception]) -> None:
     """State what must hold: raises `otherwise()` if it cannot, guards the capture if it may.
 

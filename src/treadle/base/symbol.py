@@ -528,7 +528,7 @@ def _answer(relation: Relation) -> bool:
             "shape",
             f"whether {relation} is known only at run time",
             hint="data decide it: choose with F.where, or ask outside of the compiled function",
-        )
+        ).of_run()
     found = relation.holds(decisions.values)
     decisions.guards[relation if found else relation.opposite] = None
     return found
@@ -542,7 +542,7 @@ def _pinned(x: Expr) -> int:
             "shape",
             f"the extent {x} is symbolic and has no fixed value",
             hint="data decide it: return the tensor, and ask outside of the compiled function",
-        )
+        ).of_run()
     if decisions.hints:
         raise ShapeError("compile", f"a number is needed for the extent {x}")
     value = evaluate(x, decisions.values)

@@ -102,6 +102,10 @@ class GraphBuilder:
         """The graph holds only for extents of which these are true."""
         self._guards.update(dict.fromkeys(relations))
 
+    def expects(self, op: Op, inputs: Sequence[GraphOperand]) -> bool:
+        """Return whether it is known that this application comes next."""
+        return False
+
     def output(self, *operands: GraphOperand) -> None:
         """Add outputs to the graph."""
         self._outputs += self._unwrap(operands, "output")
@@ -267,6 +271,11 @@ class GraphBuilder:
         for i, value in enumerate(self._inputs):
             # Nobody but this builder has seen the number yet, and values compare by identity.
             object.__setattr__(value, "index", i)
+
+    @property
+    def appended(self) -> Sequence[Node]:
+        """The nodes so far."""
+        return self._nodes
 
     def build(self) -> Graph:
         """The graph of everything appended so far; the builder may go on."""

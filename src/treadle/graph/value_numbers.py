@@ -21,15 +21,26 @@ class Deciding:
         self._made: dict[object, tuple[GraphOperand, ...]] = {}
         self._number: dict[Value, int] = {}
         self._known: dict[object, int] = {}
+        self._expected: list[tuple[Op, Sequence[GraphOperand], tuple[GraphOperand, ...]]] = []
 
     def apply(self, op: Op, operands: Sequence[GraphOperand]) -> tuple[GraphOperand, ...]:
         """The results of an op."""
         if type(op).bounded is Op.bounded:
             return self._builder.apply(op, operands)
-        key = op_key(op), *[self._numbered(x.value) for x in operands]
+        if self._builder.expects(op, operands):  # Those that nothing equals are nodes.
+            made = self._builder.apply(op, operands)
+            self._expected.append((op, operands, made))
+            return made
+        for earlier in self._expected:
+            self._made[self._key(*earlier[:2])] = earlier[2]
+        self._expected.clear()
+        key = self._key(op, operands)
         if key not in self._made:
             self._made[key] = self._builder.apply(op, operands)
         return self._made[key]
+
+    def _key(self, op: Op, operands: Sequence[GraphOperand]) -> object:
+        return op_key(op), *[self._numbered(x.value) for x in operands]
 
     def _numbered(self, value: Value) -> int:
         """A number that equal values have, as far as ops tell."""

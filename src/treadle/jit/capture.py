@@ -140,6 +140,8 @@ class _Bound:
     tensor: Tensor
     payload: Any
     symbol: Symbol
+    place: int
+    """Number of the input, in the order in which they were made."""
 
 
 class Capture:
@@ -283,16 +285,17 @@ class Capture:
         if isinstance(source, State) and tensor._kind.quantized is not None:
             # Scales are constants of the program.
             self.guard(lambda: tensor._kind.quantized, tensor._kind.quantized)
-        self._bound[id(tensor)] = _Bound(tensor, payload, symbol)
+        self._bound[id(tensor)] = _Bound(tensor, payload, symbol, len(self._sources) - 1)
         tensor._data = symbol
         return symbol
 
     def _input(
         self, type_: TensorType, source: Source, name: str = "", at: CompNode | None = None
     ) -> GraphOperand:
+        operand = self._builder.input(type_, name)
         self._sources.append(source)
-        self._where.inputs.append(at)
-        return self._builder.input(type_, name)
+        self._where.inputs[operand.value] = at
+        return operand
 
     def operand(self, tensor: Tensor) -> GraphOperand:
         """The graph's value of a tensor; a handle from outside becomes an input."""
@@ -328,7 +331,7 @@ class Capture:
                 "the function reads a value that is known only when the program runs",
                 saw=f"{value.type} from {value.producer.op.name if value.producer else 'an input'}",
                 hint=_WITHOUT_VALUES,
-            )
+            ).of_run()
         return known[value]
 
     def _fold(self, value: Value, known: dict[Value, Array]) -> bool:
@@ -353,7 +356,7 @@ class Capture:
         results.clear()
         gradients, cleared, slots = self._gradients()
         updates = tuple(
-            (self._output(b.tensor), b.symbol.operand.value.index)
+            (self._output(b.tensor), b.place)
             for b in list(self._bound.values())
             if b.tensor._data is not b.symbol and not isinstance(self._source(b), GradOf)
         )
@@ -369,6 +372,8 @@ class Capture:
         self._builder.arrange_inputs(order)
         self._builder.guard(decisions.guards)
         graph, homes = self._builder.build(), self._where.homes()
+        at, nodes = list(self._where.inputs.values()), self._builder.appended
+        places = tuple(map(self._where.nodes.get, nodes)) if len(homes) > 1 else ()
         return CapturedCall(
             graph,
             tuple(self._sources[i] for i in order),
@@ -382,13 +387,13 @@ class Capture:
             tuple(self._guards),
             tuple(self._slots),
             homes[0],
-            tuple(self._where.inputs[i] for i in order),
-            tuple(map(self._where.nodes.get, graph.nodes)) if len(homes) > 1 else (),
+            tuple(at[i] for i in order),
+            places,
             pins=decisions.pins,
         )
 
     def _source(self, bound: _Bound) -> Source:
-        return self._sources[bound.symbol.operand.value.index]
+        return self._sources[bound.place]
 
     def _gradients(
         self,

@@ -307,7 +307,7 @@ class _Region(Capture):
                 problem,
                 saw=_listed(self.types),
                 hint="return what has a known size, such as a sum or a mask, and select behind it",
-            )
+            ).of_run()
 
     def operand(self, tensor: Tensor) -> Any:
         """The region's value of a tensor; one from outside becomes an input."""

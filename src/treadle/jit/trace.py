@@ -19,16 +19,22 @@ from treadle.base.errors import CompileError, ShapeError, TraceError, TreadleErr
 from treadle.base.files.source import PathLike
 from treadle.base.log import get_logger
 from treadle.base.modes import LOCAL, install_capture
+from treadle.base.types import TensorType
+from treadle.engine.devices.names import CompNode
 from treadle.engine.eager.dispatch import EagerType
 from treadle.engine.execute import Timeline
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
 from treadle.engine.package.open_graph import OpenGraph
 from treadle.engine.phases import finds_extents, renumbered
+from treadle.engine.plan import Interface
+from treadle.graph.builder import GraphOperand
 from treadle.graph.ir import Graph, Value
+from treadle.graph.repeated_builder import FollowingBuilder, Recorded
+from treadle.graph.value_numbers import Deciding
 from treadle.jit.binding import Binding
 from treadle.jit.capture import Capture, capture
-from treadle.jit.captured import CapturedCall
+from treadle.jit.captured import CapturedCall, Source
 from treadle.jit.choosing import replaced
 from treadle.jit.compiled import Compiled, signature
 from treadle.jit.course import Course, Left, course_of
@@ -133,7 +139,8 @@ class trace:
         self._fixed = False
         self._variants: dict[Any, list[Variant]] = {}
         self._courses: dict[Any, Course] = {}
-        self._renumbered: tuple[Graph, Graph] | None = None
+        self._renumbered = _Renumbered()
+        self._recorded_calls: dict[Any, Recorded] = {}
         self._left = Left()
         self._kinds: dict[Any, Any] = {}
         self._compiled: Compiled[..., Any] | None = None
@@ -185,18 +192,18 @@ class trace:
 
     def _recorded(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Any:
         given = replaced(args, kwargs, leaves)
-        captured = _captured(self._function, *given, self._name, self._for_dump)
+        ahead = self._recorded_calls.get(key)
+        captured, recorded = _captured(self._function, *given, self._name, self._for_dump, ahead)
+        if recorded is not None:
+            self._recorded_calls[key] = recorded
         if self._for_dump:
             self._last = captured, argument_names(args, kwargs)
             self._call = asked(args, kwargs) if self._opened else None
-        is_open = finds_extents(captured.graph)
-        if is_open:  # Their names are the same in all calls.
-            if self._renumbered is None or self._renumbered[0] != captured.graph:
-                self._renumbered = captured.graph, renumbered(captured.graph)
-            captured = replace(captured, graph=self._renumbered[1])
+        is_open, graph = self._renumbered(captured.graph)
+        captured = replace(captured, graph=graph) if is_open else captured
         if self._record_only:
             return without_values(captured)
-        variant = self._variant(key, captured)
+        variant = self._variant(key, captured, interface_of(captured, is_open))
         try:
             binding = Binding(captured, variant.interface.updates, variant.stages.compile())
             result = self._ran(variant, binding, leaves)
@@ -207,9 +214,8 @@ class trace:
         self._left.add(reference for _, reference in captured.escaped)
         return result
 
-    def _variant(self, key: Any, captured: CapturedCall) -> Variant:
+    def _variant(self, key: Any, captured: CapturedCall, interface: Interface) -> Variant:
         """The program of this call: one that is known, or that of another world."""
-        interface = interface_of(captured)
         known = self._variants.setdefault(key, [])
         for variant in known:
             if variant.captured.graph == captured.graph and variant.interface == interface:
@@ -409,47 +415,75 @@ class trace:
 
 
 def _captured(
-    function: Callable[..., Any], args: Any, kwargs: Any, name: str, for_dump: bool
-) -> CapturedCall:
-    """The capture of a call."""
-    recorders: list[_Noting] = []
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    name: str,
+    for_dump: bool,
+    ahead: Recorded | None,
+) -> tuple[CapturedCall, Recorded | None]:
+    """The capture of a call, which is expected to be as one before, and what the next one may
+    follow.
+    """
+    recorders: list[_Following] = []
 
-    def noting(name: str) -> Capture:
-        recorders.append(_Noting(name))
+    def following(name: str) -> Capture:
+        recorders.append(_Following(name, ahead))
         return recorders[-1]
 
     try:
         with numbering_anew():
             if not for_dump:
-                return capture(function, args, kwargs, name, kind=noting)
+                return capture(function, args, kwargs, name, kind=following), recorders[0].recorded
             with scoped() as kind:
-                return capture(function, args, kwargs, name, kind=kind)
+                return capture(function, args, kwargs, name, kind=kind), None
     except TreadleError as error:
-        reads = error.where == "jit" and "known only when" in error.problem
-        if reads or any(r.met for r in recorders) or _data_decide(error):
+        if error.needs_run or any(r.has_found for r in recorders):
             raise _NeedsValues(error.where, error.problem, at=error.at) from error
         raise
 
 
-def _data_decide(error: TreadleError) -> bool:
-    """Return whether an error says that it takes a run to know an extent."""
-    return "data decide" in f"{error.problem} {error.hint}"
+class _Renumbered:
+    """Graphs with names for extents that data decide which are the same in all calls."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Graph, bool, Graph] | None = None
+
+    def __call__(self, graph: Graph) -> tuple[bool, Graph]:
+        """Return whether there are such extents, and the graph."""
+        last = self._last
+        if last is None or last[0] is not graph:
+            is_open, named = finds_extents(graph), graph
+            if is_open:
+                named = last[2] if last is not None and last[0] == graph else renumbered(graph)
+            self._last = last = graph, is_open, named
+        return last[1], last[2]
 
 
-class _Noting(Traced):
-    """A capture that notes whether data decide the extent of a result.
+class _Following(Traced):
+    """A capture that expects the graph of the call before."""
 
-    Attributes:
-        met: whether they do.
-    """
+    def __init__(self, name: str, ahead: Recorded | None) -> None:
+        super().__init__(name)
+        self._builder: FollowingBuilder = FollowingBuilder(name, ahead)
+        self._deciding = Deciding(self._builder)
 
-    met = False
+    def _input(
+        self, type_: TensorType, source: Source, name: str = "", at: CompNode | None = None
+    ) -> GraphOperand:
+        self._builder.comes_from(at)
+        return super()._input(type_, source, name, at)
 
-    def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
-        """Append an op."""
-        results = super().apply(op, inputs)
-        self.met = self.met or not all(r.type.is_static for r in results)
-        return results
+    @property
+    def recorded(self) -> Recorded | None:
+        """The graph, for the next call."""
+        return self._builder.recorded
+
+    @property
+    def has_found(self) -> bool:
+        """True if data decide an extent of a value."""
+        nodes = self._builder.appended
+        return not all(v.type.is_static for node in nodes for v in node.outputs)
 
 
 class _NeedsValues(TraceError):
@@ -525,7 +559,7 @@ def exclude_from_trace() -> Iterator[None]:
             "jit",
             "the function leaves the trace for a while, so its values are known only when it runs",
             hint="trace it with imperative=True",
-        )
+        ).of_run()
     if isinstance(held, Watch):
         held.interrupt()
     hook = LOCAL.hook

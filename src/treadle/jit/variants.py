@@ -147,11 +147,15 @@ class Single(Variant):
         return self._binding
 
 
-def interface_of(captured: CapturedCall) -> Interface:
-    """Return which handles are written in place, and which keep their arrays from call to call."""
+def interface_of(captured: CapturedCall, is_open: bool | None = None) -> Interface:
+    """Return which handles are written in place, and which keep their arrays from call to call.
+
+    `is_open`: whether data decide extents, where that is known.
+    """
     graph = captured.graph
     updates: dict[int, int] = {}
-    writes = captured.updates if captured.on_host and not finds_extents(graph) else ()
+    is_open = finds_extents(graph) if is_open is None else is_open
+    writes = captured.updates if captured.on_host and not is_open else ()
     shared = _shared(captured)
     for output, i in writes:
         new, old = graph.outputs[output].type, graph.inputs[i].type

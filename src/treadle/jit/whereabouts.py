@@ -17,12 +17,13 @@ class Whereabouts:
     """Notes of a capture.
 
     Attributes:
-        inputs: the device of each input; None for what Python gives, which can be anywhere.
+        inputs: the device of each input, in the order in which they were made; None for what Python
+            gives, which can be anywhere.
         nodes: the device of the nodes; constants, which can be anywhere, have none.
     """
 
     def __init__(self) -> None:
-        self.inputs: list[CompNode | None] = []
+        self.inputs: dict[Value, CompNode | None] = {}
         self.nodes: dict[Node, CompNode] = {}
 
     def follow(self, value: Value, target: CompNode) -> bool:
@@ -44,7 +45,7 @@ class Whereabouts:
             now = waiting.pop()
             node = now.producer
             if node is None:
-                if self.inputs[now.index] is not None:
+                if self.inputs[now] is not None:
                     return None
                 continue
             if isinstance(node.op, Constant) or node in found:
@@ -58,7 +59,7 @@ class Whereabouts:
     def homes(self) -> list[CompNode]:
         """The devices of the program, those that share memory counting as one, inputs' first."""
         found: dict[Any, CompNode] = {}
-        for device in (*self.inputs, *self.nodes.values()):
+        for device in (*self.inputs.values(), *self.nodes.values()):
             if device is not None:
                 found.setdefault(device.memory, device)
         return list(found.values()) or [default_device()]

@@ -6,7 +6,6 @@ Indices are int32 or int64; negative ones count from the end; one that is out of
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -456,9 +455,30 @@ class OneHot(Op):
         )
 
 
-_FRESH = map(str, itertools.count())
-_ANEW: ContextVar[Iterator[str]] = ContextVar("fresh")
-"""Ends of names of extents that data decide."""
+class Numbering:
+    """Ends of names of extents that data decide.
+
+    Attributes:
+        taken: how many there are so far.
+    """
+
+    def __init__(self, mark: str = ".") -> None:
+        self._mark = mark
+        self.taken = 0
+
+    def fresh(self) -> str:
+        """The next one."""
+        number, self.taken = self.taken, self.taken + 1
+        return f"{self._mark}{number}"
+
+
+_FRESH = Numbering("")
+_ANEW: ContextVar[Numbering] = ContextVar("fresh", default=_FRESH)
+
+
+def numbering() -> Numbering:
+    """The names that are given here."""
+    return _ANEW.get()
 
 
 @contextmanager
@@ -467,7 +487,7 @@ def numbering_anew() -> Iterator[None]:
 
     What is remembered of types in one is then found in the next one.
     """
-    before = _ANEW.set(map(".{}".format, itertools.count()))
+    before = _ANEW.set(Numbering())
     try:
         yield
     finally:
@@ -490,7 +510,7 @@ class Nonzero(Op):
         self.check_dtype((x,))
         self.check_positions(x, range(x.ndim))
         most = size_of(x.shape) if is_static(x.shape) else None
-        count: Dim = symbol(f"nonzero{next(_ANEW.get(_FRESH))}", 0, most) if most != 0 else 0
+        count: Dim = symbol(f"nonzero{_ANEW.get().fresh()}", 0, most) if most != 0 else 0
         return (TensorType(dt.int32, (count, x.ndim), x.device),)
 
     def bounded(self, types: Types) -> Op | None:
