@@ -268,3 +268,28 @@ def test_a_scan_wants_flat_tensors_and_says_so(
     x = mge.tensor([1.0, 2.0, 3.0])
     with pytest.raises(TraceError, match=said):
         (mge.jit.compile(run) if compiled else run)(x)
+
+
+def test_a_scan_over_rows_that_data_choose() -> None:
+    def function(x: mge.Tensor) -> Any:
+        chosen = x[x > 0]
+        (s,), (rows,) = mge.jit.scan(lambda s, v: (s * 0.5 + v, s * v), (x[0],), (chosen,))
+        return s, rows, rows.sum() + s
+
+    def gradient(x: mge.Tensor) -> mge.Tensor:
+        gm = GradManager().attach(x)
+        with gm:
+            gm.backward(function(x)[2])
+        found: mge.Tensor = x.grad
+        x.grad = None
+        return found
+
+    for made in (function, gradient):
+        compiled = mge.jit.compile(made)
+        for values in ([1.0, -2.0, 3.0, 4.0], [-1.0, -2.0, 3.0, -4.0]):
+            want, got = made(mge.tensor(values)), compiled(mge.tensor(values))
+            np.testing.assert_allclose(
+                np.concatenate([np.ravel(n) for n in numbers(got)]),
+                np.concatenate([np.ravel(n) for n in numbers(want)]),
+                rtol=1e-6,
+            )

@@ -12,7 +12,9 @@ from typing import Any
 
 from treadle.base import tree
 from treadle.base.errors import ShapeError, TraceError
+from treadle.base.guards import data_decide
 from treadle.base.modes import LOCAL
+from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import resolve
 from treadle.engine.eager.dispatch import EagerType, eager_type
@@ -148,14 +150,14 @@ def scan(
         body: takes the state and one entry of each stacked tensor; returns the next state
             followed by what is to be stacked.
         state: tensors.
-        stacked: tensors of equal first extent.
+        stacked: tensors of equal first extent, which data may decide.
         length: number of turns; needed where nothing is stacked.
 
     Returns:
         The last state, and the remaining results of all turns, stacked along a new first axis.
 
     Raises:
-        ShapeError: the first extents differ, are symbols, or there is no length.
+        ShapeError: the first extents differ, or there is no length.
         TraceError: `state` or `stacked` is a tensor, not a sequence of them.
 
     Example:
@@ -175,16 +177,16 @@ def scan(
                 hint="pass sequences of tensors, as in scan(body, (state,), (stacked,))",
             )
     body = _flat(body)
-    turns = _length(stacked, length)
-    # Where the first extent is a symbol, its number is part of the program.
-    stacked = [
-        x if isinstance(x.type.shape[0], int) else x.reshape((turns, *x.shape[1:])) for x in stacked
-    ]
     held, n = tuple(state), len(state)
     outer = _capture()
+    turns = _length(stacked, length)
+    # Where the first extent is a symbol of the call, its number is part of the program.
+    stacked = [
+        x if is_identical(x.shape[0], turns) else x.reshape((turns, *x.shape[1:])) for x in stacked
+    ]
     if outer is None:
         rows: list[tuple[Tensor, ...]] = []
-        for i in range(turns):
+        for i in range(int(turns)):
             made = _tuple(body(*held, *[x[i] for x in stacked]))
             held = made[:n]
             rows.append(made[n:])
@@ -248,8 +250,13 @@ def _stacked(column: tuple[Tensor, ...]) -> Tensor:
     return rows[0].apply(Concat(0), rows)[0]
 
 
-def _length(stacked: Sequence[Tensor], length: int | None) -> int:
-    found = {int(x.shape[0]) for x in stacked} | (set() if length is None else {length})
+def _length(stacked: Sequence[Tensor], length: int | None) -> Dim:
+    """The number of turns; an expression where data decide it."""
+    given = [*(x.shape[0] for x in stacked), *(() if length is None else (length,))]
+    if given and data_decide(given[0]) and all(is_identical(given[0], n) for n in given):
+        turns: Dim = given[0]
+        return turns
+    found = set(map(int, given))
     if len(found) != 1:
         raise ShapeError(
             "jit.scan",

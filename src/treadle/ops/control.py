@@ -15,6 +15,7 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError, TreadleError
 from treadle.base.shape import require_equal
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.abstract import ArrayOperand, TypeOperand
 from treadle.ops.arg import Arg
@@ -242,7 +243,7 @@ class Scan(ControlFlow):
 
     body: Region
     n_carried: int
-    length: int
+    length: Dim
 
     name = "scan"
     operands = ("*inputs",)
@@ -281,9 +282,10 @@ class Scan(ControlFlow):
         n = self.n_carried
         state, stacked = inputs[:n], inputs[n:]
         types = self.body.output_types[n:]
-        fixed: Any = [(self.length, *t.shape) for t in types]
+        length = int(self.length)
+        fixed: Any = [(length, *t.shape) for t in types]
         columns = [np.empty(s, t.dtype.numpy) for s, t in zip(fixed, types, strict=True)]
-        for i in range(self.length):
+        for i in range(length):
             results = self.body.evaluate((*state, *(x[i] for x in stacked)))
             state = results[:n]
             for column, value in zip(columns, results[n:], strict=True):

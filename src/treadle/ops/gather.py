@@ -456,11 +456,7 @@ class OneHot(Op):
 
 
 class Numbering:
-    """Ends of names of extents that data decide.
-
-    Attributes:
-        taken: how many there are so far.
-    """
+    """Ends of names of extents that data decide; `taken` is how many there are so far."""
 
     def __init__(self, mark: str = ".") -> None:
         self._mark = mark
@@ -527,6 +523,39 @@ class Nonzero(Op):
             Sample(cls(), (Arg((0, 3)),)),
             Sample(cls(), (Arg((1, 1)),)),
         )
+
+
+@op
+class Counted(Op):
+    """0, 1, ..., n - 1 for a number n, of its element type; none where n is not above 0.
+
+    The extent is known only to the data: as a type it is a new symbol.
+    """
+
+    name = "counted"
+    operands = ("n",)
+    dtypes = (dt.int32, dt.int64)
+    torch = "torch.arange(max(int(n), 0), dtype=n.dtype)"
+    no_gradient = "gives positions, which are integers"
+
+    def infer(self, n: TensorType) -> tuple[TensorType, ...]:
+        self.check_dtype((n,))
+        if n.ndim:
+            raise self.error("takes one number", (n,), "reshape it to ()")
+        count = symbol(f"counted{_ANEW.get().fresh()}", 0)
+        return (n.with_shape((count,)),)
+
+    def reference(self, n: Array) -> Array:
+        return np.arange(max(int(n), 0), dtype=n.dtype)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        given = [Arg((), d, values=n) for d in cls.dtypes for n in (3, 0, -2, 1)]
+        return tuple(Sample(cls(), (n,)) for n in given)
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        return (BadSample(cls, (Arg((2,), dt.int64),), ShapeError, "takes one number"),)
 
 
 @op

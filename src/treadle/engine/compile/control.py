@@ -151,9 +151,10 @@ def _scan(
     if op.length > MOST_WRITTEN_OUT:
         _looped(linker, item, op, body, (state, following), stacked, results, spaces)
         return
-    for turn in range(op.length):
-        entries = [_entry(a, kind, turn, op.length) for a, kind in stacked]
-        made = [_entry(a, kind, turn, op.length) for a, kind in results]
+    turns = int(op.length)
+    for turn in range(turns):
+        entries = [_entry(a, kind, turn, turns) for a, kind in stacked]
+        made = [_entry(a, kind, turn, turns) for a, kind in results]
         linker.splice(body, [*state, *entries], [*following, *made], arena)
         for value, source, target in zip(item.outputs, following, state, strict=False):
             linker.copy(source, target, value)
@@ -180,7 +181,7 @@ def _looped(
         array = np.array(value, COUNTER.dtype.numpy)
         return Address(linker.constants_base, linker.constants.add(array)), COUNTER
 
-    zero, one, length = number(0), number(1), number(op.length)
+    zero, one, length = number(0), number(1), number(int(op.length))
     linker.apply(COPY, (zero,), turn)
     again = len(linker.steps)
     for source, entry in zip(stacked, entries, strict=True):

@@ -14,6 +14,7 @@ from treadle.graph.evaluate import specialize
 from treadle.graph.ir import Graph, Node, Value, lone_symbol, regions_of, symbols_in
 from treadle.ops.check import CheckIndices
 from treadle.ops.constant import Constant
+from treadle.ops.control import Scan
 from treadle.ops.op import Op
 
 
@@ -56,8 +57,9 @@ def finds_extents(graph: Graph) -> bool:
 
 
 def finds_inside(node: Node) -> bool:
-    """Return whether data decide an extent in a branch or loop."""
-    return any(map(finds_extents, regions_of(node.op)))
+    """Return whether data decide an extent in a branch or loop, or the number of its turns."""
+    is_open = isinstance(node.op, Scan) and not isinstance(node.op.length, int)
+    return is_open or any(map(finds_extents, regions_of(node.op)))
 
 
 def guarded(region: Graph, whole: Graph) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,25 @@ from treadle.base.guards import data_decide
 from treadle.base.modes import LOCAL
 from treadle.base.symbol import Dim, evaluate, symbols_of
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, concrete, is_known, known, supported
+from treadle.interop.onnx.nodes import (
+    Array,
+    Node,
+    Value,
+    concrete,
+    is_concrete,
+    is_known,
+    known,
+    supported,
+)
 from treadle.interop.onnx.registry import converts
 from treadle.interop.onnx.sizes import Extents, Question
-from treadle.jit.control import cond
+from treadle.jit.control import cond, scan, while_loop
 from treadle.ops import logic
 from treadle.ops.abstract import ArrayOperand
 from treadle.ops.check import AssertEqual
+from treadle.ops.gather import Counted
 from treadle.ops.movement import Flip
+from treadle.ops.select import Where
 from treadle.tensor import Tensor
 
 MOST_TURNS = 1_000_000
@@ -145,45 +157,159 @@ def _held(value: Value) -> Value:
     return value
 
 
-@converts("Loop", host=(0, 1), separate=True)
+@converts("Loop", separate=True, symbols=True)
 def _loop(
-    node: Node, most: Array | None = None, condition: Array | None = None, *carried: Value
+    node: Node, most: Value = None, condition: Value = None, *carried: Value
 ) -> tuple[Value, ...]:
+    most, condition, *state = _without_extents([most, condition, *carried])
     body: onnx.GraphProto = node.attributes["body"]
-    turns = None if most is None else int(most.reshape(-1)[0])
+    if any(v is not None and not is_concrete(v) for v in (most, condition)):
+        return _turning(node, body, most, condition, state)
+    turns = None if most is None else int(concrete(most, node, "the limit").reshape(-1)[0])
     if (turns is None or turns > MOST_TURNS) and _never_ends(body):
         raise node.refuse(
             f"the loop has {turns or 'endless'} turns, and its condition never changes",
             "check the number of turns",
         )
-    goes_on = True if condition is None else bool(condition.reshape(-1)[0])
-    state = list(carried)
-    collected: list[list[Value]] = [[] for _ in range(len(body.output) - 1 - len(carried))]
-    turn = 0
+    goes_on = condition is None or bool(concrete(condition, node, "the condition").reshape(-1)[0])
+    collected: list[list[Value]] = [[] for _ in range(len(body.output) - 1 - len(state))]
+    turn, count = 0, len(state)
     while goes_on and (turns is None or turn < turns):
         if turn == MOST_TURNS:
             raise node.refuse(f"the loop goes on after {turn} turns", "check its condition")
         inputs = [known(np.array(turn, np.int64)), known(np.array(goes_on)), *state]
         test, *made = node.run(body, inputs[: len(body.input)])
+        if not is_concrete(test):
+            if turn:
+                problem = f"its condition is computed from turn {turn} on"
+                raise node.refuse(problem, "run the model eagerly")
+            return _turning(node, body, most, condition, state)
         goes_on = bool(concrete(test, node, "the condition").reshape(-1)[0])
-        state = made[: len(carried)]
-        for column, value in zip(collected, made[len(carried) :], strict=True):
+        state = made[:count]
+        for column, value in zip(collected, made[count:], strict=True):
             column.append(value)
         turn += 1
-    outs = body.output[1 + len(carried) :]
+    outs = body.output[1 + count :]
     return (*state, *(_stacked(c, o) for c, o in zip(collected, outs, strict=True)))
+
+
+def _without_extents(values: list[Value]) -> list[Value]:
+    """The values with extents as numbers; computed, where data decide them."""
+    return [
+        (v.computed() if v.is_found else v.numbers()) if isinstance(v, Extents) else v
+        for v in values
+    ]
+
+
+def _turning(
+    node: Node, body: onnx.GraphProto, most: Value, condition: Value, carried: list[Value]
+) -> tuple[Value, ...]:
+    """A loop in the program that is being captured, whose turns are known when it runs.
+
+    Where values are collected, a first loop finds the number of turns if the condition changes,
+    since the result of the second one has that extent.
+    """
+    loop = _Turns(node, body, [_held(v) for v in (most, condition, *carried)])
+    try:
+        return loop.collected() if len(body.output) - 1 > len(carried) else loop.state()
+    except TreadleError as error:
+        raise node.refuse(
+            f"its number of turns is known only at run time, and: {error.problem}",
+            "carry values of unchanging types and shapes, or run the model eagerly",
+        ) from error
+
+
+class _Turns:
+    """A Loop node as control flow of a program.
+
+    Args:
+        node: the node.
+        body: its graph.
+        values: limit, condition and what is carried.
+    """
+
+    def __init__(self, node: Node, body: onnx.GraphProto, values: list[Value]) -> None:
+        most, condition, *self._carried = values
+        if not all(isinstance(v, Tensor) for v in self._carried):
+            raise node.refuse("it carries something that is no tensor", "run the model eagerly")
+        self._node, self._body = node, body
+        self._most = None if most is None else most.reshape(()).astype(dt.int64)
+        goes_on = known(np.array(True)) if condition is None else condition
+        self._goes_on: Tensor = _held(goes_on).reshape(()).astype(dt.bool_)
+
+    def _run(self, turn: Tensor, goes_on: Tensor, state: Sequence[Tensor]) -> list[Value]:
+        """One turn: the next condition, the next state, what is collected."""
+        inputs = [turn, goes_on, *state][: len(self._body.input)]
+        made = [_held(v) for v in self._node.run(self._body, inputs)]
+        return [made[0].reshape(()).astype(dt.bool_), *made[1:]]
+
+    def _ended(self) -> tuple[Tensor, ...]:
+        """The number of turns, the condition, and the state behind the last turn."""
+
+        def goes_on(turn: Tensor, condition: Tensor, *state: Tensor) -> Tensor:
+            if self._most is None:
+                return condition
+            more: Tensor = logic.LogicalAnd()(condition, logic.Less()(turn, self._most))
+            return more
+
+        def body(turn: Tensor, condition: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+            made = self._run(turn, condition, state)[: 1 + len(state)]
+            return (turn + 1, *made)
+
+        return while_loop(goes_on, body, (self._zero(), self._goes_on, *self._carried))
+
+    def _zero(self) -> Tensor:
+        return Tensor(0, dtype=dt.int64)
+
+    def state(self) -> tuple[Value, ...]:
+        """The state behind the last turn."""
+        return self._ended()[2:]
+
+    def collected(self) -> tuple[Value, ...]:
+        """The same, and what all turns gave, stacked."""
+        turns = Counted()(self._count())
+        count = len(self._carried)
+
+        def body(*given: Tensor) -> tuple[Tensor, ...]:
+            *state, turn = given
+            return tuple(self._run(turn, Tensor(True), state)[1:])
+
+        state, rows = scan(body, self._carried, (turns,))
+        return *state[:count], *rows
+
+    def _count(self) -> Tensor:
+        """The number of turns."""
+        if self._most is not None and _passes_on(self._body):
+            most: Tensor = Where()(self._goes_on, self._most, self._zero())
+            return most
+        streams: Any = getattr(LOCAL.capture, "streams", None)
+        before = dict(streams.now)
+        found = self._ended()[0]
+        if any(now is not before.get(stream) for stream, now in streams.now.items()):
+            raise self._node.refuse("it draws random numbers", "run the model eagerly")
+        return found
 
 
 def _never_ends(body: onnx.GraphProto) -> bool:
     """Return whether the condition a turn returns is the one it was given, or a constant."""
     made = {name: node for node in body.node for name in node.output}
-    name = body.output[0].name
-    while name in made and made[name].op_type == "Identity":
-        name = made[name].input[0]
     constants = {i.name for i in body.initializer}
     constants.update(n for n, node in made.items() if node.op_type == "Constant")
-    given = body.input[1].name if len(body.input) > 1 else ""
-    return name == given or name in constants
+    return _passes_on(body) or _condition(body) in constants
+
+
+def _passes_on(body: onnx.GraphProto) -> bool:
+    """Return whether the condition a turn returns is the one it was given."""
+    return _condition(body) == (body.input[1].name if len(body.input) > 1 else "")
+
+
+def _condition(body: onnx.GraphProto) -> str:
+    """Name of the condition a turn returns, or of what it is equal to."""
+    made = {name: node for node in body.node for name in node.output}
+    name = str(body.output[0].name)
+    while name in made and made[name].op_type == "Identity":
+        name = str(made[name].input[0])
+    return name
 
 
 def _stacked(values: list[Value], declared: onnx.ValueInfoProto, axis: int = 0) -> Value:

@@ -9,10 +9,21 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.interop.conventions import extremum_last, from_start, scattered_products
 from treadle.interop.onnx.converters.shapes import extents, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of, is_known, known, together
+from treadle.interop.onnx.nodes import (
+    Array,
+    Node,
+    Value,
+    concrete,
+    dtype_of,
+    is_concrete,
+    is_known,
+    known,
+    together,
+)
 from treadle.interop.onnx.registry import converts
 from treadle.ops import elementwise as ew
 from treadle.ops import logic
+from treadle.ops.creation import Iota
 from treadle.ops.gather import Index, IndexAdd, IndexUpdate, Nonzero, Take
 from treadle.ops.gather_along import AddAlongAxis, ScatterAlongAxis, TakeAlongAxis
 from treadle.ops.movement import Concat, Transpose
@@ -188,18 +199,23 @@ def _compress(node: Node, x: Value, mask: Value) -> Value:
 # -- boxes -------------------------------------------------------------------------------------
 
 
-@converts("NonMaxSuppression", host=(2, 3, 4))
+@converts("NonMaxSuppression", host=(3,))
 def _non_max_suppression(
     node: Node,
     boxes: Value,
     scores: Value,
-    most: Array | None = None,
+    most: Value = None,
     overlap: Array | None = None,
-    least: Array | None = None,
+    least: Value = None,
 ) -> Value:
-    limit = 0 if most is None else int(most.reshape(-1)[0])
+    computed = [v is not None and not is_concrete(v) for v in (most, least)]
+    limit = 0 if most is None else _NO_LIMIT
+    if most is not None and not computed[0]:
+        limit = int(concrete(most, node, "input 2").reshape(-1)[0])
     threshold = 0.0 if overlap is None else float(overlap.reshape(-1)[0])
-    floor = None if least is None else float(least.reshape(-1)[0])
+    floor = None
+    if least is not None and not computed[1]:
+        floor = float(concrete(least, node, "input 4").reshape(-1)[0])
     if not 0 <= threshold <= 1:
         raise node.refuse(f"iou_threshold is {threshold:g}", "it is from 0 to 1")
     if limit <= 0:
@@ -207,7 +223,14 @@ def _non_max_suppression(
     corners = _corners(boxes, bool(node.attr("center_point_box", 0)))
     order = Sort(2).outputs(-scores)[1]
     kept = KeptBoxes(threshold, min(limit, _NO_LIMIT), floor)(corners, scores, order)
-    found = Nonzero()(logic.GreaterEqual()(kept, kept.constant(0)))
+    mask = logic.GreaterEqual()(kept, kept.constant(0))
+    if computed[0]:  # The best come first.
+        places = Iota(0, 1, extents(kept)[2], dt.int64)
+        mask = logic.LogicalAnd()(mask, logic.Less()(kept.apply(places, ())[0], reshaped(most, ())))
+    if computed[1]:
+        best = TakeAlongAxis(2)(scores, ew.Maximum()(kept, kept.constant(0)))
+        mask = logic.LogicalAnd()(mask, logic.Greater()(best, reshaped(least, ())))
+    found = Nonzero()(mask)
     columns = [_column(found, i) for i in range(3)]
     columns[2] = Index((0, 1, 2))(kept, *columns)
     count = extents(columns[0])[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base import dtype as dt
 from treadle.base.dtype import as_dtype
 from treadle.base.guards import data_decide, is_equal
 from treadle.base.shape import format_shape
@@ -20,12 +21,16 @@ from treadle.interop.onnx.nodes import (
     Value,
     concrete,
     dtype_of,
+    is_concrete,
     is_known,
     known,
     together,
 )
 from treadle.interop.onnx.registry import converts
 from treadle.interop.onnx.sizes import Extents, shape_value
+from treadle.ops import elementwise as ew
+from treadle.ops import unary
+from treadle.ops.gather import Counted
 from treadle.ops.movement import Broadcast, Concat, Flip, Reshape, Transpose
 from treadle.ops.select import Where
 from treadle.ops.slicing import Pad, Slice
@@ -90,14 +95,30 @@ def _constant_of_shape(node: Node, shape: Array) -> Value:
     return known(np.broadcast_to(value.reshape(()), extents_).copy())
 
 
-@converts("Range", host=(0, 1, 2))
-def _range(node: Node, start: Array, limit: Array, delta: Array) -> Value:
+@converts("Range")
+def _range(node: Node, *ends: Value) -> Value:
+    if not all(map(is_concrete, ends)):
+        return _computed_range(*[reshaped(v, ()) for v in ends])
+    start, limit, delta = [concrete(v, node, f"input {i}") for i, v in enumerate(ends)]
     wide = np.float64 if start.dtype.kind not in "iu" else np.int64
     given: list[Any] = [np.asarray(v).astype(wide).item() for v in (start, limit, delta)]
     first, last, step = given
     count = max(math.ceil((last - first) / step), 0)
     node.made([count], start.dtype.itemsize)
     return known((first + np.arange(count, dtype=wide) * step).astype(start.dtype))
+
+
+def _computed_range(start: Value, limit: Value, delta: Value) -> Value:
+    """A range whose ends only a run knows, and so its extent."""
+    kind = dtype_of(start)
+    wide = dt.int64 if kind.is_integer else dt.float64
+    first, last, step = [ew.Cast(wide)(v) for v in (start, limit, delta)]
+    if kind.is_integer:
+        count = -ew.FloorDiv()(first - last, step)
+    else:
+        count = ew.Cast(dt.int64)(-unary.Floor()((first - last) / step))
+    places = ew.Cast(wide)(Counted()(count))
+    return ew.Cast(kind)(first + places * step)
 
 
 @converts("EyeLike", separate=True)

@@ -105,6 +105,12 @@ def _one_hot(w: Writer, op: Any, x: X) -> X:
     return w.one("OneHot", [cast(w, x, dt.int64), depth, values], kind, axis=-1)
 
 
+@exports("counted")
+def _counted(w: Writer, op: Any, n: X) -> X:
+    ends = [w.constant(np.array(i, n.type.dtype.numpy)) for i in (0, 1)]
+    return w.one("Range", [ends[0], n, ends[1]], op.infer(n.type)[0])
+
+
 @exports("nonzero")
 def _nonzero(w: Writer, op: Any, x: X) -> X:
     if not x.type.ndim:

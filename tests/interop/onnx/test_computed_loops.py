@@ -1,0 +1,152 @@
+"""Loops, ranges and suppression whose ends the model computes, beside ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.onnx
+
+onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
+runtime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime to compare with")
+
+from onnx import parser  # noqa: E402
+
+import treadle as mge  # noqa: E402
+from treadle.base.errors import UnsupportedOp  # noqa: E402
+from treadle.interop.onnx import load  # noqa: E402
+
+X = np.array([1.0, -2.0, 3.0], "float32")
+
+
+def given(n: int, limit: float = 1e9, sign: int = 1, go: bool = True) -> dict[str, Any]:
+    """Inputs of the models below."""
+    return {
+        "x": X * np.float32(sign),
+        "n": np.array(n, np.int64),
+        "limit": np.array(limit, np.float32),
+        "go": np.array(go),
+    }
+
+
+def model(text: str) -> Any:
+    made = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        f"g (float[3] x, int64 n, float limit, bool go) => {text}"
+    )
+    onnx.checker.check_model(made)
+    return made
+
+
+def agree(made: Any, feeds: list[dict[str, Any]]) -> None:
+    session = runtime.InferenceSession(made.SerializeToString())
+    network = load(made)
+    compiled = mge.jit.compile(network)
+    for feed in feeds:
+        want = session.run(None, feed)
+        tensors = [mge.tensor(a, dtype=a.dtype) for a in feed.values()]
+        for run in (network, compiled):
+            results = run(*tensors)
+            results = results if isinstance(results, tuple) else (results,)
+            for got, expected in zip(results, want, strict=True):
+                assert got.shape == expected.shape and got.numpy().dtype == expected.dtype
+                np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+STEP = """half = Constant<value = float {0.5}>() u = Mul(s, half) t = Add(u, x)"""
+GROW = """b = Constant<value = float {1.5}>() t = Mul(s, b) a = Abs(t)
+          m = ReduceMax<keepdims=0>(a) d = Less(m, limit)"""
+
+
+def test_a_number_of_turns() -> None:
+    text = f"""(float[3] y, float[k,3] rows, int64[k] turns) {{
+        y, rows, turns = Loop(n, go, x) <body = b (int64 i, bool c, float[3] s)
+            => (bool d, float[3] t, float[3] r, int64 j)
+            {{ d = Identity(c) {STEP} r = Sub(t, s) j = Identity(i) }}> }}"""
+    feeds = [given(3), given(0), given(1), given(7), given(4, go=False), given(-2)]
+    agree(model(text), feeds)
+
+
+def test_a_condition() -> None:
+    text = f"""(float[3] y, float[3] z, float[k,3] rows) {{
+        yes = Constant<value = bool {{1}}>()
+        y = Loop(, yes, x) <body = b (int64 i, bool c, float[3] s)
+            => (bool d, float[3] t) {{ {GROW} }}>
+        z, rows = Loop(n, yes, x) <body = b (int64 i, bool c, float[3] s)
+            => (bool d, float[3] t, float[3] r) {{ {GROW} r = Add(t, s) }}> }}"""
+    agree(model(text), [given(3, 1e3), given(0, 5), given(50, 100), given(50, 0), given(1, 1e3)])
+
+
+def test_a_loop_in_a_branch_and_masks_in_a_loop() -> None:
+    text = """(float[3] y, float[k] sums) {
+        zero = Constant<value = float {0.0}>()
+        yes = Constant<value = bool {1}>()
+        sum = ReduceSum<keepdims=0>(x)
+        p = Greater(sum, zero)
+        y = If (p) <
+            then_branch = t () => (float[3] a) { a = Loop(n, yes, x) <body = b
+                (int64 i, bool c, float[3] s) => (bool d, float[3] t)
+                { d = Identity(c) t = Add(s, x) }> },
+            else_branch = e () => (float[3] a) { r, rows = Loop(n, yes, x) <body = b
+                (int64 i, bool c, float[3] s) => (bool d, float[3] t, float[3] u)
+                { d = Identity(c) t = Sub(s, x) u = Identity(t) }>
+                axis = Constant<value = int64[1] {0}>()
+                q = ReduceSum<keepdims=0>(rows, axis) a = Add(q, r) }>
+        z, sums = Loop(n, yes, x) <body = b (int64 i, bool c, float[3] s)
+            => (bool d, float[3] t, float q)
+            { d = Identity(c) f = Cast<to=1>(i) t = Sub(s, f) m = Greater(t, zero)
+              w = Compress(t, m) q = ReduceSum<keepdims=0>(w) }>
+    }"""
+    agree(model(text), [given(n, sign=sign) for n, sign in ((0, 1), (3, 1), (3, -1), (1, -1))])
+
+
+def test_ranges() -> None:
+    text = """(int64[k] whole, int64[m] down, float[l] parts) {
+        two = Constant<value = int64 {2}>()
+        minus = Constant<value = int64 {-1}>()
+        step = Constant<value = float {0.75}>()
+        start = Constant<value = float {0.5}>()
+        whole = Range(minus, n, two)
+        down = Range(n, minus, minus)
+        end = Cast<to=1>(n)
+        exact = Range(start, end, step)
+        more = Cast<to=1>(whole)
+        parts = Add(exact, step)
+    }"""
+    agree(model(text), [given(n) for n in (0, 1, 4, -3, 8)])
+
+
+def test_state_that_grows_is_refused() -> None:
+    text = """(float[k] y) {
+        y = Loop(n, go, x) <body = b (int64 i, bool c, float[j] s)
+            => (bool d, float[l] t) { d = Identity(c) t = Concat<axis=0>(s, x) }> }"""
+    network = load(model(text))
+    tensors = [mge.tensor(a, dtype=a.dtype) for a in given(2).values()]
+    assert network(*tensors).shape == (9,)
+    with pytest.raises(UnsupportedOp, match=r"known only at run time, and: .*value 2 does not fit"):
+        mge.jit.compile(network)(*tensors)
+
+
+def test_suppression_with_computed_limits() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[1,40,4] boxes, float[1,2,40] scores, int64[1] most, float[1] least)
+        => (int64[k,3] kept, int64[l,3] all) {
+        iou = Constant<value = float[1] {0.4}>()
+        many = Constant<value = int64[1] {100}>()
+        kept = NonMaxSuppression<center_point_box=1>(boxes, scores, most, iou, least)
+        all = NonMaxSuppression<center_point_box=1>(boxes, scores, many, iou, least)
+    }"""
+    rng = np.random.default_rng(0)
+    corners = np.concatenate([rng.random((1, 40, 2)) * 20, rng.random((1, 40, 2)) * 9 + 1], 2)
+    feeds = [
+        {
+            "boxes": corners.astype("float32"),
+            "scores": rng.random((1, 2, 40)).astype("float32"),
+            "most": np.array([most], np.int64),
+            "least": np.array([least], np.float32),
+        }
+        for most, least in ((3, 0.2), (0, 0.0), (100, 0.9), (1, 2.0))
+    ]
+    agree(parser.parse_model(text), feeds)
