@@ -398,6 +398,29 @@ def check_early_places() -> None:
     assert drawn.shape == (1000, 2) and abs(drawn.mean().item() - 3) < 0.1
 
 
+def test_star_imports_bring_what_dir_shows() -> None:
+    """Packages built on MegEngine wrap everything that `dir` lists."""
+    install()
+    try:
+        check_stars()
+    finally:
+        uninstall()
+    assert "nms" not in F.__all__
+
+
+def check_stars() -> None:
+    for path in ("functional", "module", "optimizer", "distributed", "random"):
+        package = importlib.import_module(f"megengine.{path}")
+        brought: dict[str, Any] = {}
+        exec(f"from megengine.{path} import *", brought)
+        shown = {
+            name
+            for name in dir(package)
+            if name[0] != "_" and callable(found := getattr(package, name)) and found is not Any
+        }
+        assert shown <= brought.keys() and Any not in vars(package).values()
+
+
 def test_top_level_names_that_programs_use() -> None:
     assert mge.cgtools is mge.utils.comp_graph_tools
     assert isinstance(mge.__version__, str)

@@ -238,10 +238,34 @@ def test_sequential_of_names() -> None:
     assert M.Sequential()(x) is x
     with pytest.raises(ValueError, match="name is taken"):
         M.Sequential(OrderedDict(forward=M.ReLU()))
-    with pytest.raises(TypeError, match="takes modules, got float"):
+    with pytest.raises(TypeError, match="takes modules and functions, got float"):
         M.Sequential(1.0)
+    with pytest.raises(TypeError, match="got the class ReLU; construct it"):
+        M.Sequential(M.ReLU)
     with pytest.raises(ValueError, match="2 layers for 1 positions"):
         net[:1] = [M.ReLU(), M.ReLU()]
+
+
+def test_sequential_of_functions() -> None:
+    """HarDNet names its activation so: a function among modules."""
+    net = M.Sequential(OrderedDict(scale=M.Linear(2, 3), relu=F.relu6))
+    assert net.relu is F.relu6
+    assert list(net.state_dict()) == ["scale.bias", "scale.weight"]
+    x = _x(2)
+    np.testing.assert_array_equal(net(x).numpy(), F.relu6(net.scale(x)).numpy())
+
+
+def test_slices_of_a_sequential_keep_its_class() -> None:
+    class Twice(M.Sequential):
+        def forward(self, inp: Tensor) -> Any:
+            return super().forward(inp) * 2
+
+    class Block(M.Sequential):
+        def __init__(self, width: int) -> None:
+            super().__init__(M.Linear(width, width), M.ReLU())
+
+    assert type(Twice(M.ReLU(), M.ReLU())[1:]) is Twice
+    assert type(Block(2)[:1]) is M.Sequential
 
 
 class Attention(M.Module):

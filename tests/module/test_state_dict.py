@@ -32,6 +32,15 @@ def test_keys_are_sorted_and_norms_are_flat() -> None:
     ]
 
 
+def test_a_modules_own_tensors_come_before_those_of_its_modules() -> None:
+    net = M.Linear(2, 3)
+    net.an_earlier_name = M.Linear(3, 3, bias=False)
+    assert list(net.state_dict()) == ["bias", "weight", "an_earlier_name.weight"]
+    asked: list[str] = []
+    net.load_state_dict(lambda key, tensor: asked.append(key), strict=False)
+    assert asked == list(net.state_dict())
+
+
 def test_values_are_arrays_or_with_keep_var_tensors() -> None:
     layer = M.Linear(2, 3)
     saved = layer.state_dict()

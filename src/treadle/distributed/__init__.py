@@ -3,7 +3,7 @@
 Outside of a group there is one process, and collectives raise MegEngine's `AssertionError`.
 """
 
-from typing import Any
+import typing
 
 from treadle.distributed import functional, helper
 from treadle.distributed.gradients import AllreduceCallback, make_allreduce_cb
@@ -68,7 +68,7 @@ backend = "auto"
 """The library of collectives; `override_backend` checks names."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     if name in ("Client", "Server"):  # with Python's HTTP, which takes longer than all the rest
         from treadle.distributed import server
 

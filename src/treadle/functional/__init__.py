@@ -4,7 +4,7 @@ Elementwise, math, tensor and network functions are flat; losses are `F.loss.*` 
 image functions `F.vision.*`.
 """
 
-from typing import Any
+import typing
 
 from treadle.base import late, spelling
 from treadle.functional import (  # noqa: F401
@@ -85,7 +85,7 @@ __all__ = [
 spelling.KNOWN.update(__all__)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     if name == "distributed":
         # It stands above this package, and few programs name it.
         found = late.collectives()

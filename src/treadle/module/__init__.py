@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import typing
 
 from treadle.base import spelling
 from treadle.module import external, init
@@ -195,9 +195,9 @@ __all__ = [
     "init",
 ]
 
-if not TYPE_CHECKING:  # A type checker shall see the names that exist only.
+if not typing.TYPE_CHECKING:  # A type checker shall see the names that exist only.
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> typing.Any:
         if name in ("qat", "quantized"):
             return importlib.import_module(f"treadle.module.{name}")
         advice = spelling.of_layer(name, __all__)

@@ -325,8 +325,8 @@ class Module(metaclass=Constructed):
         """
         state.load(self._entries(""), state_dict, strict)
 
-    def _entries(self, prefix: str) -> Iterator[state.Entry]:
-        for key, leaf in _members(self):
+    def _entries(self, prefix: str) -> Iterator[state.Entry]:  # Own tensors come first.
+        for key, leaf in sorted(_members(self), key=lambda m: isinstance(m[1], Module)):
             if isinstance(leaf, Module):
                 yield from leaf._entries(f"{prefix}{key}.")
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import typing
 
 from treadle.base import spelling
 from treadle.optimizer.adadelta import Adadelta
@@ -46,9 +46,9 @@ __all__ = [
     "clip_grad_value",
 ]
 
-if not TYPE_CHECKING:  # A type checker shall see the names that exist only.
+if not typing.TYPE_CHECKING:  # A type checker shall see the names that exist only.
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> typing.Any:
         advice = spelling.of_optimizer(name, __all__)
         raise AttributeError(
             f"module 'treadle.optimizer' has no attribute {name!r}{advice}", name=name

@@ -240,6 +240,9 @@ def install() -> None:
     sys.modules.setdefault(f"{_ALIAS}.distributed.launcher", package)
     for host, name, meant in _guests():
         setattr(host, name, meant)
+        starred = vars(host).get("__all__")
+        if isinstance(starred, list) and name not in starred and not name.startswith("_"):
+            starred.append(name)  # `import *` brings what `dir` shows, as in MegEngine.
     numpy_names.keep()
     # A fresh process would not know the alias; MegEngine forks its workers, too.
     WorkerStart.method = "fork"
@@ -254,6 +257,8 @@ def uninstall() -> None:
     for host, name, meant in _guests():
         if vars(host).get(name) is meant:
             delattr(host, name)
+            with suppress(KeyError, ValueError):
+                vars(host)["__all__"].remove(name)
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
     for name in [n for n in sys.modules if n.partition(".")[0] in (_ALIAS, _LITE)]:
