@@ -25,7 +25,7 @@ from treadle.functional.tensor import expand_dims, non_zero, stack, where, zeros
 from treadle.functional.windows import avg_pool2d, pad
 from treadle.ops.check import InRange
 from treadle.ops.gather import Take
-from treadle.ops.regions import KeptBoxes, RegionArgmax
+from treadle.ops.regions import KeptBoxes, RegionArgmax, RegionMean
 from treadle.ops.sort import Sort
 from treadle.tensor import Tensor
 
@@ -197,6 +197,11 @@ def roi_align(
         count = grid[1 - axis] * samples[1 - axis]
         steps = x.constant(((np.arange(count) + 0.5) / count).astype(np.float32))
         places.append(corners[:, axis : axis + 1] + size[:, axis : axis + 1] * steps)
+    if mode == "average":
+        sides = [v for at, n in zip(places, x.shape[2:], strict=True) for v in _lines(at, n)]
+        given = x.transpose(0, 2, 3, 1), images.reshape(-1), *sides
+        op = RegionMean((grid[0], grid[1]), (samples[0], samples[1]))
+        return call("roi_align", op, *given).transpose(0, 3, 1, 2)
     rows, columns = (p.shape[1] for p in places)
     down = places[0].reshape(k, rows, 1) + zeros_like(places[1]).reshape(k, 1, columns)
     right = places[1].reshape(k, 1, columns) + zeros_like(places[0]).reshape(k, rows, 1)
@@ -205,8 +210,7 @@ def roi_align(
     found = _between(_cells(x), images, [down, right], shape)
     found = found * (1 - outside.astype(x.dtype)).reshape(*outside.shape, 1)
     parts = found.reshape(k, grid[0], samples[0], grid[1], samples[1], channels)
-    pooled = parts.mean((2, 4)) if mode == "average" else parts.max((2, 4))
-    return pooled.transpose(0, 3, 1, 2)
+    return parts.max((2, 4)).transpose(0, 3, 1, 2)
 
 
 def deformable_psroi_pooling(
@@ -330,22 +334,33 @@ def _cells(x: Tensor) -> Tensor:
     return x.transpose(0, 2, 3, 1).reshape(n * math.prod(extents), channels)
 
 
+def _lines(at: Tensor, extent: Dim) -> tuple[Tensor, Tensor]:
+    """The cells beside places (K, P) of an axis, and their weights, (K, P, 2); none outside."""
+    pair = _neighbors(at, extent)
+    inside = 1 - _outside(at, extent, 1.0).astype(at.dtype)
+    cells, weights = ([p[i] for p in pair] for i in (0, 1))
+    return stack(cells, 2), stack(weights, 2) * expand_dims(inside, 2)
+
+
+def _neighbors(at: Tensor, extent: Dim) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The two cells beside places that are pushed inside, with their weights."""
+    most = extent - 1
+    if isinstance(most, int):
+        inside = clip(at, 0.0, float(most))
+    else:
+        inside = minimum(maximum(at, 0.0), most)
+    first = floor(inside)
+    rest = inside - first
+    near = first.astype("int32")
+    far = where(near < extent - 1, near + 1, near)
+    return (near, 1 - rest), (far, rest)
+
+
 def _between(
     table: Tensor, images: Tensor, places: Sequence[Tensor], shape: Sequence[Dim]
 ) -> Tensor:
     """Rows of `_cells`, interpolated at places (y, x) that are pushed inside: (*places, C)."""
-    axes = []
-    for at, extent in zip(places, shape, strict=True):
-        most = extent - 1
-        if isinstance(most, int):
-            inside = clip(at, 0.0, float(most))
-        else:
-            inside = minimum(maximum(at, 0.0), most)
-        first = floor(inside)
-        rest = inside - first
-        near = first.astype("int32")
-        far = where(near < extent - 1, near + 1, near)
-        axes.append(((near, 1 - rest), (far, rest)))
+    axes = [_neighbors(at, extent) for at, extent in zip(places, shape, strict=True)]
     base = images * math.prod(shape)
     total = None
     for row, down in axes[0]:

@@ -1,11 +1,12 @@
-"""Boxes and regions of images: which boxes to keep, which cells hold the maxima of regions.
+"""Boxes and regions of images: which boxes to keep, maxima and means of the parts of regions.
 
-Both ops give positions, which have no gradient; values are gathered from there.
+Boxes and maxima are positions, which have no gradient; values are gathered from there.
 """
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +15,12 @@ from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
+from treadle.ops.composite import Composite
+from treadle.ops.gather import Index
 from treadle.ops.index_numpy import check_indices, typed
+from treadle.ops.movement import Reshape
 from treadle.ops.op import Array, BadSample, IndexRange, Op, Sample, op
+from treadle.ops.reduce import Mean, Sum
 
 
 @op
@@ -207,3 +212,123 @@ def _parts(first: int, last: int, count: int, extent: int) -> list[tuple[int, in
     cells = max(last - first + 1, 1)
     edges = [(first + i * cells // count, first - -(i + 1) * cells // count) for i in range(count)]
     return [(min(max(a, 0), extent), min(max(b, 0), extent)) for a, b in edges]
+
+
+@op
+class RegionMean(Composite):
+    """Means over the cells of a grid over regions of maps: [K,*grid,C] of x [N,H,W,C].
+
+    Region k lies on map images[k]. Its samples stand where its lines cross: sample line r lies
+    between the rows `rows` [K,R,2] of the map, which have the weights `row_weights` [K,R,2];
+    `columns` and `column_weights` [K,S,2] are the same across. A cell has `sampling` rows and
+    columns of samples, each the weighted sum of the four elements around it.
+
+    Source: He et al., Mask R-CNN, ICCV 2017.
+    """
+
+    grid: tuple[int, int]
+    sampling: tuple[int, int]
+
+    name = "region_mean"
+    operands = ("x", "images", "rows", "row_weights", "columns", "column_weights")
+    dtypes = dt.FLOATS
+
+    def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
+        if len(types) != 6:
+            raise self.error(f"takes 6 operands, not {len(types)}", types, "see the class")
+        x, images, rows, row_weights, columns, column_weights = types
+        self.check_dtype((x,))
+        self.check_same_dtype((x, row_weights, column_weights))
+        for t in (images, rows, columns):
+            if t.dtype not in (dt.int32, dt.int64):
+                hint = "cast with astype()"
+                raise DTypeError(self.name, "numbers are integers", saw=self.saw(types), hint=hint)
+        for i, rank in enumerate((4, 1, 3, 3, 3, 3)):
+            self.check_ndim(types, i, rank)
+
+        def misfit() -> ShapeError:
+            problem = "takes x [N,H,W,C], images [K], rows [K,R,2] and columns [K,S,2] with weights"
+            return self.error(problem, types, "R and S are the grid times the sampling")
+
+        if min(*self.grid, *self.sampling) < 1:
+            raise misfit()
+        for places, weights, lines in (
+            (rows, row_weights, self._lines(0)),
+            (columns, column_weights, self._lines(1)),
+        ):
+            for t in (places, weights):
+                for extent, wanted in zip(t.shape, (images.shape[0], lines, 2), strict=True):
+                    require_equal(extent, wanted, misfit)
+        return (TensorType(x.dtype, (images.shape[0], *self.grid, x.shape[3]), x.device),)
+
+    def _lines(self, side: int) -> int:
+        return self.grid[side] * self.sampling[side]
+
+    def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
+        maps, height, width, _ = types[0].shape
+        return ((1, -maps, maps), (2, -height, height), (4, -width, width))
+
+    def reference(self, *arrays: Any) -> Any:
+        check_indices(self, arrays)
+        return super().reference(*arrays)
+
+    def body(self, *inputs: Any) -> Any:
+        x, images, rows, row_weights, columns, column_weights = inputs
+        count, channels = images.type.shape[0], x.type.shape[3]
+        lines, across = self._lines(0), self._lines(1)
+        # Axes: region, line, tap of the line, column, tap of the column, channel.
+        at = [
+            Reshape(shape)(v)
+            for v, shape in (
+                (images, (count, 1, 1, 1, 1)),
+                (rows, (count, lines, 2, 1, 1)),
+                (columns, (count, 1, 1, across, 2)),
+            )
+        ]
+        weights = Reshape((count, lines, 2, 1, 1, 1))(row_weights)
+        weights = weights * Reshape((count, 1, 1, across, 2, 1))(column_weights)
+        samples = Sum((2, 4))(Index((0, 1, 2))(x, *at) * weights)
+        (down, right), (high, wide) = self.grid, self.sampling
+        cells = (count, down, high, right, wide, channels)
+        return Mean((2, 4))(Reshape(cells)(samples))
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        def regions(count: int, grid: tuple[int, int], down: int, across: int, c: int) -> Sample:
+            lines, columns = grid[0] * down, grid[1] * across
+            args = (
+                Arg((2, 3, 4, c)),
+                Arg((count,), dt.int32, low=0, high=2),
+                Arg((count, lines, 2), dt.int32, low=0, high=3),
+                Arg((count, lines, 2), low=0.0, high=1.0),
+                Arg((count, columns, 2), dt.int32, low=0, high=4),
+                Arg((count, columns, 2), low=0.0, high=1.0),
+            )
+            return Sample(cls(grid, (down, across)), args)
+
+        return (
+            regions(3, (2, 2), 2, 1, 9),
+            regions(1, (1, 1), 1, 1, 1),
+            regions(0, (2, 1), 1, 2, 3),
+            regions(2, (1, 2), 5, 4, 2),
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        x, images, weights = Arg((2, 3, 4, 1)), Arg((1,), dt.int32, values=(0,)), Arg((1, 2, 2))
+        places = Arg((1, 2, 2), dt.int32, values=(((0, 1), (1, 2)),))
+        far = Arg((1, 2, 2), dt.int32, values=(((0, 1), (1, 4)),))
+        return (
+            BadSample(
+                lambda: cls((2, 2), (1, 1)), (x, images, places, weights, far, weights),
+                IndexRangeError, "index 4 is out",
+            ),
+            BadSample(
+                lambda: cls((2, 3), (1, 1)), (x, images, places, weights, places, weights),
+                ShapeError, "takes x [N,H,W,C]",
+            ),
+            BadSample(
+                lambda: cls((2, 2), (1, 1)), (x, images, weights, weights, places, weights),
+                DTypeError, "numbers are integers",
+            ),
+        )  # fmt: skip

@@ -42,6 +42,7 @@ OPS = [
     "resize_grad",
     "remap",
     "remap_grad",
+    "region_mean",
 ]
 KINDS = (dt.float32, dt.uint32)
 

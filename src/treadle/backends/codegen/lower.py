@@ -25,6 +25,7 @@ from treadle.backends.codegen.irregular import (  # noqa: F401
     patches,
     pooling,
     random_bits,
+    regions,
     remap,
     resample,
     scan,

@@ -20,7 +20,8 @@ from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce, unary
 from treadle.ops.gather import Index, Take
 from treadle.ops.matmul import Matmul
-from treadle.ops.movement import Transpose
+from treadle.ops.movement import Concat, Transpose
+from treadle.ops.regions import RegionMean
 from treadle.ops.resample import Resize as ResizeOp
 from treadle.ops.select import Where
 from treadle.tensor import Tensor
@@ -394,7 +395,7 @@ def _roi_align(node: Node, x: Value, rois: Value, batches: Value) -> Value:
 def _regions(node: Node, x: Value, boxes: Value, batches: Value, least: bool) -> Value:
     count, ratio = extents(boxes)[0], int(node.attributes["sampling_ratio"])
     sizes = node.attr("output_height", 1), node.attr("output_width", 1)
-    corners = []
+    average, sides, corners = node.attr("mode", "avg") == "avg", [], []
     for i, (size, n) in enumerate(zip(sizes, extents(x)[2:], strict=True)):
         start, stop = part(boxes, 1, 1 - i, 2 - i), part(boxes, 1, 3 - i, 4 - i)
         length = stop - start
@@ -408,20 +409,25 @@ def _regions(node: Node, x: Value, boxes: Value, batches: Value, least: bool) ->
         share, counted = at - low, inside.astype(dtype_of(at))
         shape = (count, -1, 1) if i == 0 else (count, 1, -1)
         taps = ((low, (1 - share) * counted), (high, share * counted))
+        if average:
+            lines = [low.astype(dt.int64), high.astype(dt.int64)], [w for _, w in taps]
+            sides += [Concat(2)(*[reshaped(v, (count, -1, 1)) for v in both]) for both in lines]
+            continue
         corners.append(
             [(reshaped(c.astype(dt.int64), shape), reshaped(w, (*shape, 1))) for c, w in taps]
         )
-    images, last = reshaped(batches.astype(dt.int64), (count, 1, 1)), Transpose((0, 2, 3, 1))(x)
+    images, last = batches.astype(dt.int64), Transpose((0, 2, 3, 1))(x)
+    if average:
+        return Transpose((0, 3, 1, 2))(RegionMean(sizes, (ratio, ratio))(last, images, *sides))
+    images = reshaped(images, (count, 1, 1))
     samples = [
         Index((0, 1, 2))(last, images, row, column) * (wy * wx)
         for row, wy in corners[0]
         for column, wx in corners[1]
     ]
-    average = node.attr("mode", "avg") == "avg"
-    whole = functools.reduce(ew.Add() if average else ew.Maximum(), samples)
+    whole = functools.reduce(ew.Maximum(), samples)
     cells = reshaped(whole, (count, sizes[0], ratio, sizes[1], ratio, extents(x)[1]))
-    op = reduce.Mean((2, 4)) if average else reduce.Max((2, 4))
-    return Transpose((0, 3, 1, 2))(op(cells))
+    return Transpose((0, 3, 1, 2))(reduce.Max((2, 4))(cells))
 
 
 def _adaptive(node: Node, x: Value, boxes: Value, batches: Value, least: bool) -> Value:
