@@ -18,12 +18,7 @@ from treadle.backends.cpu import tuning_record
 from treadle.backends.cpu.allocator import HOST
 from treadle.backends.cpu.encoding import encode
 from treadle.backends.cpu.executable import NativeExecutable, evaluator, restored
-from treadle.backends.cpu.host import (
-    available_cores,
-    cores,
-    processor,
-    vector_features,
-)
+from treadle.backends.cpu.host import available_cores, cores, processor, vector_features
 from treadle.backends.cpu.native import LAYOUT, executor, toolchain
 from treadle.backends.cpu.pool import get_threads
 from treadle.backends.cpu.shipped import machine_of, prefix_of, renumbered

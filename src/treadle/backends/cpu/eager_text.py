@@ -8,13 +8,7 @@ by their size; one written in Python would add a tenth to every small operation.
 from __future__ import annotations
 
 from treadle.backends.cpu.layout import NO_POOL, NOT_DENSE
-from treadle.backends.objects import (
-    ARRAY_DATA,
-    ARRAY_FLAGS,
-    ARRAY_NDIM,
-    ARRAY_SHAPE,
-    OBJECT_TYPE,
-)
+from treadle.backends.objects import ARRAY_DATA, ARRAY_FLAGS, ARRAY_NDIM, ARRAY_SHAPE, OBJECT_TYPE
 
 
 def eager_text() -> str:

@@ -35,13 +35,7 @@ from treadle.backends.cpu.layout import (
     SUMS_WORDS,
     TOGETHER,
 )
-from treadle.backends.objects import (
-    ARRAY_DATA,
-    ARRAY_FLAGS,
-    OBJECT_SIZE,
-    OBJECT_TYPE,
-    TYPE_SIZE,
-)
+from treadle.backends.objects import ARRAY_DATA, ARRAY_FLAGS, OBJECT_SIZE, OBJECT_TYPE, TYPE_SIZE
 
 
 def executor_text() -> str:

@@ -17,13 +17,7 @@ import threading
 import time
 
 from treadle.backends.cpu.host import available_cores
-from treadle.backends.cpu.layout import (
-    LIVE,
-    MOST_THREADS,
-    POOL_BYTES,
-    SPINS,
-    THREADS,
-)
+from treadle.backends.cpu.layout import LIVE, MOST_THREADS, POOL_BYTES, SPINS, THREADS
 from treadle.backends.cpu.native import core
 from treadle.base.env import NUM_THREADS
 from treadle.base.errors import DeviceError

@@ -9,15 +9,7 @@ from typing import Any
 from openvino import opset15 as opset
 
 from treadle.backends.api import Support, no, yes
-from treadle.backends.openvino.table import (
-    Output,
-    both,
-    floats,
-    ints,
-    of_types,
-    scalar,
-    translates,
-)
+from treadle.backends.openvino.table import Output, both, floats, ints, of_types, scalar, translates
 from treadle.base import dtype as dt
 from treadle.base.types import TensorType
 from treadle.ops import attention, norm, reduce, softmax

@@ -11,13 +11,7 @@ import openvino as ov
 from openvino import opset15 as opset
 
 from treadle.backends.api import Support, no, yes
-from treadle.backends.openvino import (
-    elementwise,
-    quantized,
-    reductions,
-    shapes,
-    windows,
-)
+from treadle.backends.openvino import elementwise, quantized, reductions, shapes, windows
 from treadle.backends.openvino.table import TABLE, TYPES, Output
 from treadle.base.types import TensorType
 from treadle.graph.builder import trace_body

@@ -8,16 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.backends.program import (
-    Address,
-    Jump,
-    Program,
-    Run,
-    Step,
-    Together,
-    Watch,
-    runs_of,
-)
+from treadle.backends.program import Address, Jump, Program, Run, Step, Together, Watch, runs_of
 from treadle.backends.rendered.library import Library
 from treadle.backends.rendered.recording import LEAST, Recorder, Turn
 from treadle.backends.rendering import Argument, Launchable, RecordingRenderer

@@ -13,14 +13,7 @@ from treadle.backends.program import Lowered
 from treadle.base.types import TensorType
 from treadle.graph.builder import trace_body
 from treadle.graph.ir import Graph
-from treadle.ops.conv import (
-    Conv,
-    ConvGradInput,
-    ConvGradWeight,
-    Convolution,
-    IntConv,
-    WideConv,
-)
+from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, IntConv, WideConv
 from treadle.ops.fused import Fused
 from treadle.ops.matmul import ExactMatmul, IntMatmul, Matmul, MatrixProduct, WideMatmul
 from treadle.ops.winograd import WinogradConv, WinogradConvGradWeight

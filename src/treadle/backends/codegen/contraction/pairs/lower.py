@@ -8,12 +8,7 @@ from typing import Literal
 import numpy as np
 
 from treadle.backends.api import Support, no, yes
-from treadle.backends.codegen.contraction.pairs.kernel import (
-    BLOCK,
-    PairSpec,
-    Rows,
-    pair_kernel,
-)
+from treadle.backends.codegen.contraction.pairs.kernel import BLOCK, PairSpec, Rows, pair_kernel
 from treadle.backends.codegen.contraction.pairs.packed import (
     GROUP,
     LINES,

@@ -13,12 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from treadle.backends.codegen.contraction.pairs.packed import (
-    LINES,
-    PANEL,
-    WIDTH,
-    WORDS,
-)
+from treadle.backends.codegen.contraction.pairs.packed import LINES, PANEL, WIDTH, WORDS
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.ir import Function
 from treadle.backends.codegen.kernel.language import Pointer, Value, dot

@@ -19,12 +19,7 @@ from treadle.backends.codegen.contraction.patches.operands import (
     spread_kernel,
 )
 from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
-from treadle.backends.codegen.contraction.shared.geometry import (
-    Geometry,
-    Part,
-    Planes,
-    geometry_of,
-)
+from treadle.backends.codegen.contraction.shared.geometry import Geometry, Part, Planes, geometry_of
 from treadle.backends.codegen.contraction.shared.items import ItemTables
 from treadle.backends.codegen.contraction.shared.launch import Launches, packing_launch
 from treadle.backends.codegen.contraction.shared.offsets import (
@@ -39,9 +34,7 @@ from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.shared.tile import choose_tile
 from treadle.backends.codegen.contraction.tiles.lower import multiply_in_tiles
 from treadle.backends.codegen.target import Target
-from treadle.backends.codegen.views import (
-    sizes_of,
-)
+from treadle.backends.codegen.views import sizes_of
 from treadle.backends.program import Launch, Ref
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
