@@ -15,6 +15,7 @@ from treadle.backends.codegen.irregular.rows import (
     vector_loop,
 )
 from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.base import dtype as dt
 
 
@@ -27,7 +28,7 @@ def test_items_cover_all_rows_once(rows: int, cost: float) -> None:
 
 
 def test_small_launches_are_serial() -> None:
-    kernel = RowBuilder().kernel("nothing")
+    kernel = RecordedKernel(RowBuilder().kernel("nothing"), ())
     assert over_rows(kernel, (), 10, 100.0).serial
     shared = over_rows(kernel, (), 1000, 1000.0)
     assert not shared.serial

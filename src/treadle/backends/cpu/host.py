@@ -15,15 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from treadle.backends.codegen.target import (
-    AVX2,
-    AVX512,
-    GENERIC,
-    NEON,
-    NEON_DOT,
-    TARGETS,
-    Target,
-)
+from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, NEON_DOT, TARGETS, Target
 from treadle.base.env import BFLOAT16, CPU_TARGET
 from treadle.base.errors import DeviceError
 from treadle.base.process import RUNTIME

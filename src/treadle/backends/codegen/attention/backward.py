@@ -31,8 +31,9 @@ from treadle.backends.codegen.attention.softmax import (
     shift_of,
 )
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Function, Kernel
+from treadle.backends.codegen.kernel.ir import Function
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum
+from treadle.backends.codegen.kernel.records import RecordedKernel
 
 SLACK = 48
 """Zeros behind a row of weights, for tiles of keys that begin below the last one seen."""
@@ -124,8 +125,8 @@ class _Backward:
         self.chunks = c = chunks
         self.e = e = KernelBuilder()
         names = ("q", "k", "v", "dy", "dq", "dk", "dv")
-        self.given = parameters(e, p, names, ("queries", "keys"))
-        self.queries, self.keys = self.given.sizes
+        self.given = parameters(e, p, names)
+        self.queries, self.keys = self.given.queries, self.given.keys
         self.tiles = _Tiles.of(p, chunks.pitch)
         over = c.keys + p.tile_rows
         self.scratch = _Scratch(
@@ -141,12 +142,13 @@ class _Backward:
             dv=p.stack(e, over, p.e_pitch),
         )
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> RecordedKernel:
         """One entry of the stack per item."""
         with self.e.items() as item:
-            matrices, mask = self.given.at(item)
+            matrices, mask = self.given.at(self.p, item)
             self.item(_Item(mask, *matrices))
-        return self.e.kernel("attention_grad", self.tiles, self.p.target.features)
+        made = self.e.kernel("attention_grad", self.tiles, self.p.target.features)
+        return RecordedKernel(made, self.given)
 
     def item(self, item: _Item) -> None:
         e, p, scratch, keys = self.e, self.p, self.scratch, self.keys
@@ -297,6 +299,6 @@ class _Chunk:
 
 
 @cache
-def backward_kernel(p: Problem, chunks: Chunks) -> Kernel:
-    """The kernel over (q, k, v, dy, dq, dk, dv[, mask], queries, keys, batch extents)."""
+def backward_kernel(p: Problem, chunks: Chunks) -> RecordedKernel:
+    """The kernel over (q, k, v, dy, dq, dk, dv[, mask])."""
     return _Backward(p, chunks).kernel()

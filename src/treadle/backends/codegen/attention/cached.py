@@ -16,7 +16,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Generic, TypeVar
 
 from treadle.backends.codegen.attention.operands import LOG2_E, round_up
@@ -24,7 +24,6 @@ from treadle.backends.codegen.attention.row import MOST_UNROLLED, sum_lanes
 from treadle.backends.codegen.attention.softmax import power_of_two
 from treadle.backends.codegen.irregular.cache import bounded
 from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import (
     Pointer,
     Value,
@@ -32,11 +31,10 @@ from treadle.backends.codegen.kernel.language import (
     fma,
     maximum,
     minimum,
-    pointer,
     select,
     shuffle,
-    size,
 )
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -129,7 +127,7 @@ class _Scratch(Seen):
     scores: Pointer
 
 
-S = TypeVar("S", bound=Seen)
+T = TypeVar("T", bound=Seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,31 +173,72 @@ class _Keys:
         return select(at < self.slots, at, at - self.slots)
 
 
-class Rows(ABC, Generic[S]):
+class RowSizes(Record[P, S]):
+    """Heads of keys, queries of a group, their positions, those of a cache, chunks of rows."""
+
+    shared: S
+    group: S
+    time: S
+    capacity: S
+    chunks: S
+
+
+class CachedParameters(Record[P, S], sizes=RowSizes):
+    """Parameters of `cached_kernel`."""
+
+    q: P
+    k: P
+    v: P
+    y: P
+    starts: P
+    ends: P
+    rows: P
+    scales: tuple[P, ...]
+    sinks: P | None
+    sequences: S
+    sizes: RowSizes[P, S]
+
+
+class PairsParameters(Record[P, S], kw=dt.int32, vw=dt.int32, sizes=RowSizes):
+    """Parameters of `cached_pairs.pairs_kernel`: `kw`, `vw` are words of keys and values."""
+
+    q: P
+    kw: P
+    vw: P
+    y: P
+    starts: P
+    ends: P
+    sinks: P | None
+    sizes: RowSizes[P, S]
+    panels: S
+
+
+class Rows(ABC, Generic[T]):
     """Parts that kernels of attention over caches share: a row is (step, head of the group).
 
     The head is the fastest, so that the rows of an item see nearly the same keys.
     """
 
-    e: KernelBuilder
+    p: CachedParameters[Pointer, Value] | PairsParameters[Pointer, Value]
 
     def __init__(self, spec: CachedConfig) -> None:
-        self.s = s = spec
-        self.q, self.y = pointer(s.dtype, "q"), pointer(s.dtype, "y")
-        names = ("starts", "ends", "rows")
-        self.places = [pointer(t, n) for t, n in zip(s.places, names, strict=True)]
-        self.sinks = None if s.sinks is None else pointer(s.sinks, "sinks")
-        sizes = ("shared", "group", "time", "capacity", "chunks")
-        self.shared, self.group, self.time, self.capacity, self.chunks = map(size, sizes)
+        self.s, self.e = spec, KernelBuilder()
         # The compare of positions has as many lanes as scores.
-        self.number = dt.int32 if s.compute.itemsize == 4 else dt.int64
+        self.number = dt.int32 if spec.compute.itemsize == 4 else dt.int64
+
+    @property
+    def given(self) -> dict[str, DType | None]:
+        """Element types of pointers that all kernels have."""
+        s = self.s
+        starts, ends, _ = s.places
+        return {"q": s.dtype, "y": s.dtype, "starts": starts, "ends": ends, "sinks": s.sinks}
 
     @abstractmethod
-    def work(self, scratch: S, at: Item) -> None:
+    def work(self, scratch: T, at: Item) -> None:
         """The results of an item's rows."""
 
     @abstractmethod
-    def query(self, scratch: S, r: Value, place: Value) -> None:
+    def query(self, scratch: T, r: Value, place: Value) -> None:
         """The scaled query of a row, in scratch."""
 
     def seen(self) -> tuple[Pointer, Pointer, Pointer, Pointer]:
@@ -209,57 +248,58 @@ class Rows(ABC, Generic[S]):
         numbers = [e.stack(self.number, ROWS) for _ in range(2)]
         return (floats[0], floats[1], numbers[0], numbers[1])
 
-    def item(self, scratch: S, item: Value) -> None:
+    def item(self, scratch: T, item: Value) -> None:
         """The results of some rows; zeros for padding."""
-        e = self.e
-        chunk, entry = item % self.chunks, item // self.chunks
-        head, row = entry % self.shared, entry // self.shared
-        most = MOST_POSITIONS if self.s.ring else self.capacity
-        start, end = (bounded(p[row], most) for p in self.places[:2])
-        count = maximum(minimum(end - start, self.time), 0)
+        e, sizes = self.e, self.p.sizes
+        group, time = sizes.group, sizes.time
+        chunk, entry = item % sizes.chunks, item // sizes.chunks
+        head, row = entry % sizes.shared, entry // sizes.shared
+        most = MOST_POSITIONS if self.s.ring else sizes.capacity
+        start, end = (bounded(places[row], most) for places in (self.p.starts, self.p.ends))
+        count = maximum(minimum(end - start, time), 0)
         first = chunk * ROWS
-        every = minimum(self.time * self.group - first, ROWS)
-        meant = maximum(minimum(count * self.group - first, ROWS), 0)
-        queries = entry * (self.group * self.time)
+        every = minimum(time * group - first, ROWS)
+        meant = maximum(minimum(count * group - first, ROWS), 0)
+        queries = entry * (group * time)
 
         def place(r: Value) -> Value:
             at = first + r
-            step, member = at // self.group, at % self.group
-            return queries + (member * self.time + step)
+            step, member = at // group, at % group
+            return queries + (member * time + step)
 
         at = Item(entry, row, head, start, first, meant, place)
         with e.when(meant > 0):
             self.work(scratch, at)
 
         with e.loop(meant, every) as r:
-            (self.y + place(r) * self.s.e).zero(self.s.e)
+            (self.p.y + place(r) * self.s.e).zero(self.s.e)
 
-    def prepare(self, scratch: S, at: Item, count: Value | int) -> None:
+    def prepare(self, scratch: T, at: Item, count: Value | int) -> None:
         """Queries, the keys that they see, and nothing summed but sinks; the last fills up."""
-        e = self.e
-        last, sink = at.meant - 1, at.head * self.group
+        e, group = self.e, self.p.sizes.group
+        last, sink = at.meant - 1, at.head * group
 
         with e.loop(count) as r:
             real = minimum(r, last)
             number = at.first + real
-            step, member = number // self.group, number % self.group
+            step, member = number // group, number % group
             self.query(scratch, r, at.place(real))
             self._see(scratch, r, at.start + step, sink + member)
 
-    def span(self, scratch: S, at: Item) -> tuple[Value, Value]:
+    def span(self, scratch: T, at: Item) -> tuple[Value, Value]:
         """The first key that a row sees, and where those of the last row end."""
         last = scratch.ends[at.meant - 1]
         return scratch.begins[0].cast(dt.int64), last.cast(dt.int64)
 
-    def _see(self, scratch: S, r: Value, position: Value, head: Value) -> None:
+    def _see(self, scratch: T, r: Value, position: Value, head: Value) -> None:
         e, s = self.e, self.s
         end = position + 1
         begin = e.index(0) if s.window is None else maximum(end - s.window, 0)
         scratch.begins[r] = begin.cast(self.number)
         scratch.ends[r] = end.cast(self.number)
         largest, total = e.constant(-math.inf, s.compute), e.constant(0.0, s.compute)
-        if self.sinks is not None:
-            largest = self.sinks[head].cast(s.compute) * LOG2_E
+        if self.p.sinks is not None:
+            largest = self.p.sinks[head].cast(s.compute) * LOG2_E
             total = e.constant(1.0, s.compute)
         scratch.largest[r] = largest
         scratch.sums[r] = total
@@ -270,18 +310,15 @@ class _Cached(Rows[_Scratch]):
 
     def __init__(self, spec: CachedConfig) -> None:
         super().__init__(spec)
-        self.k, self.v = pointer(spec.kept, "k"), pointer(spec.kept, "v")
-        self.scales = scales_of(spec)
-        self.sequences = size("sequences")
         self.d_pitch, self.e_pitch = (round_up(n, spec.lanes) for n in (spec.d, spec.e))
-        self.e = KernelBuilder(self.parameters)
-
-    @property
-    def parameters(self) -> tuple[Value, ...]:
-        """In order."""
-        more = () if self.sinks is None else (self.sinks,)
-        sizes = self.sequences, self.shared, self.group, self.time, self.capacity, self.chunks
-        return (self.q, self.k, self.v, self.y, *self.places, *self.scales, *more, *sizes)
+        self.p: CachedParameters[Pointer, Value] = self.e.record(
+            CachedParameters[Pointer, Value],
+            k=spec.kept,
+            v=spec.kept,
+            rows=spec.places[2],
+            scales=partial(scales_of, self.e, spec),
+            **self.given,
+        )
 
     def write(self) -> None:
         """The entry."""
@@ -296,14 +333,10 @@ class _Cached(Rows[_Scratch]):
             self.item(scratch, item)
 
     def work(self, scratch: _Scratch, at: Item) -> None:
-        e, s = self.e, self.s
-        sequence = bounded(self.places[2][at.row], self.sequences - 1)
-        line = (sequence * self.shared + at.head) * self.capacity
-        keys = _Keys(
-            self.k + line * s.d,
-            self.v + line * s.e,
-            tuple(p + line for p in self.scales),
-        )
+        e, s, p = self.e, self.s, self.p
+        sequence = bounded(p.rows[at.row], p.sequences - 1)
+        line = (sequence * p.sizes.shared + at.head) * p.sizes.capacity
+        keys = _Keys(p.k + line * s.d, p.v + line * s.e, tuple([n + line for n in p.scales]))
         tiles = ((at.meant + (s.tile - 1)) // s.tile) * s.tile
         self.prepare(scratch, at, tiles)
         scratch.y.zero(tiles * self.e_pitch)
@@ -314,11 +347,11 @@ class _Cached(Rows[_Scratch]):
             with e.loop(0, tiles, s.tile) as r:
                 self.tile(scratch, keys, r, begin, stop)
         with e.loop(at.meant) as r:
-            _finish(e, s, self.y, scratch, r, at.place(r))
+            _finish(e, s, p.y, scratch, r, at.place(r))
 
     def query(self, scratch: _Scratch, r: Value, place: Value) -> None:
         e, s = self.e, self.s
-        source, into = self.q + place * s.d, r * self.d_pitch
+        source, into = self.p.q + place * s.d, r * self.d_pitch
         for column in range(0, s.d, s.lanes):
             value = source.load(column, s.lanes, _tail(e, s, s.d, column)).cast(s.compute)
             scaled = value * s.factor
@@ -331,8 +364,8 @@ class _Cached(Rows[_Scratch]):
         most = scratch.ends[r + (s.tile - 1)].cast(dt.int64)
         begin, stop = maximum(begin, _aligned(s, least, s.together)), minimum(stop, most)
         if s.ring:
-            base = (least // self.capacity) * self.capacity
-            keys = _Keys(keys.k, keys.v, keys.scales, base, self.capacity)
+            base = (least // self.p.sizes.capacity) * self.p.sizes.capacity
+            keys = _Keys(keys.k, keys.v, keys.scales, base, self.p.sizes.capacity)
 
         with e.when(begin < stop):
             largest = self.score(scratch, keys, r, (begin, stop), least)
@@ -530,14 +563,15 @@ def tanh(x: Value) -> Value:
     return copysign((1.0 - power) / (1.0 + power), x)
 
 
-def scales_of(spec: CachedConfig) -> tuple[Pointer, ...]:
+def scales_of(e: KernelBuilder, spec: CachedConfig) -> tuple[Pointer, ...]:
     """Parameters."""
-    return tuple(pointer(dt.float32, n) for n in ("k_scales", "v_scales")) if spec.scaled else ()
+    names = ("k_scales", "v_scales") if spec.scaled else ()
+    return tuple([e.pointer(dt.float32, name) for name in names])
 
 
 @cache
-def cached_kernel(spec: CachedConfig) -> Kernel:
-    """The kernel over (q, k, v, y, starts, ends, rows[, two scales][, sinks], sizes)."""
+def cached_kernel(spec: CachedConfig) -> RecordedKernel:
+    """The kernel that reads caches as they are."""
     made = _Cached(spec)
     made.write()
-    return made.e.kernel("cached_attention", (), spec.target.features)
+    return RecordedKernel(made.e.kernel("cached_attention", (), spec.target.features), made.p)

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from treadle.backends.codegen.attention.cached import (
     BLOCK,
     ROWS,
     CachedConfig,
     Item,
+    PairsParameters,
     Rows,
     Seen,
+    scales_of,
     tanh,
 )
 from treadle.backends.codegen.attention.operands import LOG2_E
@@ -31,17 +33,8 @@ from treadle.backends.codegen.contraction.pairs.packed import GROUP, LINES, PANE
 from treadle.backends.codegen.contraction.pairs.tiles import Unit, unit_function
 from treadle.backends.codegen.irregular.cache import bounded
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import (
-    Pointer,
-    Value,
-    fma,
-    maximum,
-    minimum,
-    pointer,
-    select,
-    size,
-)
+from treadle.backends.codegen.kernel.language import Pointer, Value, fma, maximum, minimum, select
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.base import dtype as dt
 
 STEP = 2 * WORDS
@@ -59,23 +52,38 @@ def takes(spec: CachedConfig) -> bool:
     return wide and spec.dtype is dt.float32 and spec.d % STEP == 0 == spec.e % STEP
 
 
-@cache
-def words_kernel(spec: CachedConfig) -> Kernel:
-    """A kernel over panels of keys: (k, v, key words, value words, ends, rows[, scales], sizes).
+class WordsParameters(Record[P, S], kw=dt.int32, vw=dt.int32):
+    """Parameters of `words_kernel`: the sizes are those of the cache, and panels of a head."""
 
-    Sizes are the sequences and heads of the cache, its capacity, and panels of a head.
-    """
+    k: P
+    v: P
+    kw: P
+    vw: P
+    ends: P
+    rows: P
+    scales: tuple[P, ...]
+    sequences: S
+    shared: S
+    capacity: S
+    panels: S
+
+
+@cache
+def words_kernel(spec: CachedConfig) -> RecordedKernel:
+    """A kernel over panels of keys, which makes words of keys and values."""
     made = _Words(spec)
     made.write()
-    return made.e.kernel("words_of_cache", (), spec.target.features)
+    kernel = made.e.kernel("words_of_cache", (), spec.target.features)
+    return RecordedKernel(kernel, made.p)
 
 
 @cache
-def pairs_kernel(spec: CachedConfig) -> Kernel:
-    """The kernel over (q, key words, value words, y, starts, ends[, sinks], sizes)."""
+def pairs_kernel(spec: CachedConfig) -> RecordedKernel:
+    """The kernel that multiplies words."""
     made = _Pairs(spec)
     made.write()
-    return made.e.kernel("cached_attention_pairs", [made.function], spec.target.features)
+    kernel = made.e.kernel("cached_attention_pairs", [made.function], spec.target.features)
+    return RecordedKernel(kernel, made.p)
 
 
 class _Words:
@@ -84,25 +92,26 @@ class _Words:
     def __init__(self, spec: CachedConfig) -> None:
         self.s = spec
         self.e = e = KernelBuilder()
-        self.k, self.v = e.pointer(spec.kept, "k"), e.pointer(spec.kept, "v")
-        self.key_words, self.value_words = (e.pointer(dt.int32, n) for n in ("kw", "vw"))
-        self.ends, self.rows = e.pointer(spec.places[1], "ends"), e.pointer(spec.places[2], "rows")
-        scales = ("k_scales", "v_scales") if spec.scaled else ()
-        self.scales = [e.pointer(dt.float32, n) for n in scales]
-        self.sequences, self.shared = e.sizes("sequences", "shared")
-        self.capacity, self.panels = e.sizes("capacity", "panels")
+        self.p = e.record(
+            WordsParameters[Pointer, Value],
+            k=spec.kept,
+            v=spec.kept,
+            ends=spec.places[1],
+            rows=spec.places[2],
+            scales=partial(scales_of, e, spec),
+        )
 
     def write(self) -> None:
         """The entry."""
-        e = self.e
+        e, p = self.e, self.p
         e.flushes = True
         with e.items() as item:
-            panel, entry = item % self.panels, item // self.panels
-            head, row = entry % self.shared, entry // self.shared
-            end = bounded(self.ends[row], self.capacity)
-            sequence = bounded(self.rows[row], self.sequences - 1)
+            panel, entry = item % p.panels, item // p.panels
+            head, row = entry % p.shared, entry // p.shared
+            end = bounded(p.ends[row], p.capacity)
+            sequence = bounded(p.rows[row], p.sequences - 1)
             first = panel * STEP
-            line = (sequence * self.shared + head) * self.capacity
+            line = (sequence * p.shared + head) * p.capacity
             start = line + first
             here = end - first
             with e.when(here > 0):
@@ -111,15 +120,15 @@ class _Words:
     def _panel(self, entry: Value, panel: Value, start: Value, here: Value) -> None:
         """The words of the keys from `start` on, of which `here` have been written."""
         steps = self.s.d // STEP
-        into = (entry * self.panels + panel) * (steps * PANEL)
-        scales = [p + start for p in self.scales]
-        words = self.key_words + into
+        into = (entry * self.p.panels + panel) * (steps * PANEL)
+        scales = [scale + start for scale in self.p.scales]
+        words = self.p.kw + into
         self._keys(start * self.s.d, here, words, scales[:1])
         for column in range(self.s.e // WIDTH):
             place = entry * (self.s.e // WIDTH) + column
-            into = (place * self.panels + panel) * PANEL
+            into = (place * self.p.panels + panel) * PANEL
             source = start * self.s.e + column * WIDTH
-            self._values(source, here, self.value_words + into, scales[1:])
+            self._values(source, here, self.p.vw + into, scales[1:])
 
     def _line(self, kept: Pointer, at: Value, there: Value, scale: list[Value]) -> Value:
         """Sixteen numbers as bfloat16; 0 behind the last key, where anything may lie."""
@@ -140,7 +149,7 @@ class _Words:
             line, there = first + j * self.s.d, j < here
             scale = self._scale(scales, j, here)
             for at in range(0, self.s.d, LINES):
-                words = self._line(self.k, line + at, there, scale).bitcast(dt.int32)
+                words = self._line(self.p.k, line + at, there, scale).bitcast(dt.int32)
                 step, word = divmod(at // 2, WORDS)
                 for i in range(LINES // 2):
                     place = step * PANEL + (word + i) * WIDTH
@@ -155,7 +164,7 @@ class _Words:
                     key = w * 2 + i
                     at = first + key * self.s.e + half * LINES
                     scale = self._scale(scales, key, here)
-                    line = self._line(self.v, at, key < here, scale)
+                    line = self._line(self.p.v, at, key < here, scale)
                     found.append(line.bitcast(dt.uint16).cast(dt.int32))
                 both = found[0] | (found[1] << 16)
                 into.store(w * WIDTH + half * LINES, both)
@@ -178,18 +187,9 @@ class _Pairs(Rows[_Scratch]):
         super().__init__(spec)
         self.unit = Unit(dt.bfloat16, dt.bfloat16, dt.float32, spec.target.matrices)
         self.function = unit_function(self.unit, self.unit.rows)
-        self.key_words, self.value_words = (pointer(dt.int32, n) for n in ("kw", "vw"))
-        self.panels = size("panels")
         self.steps, self.columns = spec.d // STEP, spec.e // WIDTH
-        self.e = KernelBuilder(self.parameters)
-
-    @property
-    def parameters(self) -> tuple[Value, ...]:
-        """In order."""
-        more = () if self.sinks is None else (self.sinks,)
-        words = self.key_words, self.value_words
-        sizes = self.shared, self.group, self.time, self.capacity, self.chunks, self.panels
-        return (self.q, *words, self.y, *self.places[:2], *more, *sizes)
+        kind = PairsParameters[Pointer, Value]
+        self.p: PairsParameters[Pointer, Value] = self.e.record(kind, **self.given)
 
     def write(self) -> None:
         """The entry."""
@@ -221,7 +221,7 @@ class _Pairs(Rows[_Scratch]):
             self._finish(scratch, r, at.place(r))
 
     def query(self, scratch: _Scratch, r: Value, place: Value) -> None:
-        source = self.q + place * self.s.d
+        source = self.p.q + place * self.s.d
         group = (r // LINES) * (self.steps * GROUP)
         into = scratch.q + (group + (r % LINES) * WORDS)
         for at in range(0, self.s.d, LINES):
@@ -234,16 +234,16 @@ class _Pairs(Rows[_Scratch]):
         e = self.e
         first = begin // STEP
         count = minimum(PANELS, (most - begin + (STEP - 1)) // STEP)
-        keys = (entry * self.panels + first) * (self.steps * PANEL)
+        keys = (entry * self.p.panels + first) * (self.steps * PANEL)
         with e.loop(count) as p:
-            words = self.key_words + (keys + p * (self.steps * PANEL))
+            words = self.p.kw + (keys + p * (self.steps * PANEL))
             into = scratch.scores + p * _TILE
             self._multiply(scratch.q, self.steps, words, self.steps, into, add=False)
         with e.loop(ROWS) as r:
             self._weigh(scratch, r, begin, count)
         for column in range(self.columns):
-            place = (entry * self.columns + column) * self.panels
-            words = self.value_words + (place + first) * PANEL
+            place = (entry * self.columns + column) * self.p.panels
+            words = self.p.vw + (place + first) * PANEL
             into = scratch.y + column * _TILE
             self._multiply(scratch.weights, PANELS, words, count, into, add=True)
 
@@ -313,7 +313,7 @@ class _Pairs(Rows[_Scratch]):
     def _finish(self, scratch: _Scratch, r: Value, place: Value) -> None:
         """A row's result, divided by its sum."""
         inverse = 1.0 / scratch.sums[r]
-        line = self.y + place * self.s.e
+        line = self.p.y + place * self.s.e
         source = scratch.y + r * WIDTH
         for at in range(0, self.s.e, LINES):
             column, half = divmod(at, WIDTH)

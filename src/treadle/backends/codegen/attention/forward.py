@@ -13,13 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from treadle.backends.codegen.attention.operands import (
-    UNROLL,
-    Matrix,
-    Problem,
-    padded,
-    parameters,
-)
+from treadle.backends.codegen.attention.operands import UNROLL, Matrix, Problem, padded, parameters
 from treadle.backends.codegen.attention.packing import pack_panels, pack_rows, unpack_rows
 from treadle.backends.codegen.attention.product import Product, product
 from treadle.backends.codegen.attention.softmax import (
@@ -31,8 +25,8 @@ from treadle.backends.codegen.attention.softmax import (
     shift_of,
 )
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import Pointer, Value, fma, maximum, minimum
+from treadle.backends.codegen.kernel.records import RecordedKernel, required
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +72,7 @@ class _Forward:
         self.p = p
         self.blocks = blocks
         self.e = e = KernelBuilder()
-        names = ("queries", "keys", "rows", "chunks")
-        self.given = parameters(e, p, ("q", "k", "v", "y"), names)
-        self.queries, self.keys, self.rows, self.chunks = self.given.sizes
+        self.given = parameters(e, p, ("q", "k", "v", "y"), chunks=True)
         scores = Product(p.d_pitch, 1, p.tile_columns, blocks.pitch, depth=p.d)
         values = Product(blocks.pitch, 1, p.e_pitch, p.e_pitch, add=blocks.several)
         self.score_tile = product(p, "score_tile", scores)
@@ -96,15 +88,16 @@ class _Forward:
             p.stack(e, held),
         )
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> RecordedKernel:
         """One chunk of query rows of one entry of the stack per item."""
+        given, chunking = self.given, required(self.given.chunking)
         with self.e.items() as item:
-            (q, k, v, y), mask = self.given.at(item // self.chunks)
-            first = (item % self.chunks) * self.rows
-            rows = minimum(self.rows, self.queries - first)
+            (q, k, v, y), mask = given.at(self.p, item // chunking.chunks)
+            first = (item % chunking.chunks) * chunking.rows
+            rows = minimum(chunking.rows, given.queries - first)
             _Chunk(self, self.scratch, mask, q, k, v, y, first, rows).write()
         tiles = (self.score_tile, self.value_tile)
-        return self.e.kernel("attention", tiles, self.p.target.features)
+        return RecordedKernel(self.e.kernel("attention", tiles, self.p.target.features), given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +120,7 @@ class _Chunk:
         e, p, scratch, kernel = self.kernel.e, self.kernel.p, self.scratch, self.kernel
         counts = (self.rows, padded(self.rows, p.tile_rows))
         pack_rows(e, p, self.q, self.first, counts, p.d, scratch.q, p.score_scale)
-        seen = kernel.keys
+        seen = kernel.given.keys
         if p.causal:
             seen = minimum(seen, self.first + self.rows)
         if not kernel.blocks.several:
@@ -243,7 +236,7 @@ class _Tile:
         """The mask's lines; rows of the tile that do not exist repeat the last one."""
         if self.mask is None:
             return None
-        last = self.kernel.queries - 1
+        last = self.kernel.given.queries - 1
         lines = [self.mask.row_at(minimum(q, last)) for q in queries]
         return MaskRows(self.mask, tuple(lines), self.begin)
 
@@ -259,6 +252,6 @@ class _Tile:
 
 
 @cache
-def forward_kernel(p: Problem, blocks: Blocks) -> Kernel:
-    """The kernel over (q, k, v, y[, mask], queries, keys, rows, chunks, batch extents)."""
+def forward_kernel(p: Problem, blocks: Blocks) -> RecordedKernel:
+    """The kernel over (q, k, v, y[, mask])."""
     return _Forward(p, blocks).kernel()

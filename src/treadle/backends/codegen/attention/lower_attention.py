@@ -9,17 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.attention.backward import Chunks, backward_kernel, row_multiple
 from treadle.backends.codegen.attention.forward import Blocks, forward_kernel
-from treadle.backends.codegen.attention.operands import Problem, round_up
+from treadle.backends.codegen.attention.operands import (
+    Chunking,
+    Parameters,
+    Problem,
+    Stack,
+    round_up,
+)
 from treadle.backends.codegen.attention.row import row_kernel
+from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.backends.codegen.lowering import LOWERINGS, lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Dims, Strided, dense, is_reversible, strided_input
-from treadle.backends.program import Launch, Lowered, Ref
+from treadle.backends.program import Lowered, Ref
 from treadle.base.dtype import DType
 from treadle.base.estimates import at_most, estimate
 from treadle.base.shape import product
@@ -240,18 +247,24 @@ class _Call:
         )
 
     def launch(
-        self, kernel: object, sizes: Sequence[Dim], items: Dim, products: int = 2
+        self,
+        kernel: RecordedKernel,
+        chunking: Chunking[Ref, Dim] | None,
+        items: Dim,
+        products: int = 2,
     ) -> Lowered:
         """The launch; `products` is how many are made of queries with keys."""
-        arguments: list[Ref | Dim] = []
-        for i, stack in enumerate(self.stacks):
-            strides = (*(axis.strides[i] for axis in self.axes), *stack.view.strides[-2:])
-            arguments += [stack.ref, *strides]
-        arguments += [self.queries, self.keys, *sizes, *(axis.extent for axis in self.axes)]
+        stacks = []
+        for i, given in enumerate(self.stacks):
+            batch, (row, step) = tuple([a.strides[i] for a in self.axes]), given.view.strides[-2:]
+            stacks.append(Stack[Ref, Dim](given.ref, batch, row, step))
+        extents = tuple([axis.extent for axis in self.axes])
+        parameters = Parameters((*stacks,), self.queries, self.keys, chunking, extents)
         flops = products * self.entries * self.pairs * (self.d + self.e)
         nbytes: Dim = sum(t.open_nbytes for t in self.views.types)
         serial = is_identical(items, 1) or estimate(flops) < SERIAL_FLOPS
-        return Lowered((Launch(kernel, tuple(arguments), items, serial, flops, nbytes),))
+        described: Any = {"items": items, "serial": serial, "flops": flops, "nbytes": nbytes}
+        return Lowered((kernel.launch(parameters, **described),))
 
     @property
     def pairs(self) -> Dim:
@@ -270,11 +283,12 @@ class _Call:
         longest = AREA_BYTES // p.compute.itemsize - p.lanes
         if self.queries <= FEW_QUERIES and self.keys <= longest:
             held = (MANY_KEYS if self.keys <= MANY_KEYS else longest) + p.lanes
-            return self.launch(row_kernel(p, held), (), self.entries * self.queries)
+            return self.launch(row_kernel(p, held), None, self.entries * self.queries)
         blocks = _blocks(p, self.keys)
         rows = _rows(p, blocks.rows, estimate(self.queries), estimate(self.entries))
         chunks = -(-self.queries // rows)
-        return self.launch(forward_kernel(p, blocks), (rows, chunks), self.entries * chunks)
+        chunking = Chunking[Ref, Dim](rows, chunks)
+        return self.launch(forward_kernel(p, blocks), chunking, self.entries * chunks)
 
     def backward(self) -> Lowered | Support:
         p = self.problem()
@@ -288,7 +302,7 @@ class _Call:
         multiple = row_multiple(p)
         rows = min(max(CHUNK_WEIGHTS // keys, 2 * multiple), 256) // multiple * multiple
         chunks = Chunks(rows, keys, *(view is not None for view in self.views.outputs))
-        return self.launch(backward_kernel(p, chunks), (), self.entries, 5)
+        return self.launch(backward_kernel(p, chunks), None, self.entries, 5)
 
 
 def _most(keys: Dim, limit: int) -> int:

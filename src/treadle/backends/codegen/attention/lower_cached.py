@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.attention import cached_pairs as pairs
-from treadle.backends.codegen.attention.cached import ROWS, CachedConfig, cached_kernel
+from treadle.backends.codegen.attention.cached import (
+    ROWS,
+    CachedConfig,
+    CachedParameters,
+    PairsParameters,
+    RowSizes,
+    cached_kernel,
+)
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
-from treadle.backends.program import Launch, Lowered, Ref
+from treadle.backends.program import Lowered, Ref
 from treadle.base.estimates import estimate
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
@@ -47,54 +56,59 @@ def lower_cached_attention(
     )
     group, time = int(heads) // int(shared), q.shape[2]
     chunks = -(-(group * time) // ROWS)
-    sizes = k.shape[0], shared, group, time, k.shape[2], chunks
-    operands = [Ref("input", i) for i in range(len(types))]
-    arguments = (*operands[:3], Ref("output", 0), *operands[3:], *sizes)
+    sizes = RowSizes[Ref, Dim](shared, group, time, k.shape[2], chunks)
     # Half of the capacity, for want of knowing.
     keys = k.shape[2] if op.window is None else min(op.window, estimate(k.shape[2]))
     flops = q.shape[0] * heads * time * keys * (int(d) + int(e))
     nbytes = q.shape[0] * shared * keys * (int(d) + int(e)) * k.dtype.itemsize // 2
     items = q.shape[0] * shared * chunks
     if op.rounded and not op.ring and estimate(group * time) >= ROWS and pairs.takes(spec):
-        return _in_pairs(spec, types, (group, time, chunks), items, flops)
+        return _in_pairs(spec, types, sizes, items, flops)
     serial = items == 1 if isinstance(items, int) else False
     serial = serial or estimate(flops) < SERIAL_FLOPS
-    launch = Launch(cached_kernel(spec), arguments, items, serial, flops, nbytes)
-    return Lowered((launch,))
+    qkv, numbers_of_rows, scales, sink = _operands(types)
+    given = CachedParameters(
+        *qkv, Ref("output", 0), *numbers_of_rows, scales, sink, k.shape[0], sizes
+    )
+    described: Any = {"items": items, "serial": serial, "flops": flops, "nbytes": nbytes}
+    return Lowered((cached_kernel(spec).launch(given, **described),))
+
+
+def _operands(
+    types: tuple[TensorType, ...],
+) -> tuple[tuple[Ref, Ref, Ref], tuple[Ref, Ref, Ref], tuple[Ref, ...], Ref | None]:
+    """Queries, keys and values; starts, ends and rows; scales; sinks."""
+    q, k, v, starts, ends, rows, *more = [Ref("input", i) for i in range(len(types))]
+    scales, sinks = split_more(more)
+    return (q, k, v), (starts, ends, rows), (*scales,), sinks[0] if sinks else None
 
 
 def _in_pairs(
     spec: CachedConfig,
     types: tuple[TensorType, ...],
-    extents: tuple[Dim, ...],
+    sizes: RowSizes[Ref, Dim],
     items: Dim,
     flops: Dim,
 ) -> Lowered:
     """Words of keys and values, then the attention of rows of `ROWS` at a time."""
-    q, k = types[:2]
-    group, time, chunks = extents
-    sequences, shared, capacity = k.shape[:3]
+    sequences, shared, capacity = types[1].shape[:3]
     panels = -(-capacity // pairs.STEP)
-    entries = q.shape[0] * shared
+    entries = types[0].shape[0] * shared
     words = [entries * panels * pairs.STEP * width * 2 for width in (spec.d, spec.e)]
-    kept = Ref("workspace", 0), Ref("workspace", 1)
-    operands = [Ref("input", i) for i in range(len(types))]
-    scales, sinks = split_more(operands[6:])
-    make = Launch(
-        pairs.words_kernel(spec),
-        (*operands[1:3], *kept, *operands[4:6], *scales, sequences, shared, capacity, panels),
-        entries * panels,
-        estimate(flops) < SERIAL_FLOPS,
+    kept, serial = (Ref("workspace", 0), Ref("workspace", 1)), estimate(flops) < SERIAL_FLOPS
+    (q, k, v), (starts, ends, rows), scales, sink = _operands(types)
+    cache = sequences, shared, capacity, panels
+    make = pairs.words_kernel(spec).launch(
+        pairs.WordsParameters(k, v, *kept, ends, rows, scales, *cache),
+        items=entries * panels,
+        serial=serial,
         nbytes=(words[0] + words[1]) // 2,
     )
-    more = (*operands[3:5], *sinks, shared, group, time, capacity, chunks, panels)
-    arguments = (operands[0], *kept, Ref("output", 0), *more)
-    launch = Launch(
-        pairs.pairs_kernel(spec),
-        arguments,
-        items,
-        estimate(flops) < SERIAL_FLOPS,
-        flops,
+    launch = pairs.pairs_kernel(spec).launch(
+        PairsParameters(q, *kept, Ref("output", 0), starts, ends, sink, sizes, panels),
+        items=items,
+        serial=serial,
+        flops=flops,
         unit="bfloat16",
     )
     return Lowered((make, launch), workspaces=tuple(words))

@@ -10,8 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.backends.codegen.kernel.builder import Builder, builder_of
+from treadle.backends.codegen.kernel.builder import Builder, builder_of, numbered
 from treadle.backends.codegen.kernel.language import Pointer, Value
+from treadle.backends.codegen.kernel.records import P, Record, S
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -97,29 +98,30 @@ def padded(n: Value, multiple: int) -> Value:
     return ((n + (multiple - 1)) // multiple) * multiple
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Parameters of a kernel that describe a stack of matrices in memory.
+class Stack(Record[P, S]):
+    """A stack of matrices: first element, stride of each batch axis, strides of rows, columns."""
 
-    Attributes:
-        pointer: first element.
-        batch: stride of each batch axis.
-        row, step: strides of rows and columns; `step` counts only where `unit` is false.
-        unit: whether columns are adjacent.
-    """
+    pointer: P
+    batch: tuple[S, ...]
+    row: S
+    step: S
 
-    pointer: Pointer
-    batch: tuple[Value, ...]
-    row: Value
-    step: Value
-    unit: bool = True
-
-    def at(self, place: Sequence[Value]) -> Matrix:
+    def at(self: Stack[Pointer, Value], place: Sequence[Value], unit: bool) -> Matrix:
         """The matrix at a place in the batch."""
         start = self.pointer
         for index, stride in zip(place, self.batch, strict=True):
             start = start + index * stride
-        return Matrix(start, (), self.row, self.step, self.unit)
+        return Matrix(start, self.row, self.step, unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix in memory: `step`, the stride of columns, counts only where `unit` is false."""
+
+    pointer: Pointer
+    row: Value
+    step: Value
+    unit: bool = True
 
     def row_at(self, index: Value) -> Pointer:
         """Pointer to a row's first element."""
@@ -147,43 +149,53 @@ class Matrix:
             row.scatter(places, narrow, mask)
 
 
-def matrix(e: Builder, name: str, dtype: DType, rank: int, unit: bool) -> Matrix:
-    """Further parameters of a kernel: one operand."""
-    start = e.pointer(dtype, name)
-    batch = tuple(e.sizes(*(f"{name}_batch{i}" for i in range(rank))))
-    return Matrix(start, batch, e.size(f"{name}_row"), e.size(f"{name}_step"), unit)
+class Chunking(Record[P, S]):
+    """Rows of a chunk of queries, and chunks of an entry."""
+
+    rows: S
+    chunks: S
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
+class Parameters(Record[P, S]):
     """Parameters of an attention kernel.
 
     Attributes:
-        matrices: operands, then results.
-        mask: the mask, if there is one.
-        sizes: lengths and such, as the kernel needs.
+        stacks: operands, results and the mask, if there is one.
         extents: of the batch.
     """
 
-    matrices: tuple[Matrix, ...]
-    mask: Matrix | None
-    sizes: tuple[Value, ...]
-    extents: tuple[Value, ...]
+    stacks: tuple[Stack[P, S], ...]
+    queries: S
+    keys: S
+    chunking: Chunking[P, S] | None
+    extents: tuple[S, ...]
 
-    def at(self, entry: Value) -> tuple[list[Matrix], Matrix | None]:
+    def at(
+        self: Parameters[Pointer, Value], p: Problem, entry: Value
+    ) -> tuple[list[Matrix], Matrix | None]:
         """The matrices and the mask of one entry of the batch."""
         place = split(entry, self.extents)
-        mask = None if self.mask is None else self.mask.at(place)
-        return [m.at(place) for m in self.matrices], mask
+        mask = None if p.mask is None else self.stacks[-1].at(place, p.unit[-1])
+        own = self.stacks if mask is None else self.stacks[:-1]
+        return [s.at(place, unit) for s, unit in zip(own, p.unit, strict=False)], mask
 
 
-def parameters(e: Builder, p: Problem, names: Sequence[str], sizes: Sequence[str]) -> Parameters:
-    """Further parameters of a kernel: matrices and sizes of these names, in order."""
-    stacks = [matrix(e, n, p.dtype, p.rank, p.unit[i]) for i, n in enumerate(names)]
-    mask = None if p.mask is None else matrix(e, "mask", p.mask, p.rank, p.unit[len(names)])
-    found = e.sizes(*sizes)
-    extents = e.sizes(*(f"extent{i}" for i in range(p.rank)))
-    return Parameters(tuple(stacks), mask, tuple(found), tuple(extents))
+def parameters(
+    e: Builder, p: Problem, names: Sequence[str], *, chunks: bool = False
+) -> Parameters[Pointer, Value]:
+    """Further parameters of a kernel: operands and results of these names, in order."""
+    dtypes = {name: p.dtype for name in names} | ({} if p.mask is None else {"mask": p.mask})
+
+    def stack(name: str, dtype: DType) -> Stack[Pointer, Value]:
+        start, batch = e.pointer(dtype, name), e.sizes(*numbered(f"{name}_batch", p.rank))
+        return Stack(start, (*batch,), *e.sizes(f"{name}_row", f"{name}_step"))
+
+    return e.record(
+        Parameters[Pointer, Value],
+        stacks=lambda: tuple([stack(*item) for item in dtypes.items()]),
+        chunking=Chunking if chunks else None,
+        extents=numbered("extent", p.rank),
+    )
 
 
 def split(item: Value, extents: Sequence[Value]) -> tuple[Value, ...]:

@@ -9,13 +9,7 @@ import operator
 from collections.abc import Sequence
 from functools import cache
 
-from treadle.backends.codegen.attention.operands import (
-    UNROLL,
-    Matrix,
-    Problem,
-    padded,
-    parameters,
-)
+from treadle.backends.codegen.attention.operands import UNROLL, Matrix, Problem, padded, parameters
 from treadle.backends.codegen.attention.packing import tail
 from treadle.backends.codegen.attention.softmax import (
     MaskRows,
@@ -25,8 +19,8 @@ from treadle.backends.codegen.attention.softmax import (
     shift_of,
 )
 from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import Pointer, Value, fma, minimum, shuffle
+from treadle.backends.codegen.kernel.records import RecordedKernel
 
 MOST_UNROLLED = 16
 """Vectors of a row up to which a product with it is written without a loop."""
@@ -40,21 +34,22 @@ class _RowKernel:
     def __init__(self, p: Problem, keys: int) -> None:
         self.p = p
         self.e = e = KernelBuilder()
-        self.given = parameters(e, p, ("q", "k", "v", "y"), ("queries", "keys"))
-        self.queries, self.keys = self.given.sizes
+        self.given = parameters(e, p, ("q", "k", "v", "y"))
         self.packed, self.scores = p.stack(e, p.d_pitch), p.stack(e, keys)
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> RecordedKernel:
         with self.e.items() as item:
             self.item(item)
-        return self.e.kernel("attention_row", (), self.p.target.features)
+        made = self.e.kernel("attention_row", (), self.p.target.features)
+        return RecordedKernel(made, self.given)
 
     def item(self, item: Value) -> None:
         """One query of one entry."""
         e, p, scores = self.e, self.p, self.scores
-        (q, k, v, y), mask = self.given.at(item // self.queries)
-        query = item % self.queries
-        seen = minimum(self.keys, query + 1) if p.causal else self.keys
+        queries, keys = self.given.queries, self.given.keys
+        (q, k, v, y), mask = self.given.at(p, item // queries)
+        query = item % queries
+        seen = minimum(keys, query + 1) if p.causal else keys
         row = q.row_at(query)
         for column in range(0, p.d, p.lanes):
             value = q.load(row, column, p.lanes, tail(e, p, p.d - column))
@@ -157,6 +152,6 @@ def _average(
 
 
 @cache
-def row_kernel(p: Problem, keys: int) -> Kernel:
-    """The kernel over (q, k, v, y[, mask], queries, keys, batch extents)."""
+def row_kernel(p: Problem, keys: int) -> RecordedKernel:
+    """The kernel over (q, k, v, y[, mask])."""
     return _RowKernel(p, keys).kernel()

@@ -16,8 +16,8 @@ from treadle.backends.codegen.block_products.levels import Header, Levels
 from treadle.backends.codegen.block_products.rows import Records
 from treadle.backends.codegen.irregular.rows import resolve
 from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import Pointer, Value, dot, fma, minimum
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.base import dtype as dt
 from treadle.base.blocks.activations import TERMS
 from treadle.base.blocks.panels import ROWS, Layout
@@ -53,14 +53,48 @@ class BlockConfig:
         return self.records.layout
 
 
-@cache
-def product_kernel(spec: BlockConfig, name: str) -> Kernel:
-    """A kernel over (chunk of tiles, panel), the panel fastest.
+class MatrixSizes(Record[P, S]):
+    """Extents of y [m, n], blocks of the format in a row, and panels of a matrix."""
 
-    Its parameters: records, panels, y [m, n], m, n, blocks of the format in a row, the number of
-    panels, and the tiles of a chunk. With experts it is one over (panel, row), the row fastest, so
-    that a panel's weights are met again soon; further parameters are the numbers of experts [m],
-    how many there are, and how many neighboring rows of y share a row of activations.
+    m: S
+    n: S
+    blocks: S
+    panel_count: S
+
+
+class Operands(Record[P, S], records=dt.int32, panels=dt.uint8):
+    """Records of rows, panels of weights, and the result y."""
+
+    records: P
+    panels: P
+    y: P
+
+
+class ProductParameters(Operands[P, S], sizes=MatrixSizes):
+    """Parameters of a product with one matrix; `chunk` tiles of rows are an item."""
+
+    sizes: MatrixSizes[P, S]
+    chunk: S
+
+
+class ExpertParameters(Operands[P, S], sizes=MatrixSizes):
+    """Parameters of one with several, which the numbers of experts [m] say.
+
+    So many neighboring rows of y are `sharing` a row of activations.
+    """
+
+    numbers: P
+    sizes: MatrixSizes[P, S]
+    experts: S
+    sharing: S
+
+
+@cache
+def product_kernel(spec: BlockConfig, name: str) -> RecordedKernel:
+    """A kernel over (chunk of tiles, panel), the panel fastest, of `ProductParameters`.
+
+    With experts it is one over (panel, row), the row fastest, so that a panel's weights are met
+    again soon, of `ExpertParameters`.
     """
     writer = _Product(spec)
     return writer.kernel(name) if spec.experts is None else writer.routed(name, spec.experts)
@@ -72,46 +106,37 @@ class _Product:
     def __init__(self, spec: BlockConfig) -> None:
         self.spec, self.layout, self.records = spec, spec.layout, spec.records
         self.levels = Levels(spec.layout, spec.lanes)
-        self.e = e = KernelBuilder()
-        self.rows, self.weights = e.pointer(dt.int32, "records"), e.pointer(dt.uint8, "panels")
-        self.y = e.pointer(spec.dtype, "y")
+        self.e = KernelBuilder()
+        self.p: ProductParameters[Pointer, Value] | ExpertParameters[Pointer, Value]
 
-    def sizes(self) -> None:
-        """Parameters that all kernels have."""
-        names = ("m", "n", "blocks", "panel_count")
-        self.m, self.n, self.blocks, self.panels = self.e.sizes(*names)
-
-    def kernel(self, name: str) -> Kernel:
+    def kernel(self, name: str) -> RecordedKernel:
         """Items and their tiles."""
         e, tile = self.e, self.records.tile
-        self.sizes()
-        chunk = e.size("chunk")
-        tiles = (self.m + (tile - 1)) // tile
-        terms = self.blocks * (self.layout.elements // TERMS)
+        self.p = p = e.record(ProductParameters[Pointer, Value], y=self.spec.dtype)
+        tiles = (p.sizes.m + (tile - 1)) // tile
+        terms = p.sizes.blocks * (self.layout.elements // TERMS)
         with e.items() as i:
-            first = i // self.panels * chunk
-            panel = i % self.panels
-            weights = self.weights + panel * (self.blocks * self.layout.block)
-            with e.loop(first, minimum(first + chunk, tiles)) as t:
-                rows = self.rows + t * (terms * self.records.units)
+            first = i // p.sizes.panel_count * p.chunk
+            panel = i % p.sizes.panel_count
+            weights = p.panels + panel * (p.sizes.blocks * self.layout.block)
+            with e.loop(first, minimum(first + p.chunk, tiles)) as t:
+                rows = p.records + t * (terms * self.records.units)
                 self._columns(rows, weights, t * tile, panel)
-        return e.kernel(f"blocks_{name}_{self.records.label}_{tile}")
+        return RecordedKernel(e.kernel(f"blocks_{name}_{self.records.label}_{tile}"), p)
 
-    def routed(self, name: str, dtype: DType) -> Kernel:
+    def routed(self, name: str, dtype: DType) -> RecordedKernel:
         """One row with the panels of its expert."""
-        e = self.e
-        numbers = e.pointer(dtype, "numbers")
-        self.sizes()
-        experts, sharing = e.sizes("experts", "sharing")
-        terms = self.blocks * (self.layout.elements // TERMS)
+        e, kind = self.e, ExpertParameters[Pointer, Value]
+        self.p = p = e.record(kind, y=self.spec.dtype, numbers=dtype)
+        terms = p.sizes.blocks * (self.layout.elements // TERMS)
         with e.items() as i:
-            row, panel = i % self.m, i // self.m
-            expert = resolve(numbers[row], experts)
-            place = expert * self.panels + panel
-            weights = self.weights + place * (self.blocks * self.layout.block)
-            source = row // sharing * (terms * self.records.units)
-            self._columns(self.rows + source, weights, row, panel)
-        return e.kernel(f"experts_{name}_{self.records.label}")
+            row, panel = i % p.sizes.m, i // p.sizes.m
+            expert = resolve(p.numbers[row], p.experts)
+            place = expert * p.sizes.panel_count + panel
+            weights = p.panels + place * (p.sizes.blocks * self.layout.block)
+            source = row // p.sharing * (terms * self.records.units)
+            self._columns(p.records + source, weights, row, panel)
+        return RecordedKernel(e.kernel(f"experts_{name}_{self.records.label}"), p)
 
     def _columns(self, rows: Pointer, weights: Pointer, row: Value, panel: Value) -> None:
         """A tile of rows, the first of which is `row`, with the vectors of a panel."""
@@ -123,11 +148,12 @@ class _Product:
                 self._store(row, column + v * self.spec.lanes, sums[v * tile : (v + 1) * tile])
 
     def _store(self, row: Value, column: Value, sums: list[Value]) -> None:
-        mask = self.e.first_lanes(self.n - column, self.spec.lanes)
+        sizes = self.p.sizes
+        mask = self.e.first_lanes(sizes.n - column, self.spec.lanes)
         for r, value in enumerate(sums):
             place = row + r
-            with self.e.when_all([place < self.m] if r else []):
-                self.y.store(place * self.n + column, value.cast(self.spec.dtype), mask)
+            with self.e.when_all([place < sizes.m] if r else []):
+                self.p.y.store(place * sizes.n + column, value.cast(self.spec.dtype), mask)
 
     def _sums(self, rows: Pointer, weights: Pointer, at: Value) -> list[Value]:
         """Of all rows of a tile, for the vectors of columns from `at` on, one after the other."""
@@ -136,7 +162,7 @@ class _Product:
         each = layout.elements // TERMS * self.records.units
         none = e.constant(0.0, dt.float32, self.spec.lanes)
         sums = [none] * (self.records.tile * len(columns))
-        with e.loop(self.blocks, carrying=sums) as i:
+        with e.loop(self.p.sizes.blocks, carrying=sums) as i:
             start = weights + i * layout.block
             for line in range(0, layout.block, LINE):
                 start.prefetch(_AHEAD + line)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from treadle.backends.api import Support, no
-from treadle.backends.codegen.block_products.kernel import BlockConfig, product_kernel
+from treadle.backends.codegen.block_products.kernel import (
+    BlockConfig,
+    ExpertParameters,
+    MatrixSizes,
+    ProductParameters,
+    product_kernel,
+)
 from treadle.backends.codegen.block_products.lower_pairs import (
+    ROUTES,
     SERIAL,
     Pairing,
     in_pairs,
@@ -20,13 +28,14 @@ from treadle.backends.codegen.block_products.matrices import (
     STEP,
     matrices_kernel,
 )
-from treadle.backends.codegen.block_products.rows import Records, rows_kernel
+from treadle.backends.codegen.block_products.rows import Records, RowsParameters, rows_kernel
 from treadle.backends.codegen.block_products.several import (
     MOST,
+    SeveralParameters,
     several_experts_kernel,
     several_kernel,
 )
-from treadle.backends.codegen.block_products.values import values_kernel
+from treadle.backends.codegen.block_products.values import ValuesParameters, values_kernel
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -50,6 +59,7 @@ _CHUNK = 64
 """Rows that an item has at least, for which levels are widened once."""
 _SHARED = 2
 """Rows for each expert from which on levels are widened once for all of them."""
+_OPERANDS = Ref("workspace", 0), Ref("input", 1), Ref("output", 0)
 _LEAST = 9
 """Rows from which matrix registers are faster than vectors."""
 
@@ -83,12 +93,9 @@ def lower_block_matmul(
         kernel = product_kernel(spec, op.format)
     tiles, count = -(-m // records.tile), panels.shape[0]
     flops = 2 * m * op.rows * given.k
-    launch = Launch(
-        kernel,
-        (
-            *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0)),
-            *(m, op.rows, given.blocks, count, chunk),
-        ),
+    sizes = MatrixSizes[Ref, Dim](m, op.rows, given.blocks, count)
+    launch = kernel.launch(
+        ProductParameters(*_OPERANDS, sizes, chunk),
         items=-(-tiles // chunk) * count,
         serial=estimate(flops) < SERIAL,
         flops=flops,
@@ -129,9 +136,8 @@ def lower_block_values(
     if isinstance(given, Support):
         return given
     count = types[0].shape[0]
-    launch = Launch(
-        values_kernel(LAYOUTS[op.format], op.format),
-        (Ref("input", 0), Ref("output", 0), op.rows, given.blocks),
+    launch = values_kernel(LAYOUTS[op.format], op.format).launch(
+        ValuesParameters(Ref("input", 0), Ref("output", 0), op.rows, given.blocks),
         items=count,
         serial=estimate(count * given.k) < SERIAL // 64,
         nbytes=product(types[0].shape) + op.rows * given.k * 4,
@@ -154,22 +160,20 @@ def lower_block_experts(
     records = Records(1, LAYOUTS[op.format], op.activations, pairs=pairs)
     source = product(x.shape[:-1])
     rows = given.rows(records, source)
-    first = Ref("workspace", 0), Ref("input", 1), Ref("output", 0)
     flops, (count, each) = 2 * m * op.rows * given.k, panels.shape[:2]
     nbytes = m * product(panels.shape[1:]) + m * op.rows * x.dtype.itemsize
     workspaces = (source * given.row_bytes(records),)
-    serial = estimate(flops) < SERIAL
+    described: Any = {"serial": estimate(flops) < SERIAL, "flops": flops, "nbytes": nbytes}
+    sizes = MatrixSizes[Ref, Dim](m, op.rows, given.blocks, each)
     if pairs and estimate(m) >= _SHARED * estimate(count):
-        routes, sizes = routes_of(experts, count), (m, op.rows, given.blocks, each)
-        kernel = several_experts_kernel(
-            BlockConfig(records, x.dtype, given.lanes), _most(target), op.format
-        )
-        arguments = *first, *routes.arguments[1:3], *sizes, sharing(x, experts)
-        launch = Launch(kernel, arguments, count * each, serial, flops, nbytes)
+        config, routes = BlockConfig(records, x.dtype, given.lanes), routes_of(experts, count)
+        kernel = several_experts_kernel(config, _most(target), op.format)
+        several = SeveralParameters(*_OPERANDS, ROUTES, sizes, sharing(x, experts))
+        launch = kernel.launch(several, items=count * each, **described)
         return Lowered((rows, routes, launch), workspaces=(*workspaces, m * 4, count * 4))
     spec = BlockConfig(records, x.dtype, given.lanes, experts.dtype, _vectors(records, given.lanes))
-    arguments = *first, Ref("input", 2), m, op.rows, given.blocks, each, count, sharing(x, experts)
-    launch = Launch(product_kernel(spec, op.format), arguments, each * m, serial, flops, nbytes)
+    one = ExpertParameters(*_OPERANDS, Ref("input", 2), sizes, count, sharing(x, experts))
+    launch = product_kernel(spec, op.format).launch(one, items=each * m, **described)
     return Lowered((rows, launch), workspaces=workspaces)
 
 
@@ -188,9 +192,8 @@ class _Given:
 
     def rows(self, records: Records, m: Dim) -> Launch:
         """The launch that makes m rows bytes."""
-        return Launch(
-            rows_kernel(records, self.dtype, self.lanes),
-            (Ref("input", 0), Ref("workspace", 0), self.k // records.terms),
+        return rows_kernel(records, self.dtype, self.lanes).launch(
+            RowsParameters(Ref("input", 0), Ref("workspace", 0), self.k // records.terms),
             items=m,
             serial=estimate(m * self.k) < SERIAL // 4,
             nbytes=m * self.k * (self.dtype.itemsize + 1),

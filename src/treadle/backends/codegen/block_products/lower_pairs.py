@@ -12,6 +12,10 @@ from treadle.backends.codegen.block_products.pairs import (
     ROUTED,
     SUMS,
     BlockPairSpec,
+    PairParameters,
+    Routes,
+    RoutesParameters,
+    WordsParameters,
     pairs_kernel,
     routed_kernel,
     routes_kernel,
@@ -27,6 +31,7 @@ from treadle.base.shape import product
 from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 
+ROUTES = Routes[Ref, Dim](Ref("workspace", 1), Ref("workspace", 2))
 SERIAL = 1 << 17
 """Fewer operations than this are over before other threads have woken up."""
 
@@ -111,12 +116,20 @@ class Pairing:
         items = -(-items // least) * least
         return max(1, -(-stretches // items))
 
+    def parameters(
+        self, routes: Routes[Ref, Dim] | None, m: Dim, item: tuple[int, int], sharing: Dim | None
+    ) -> PairParameters[Ref, Dim]:
+        """Those of a product for m rows, of which items have some rows and stretches."""
+        operands = Ref("workspace", 0), Ref("input", 1), Ref("output", 0)
+        sizes = m, self.columns, self.blocks, self.count, *item, self.depth
+        return PairParameters(*operands, routes, *sizes, sharing)
+
     def words(self, *, grouped: bool) -> Launch:
         """The launch that makes words of rows."""
         rows, ragged = product(self.x.shape[:-1]), self.terms % TERMS != 0
-        return Launch(
-            words_kernel(self.x.dtype, grouped=grouped, ragged=ragged),
-            (Ref("input", 0), Ref("workspace", 0), self.steps, *[self.terms] * ragged),
+        terms = self.terms if ragged else None
+        return words_kernel(self.x.dtype, grouped=grouped, ragged=ragged).launch(
+            WordsParameters(Ref("input", 0), Ref("workspace", 0), self.steps, terms),
             items=rows,
             serial=estimate(rows * self.terms) < SERIAL // 4,
             nbytes=rows * self.terms * (self.x.dtype.itemsize + 2),
@@ -130,12 +143,8 @@ def in_pairs(pairing: Pairing) -> Lowered:
     height = max(1, -(-estimate(m) // (parts * BLOCK))) * BLOCK
     width = pairing.width(height, 4)
     flops = 2 * m * pairing.rows * pairing.k
-    launch = Launch(
-        pairs_kernel(pairing.spec, pairing.format, pairing.target.features),
-        (
-            *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0), m, pairing.columns),
-            *(pairing.blocks, pairing.count, height, width, pairing.depth),
-        ),
+    launch = pairs_kernel(pairing.spec, pairing.format, pairing.target.features).launch(
+        pairing.parameters(None, m, (height, width), None),
         items=-(-m // height) * -(-pairing.stretches // width),
         serial=estimate(flops) < SERIAL,
         flops=flops,
@@ -155,13 +164,8 @@ def routed_in_pairs(pairing: Pairing, experts: TensorType) -> Lowered:
     matrices = pairing.panels.shape[0]
     routes = routes_of(experts, matrices)
     flops = 2 * m * pairing.rows * pairing.k
-    launch = Launch(
-        routed_kernel(pairing.spec, pairing.format, pairing.target.features),
-        (
-            *(Ref("workspace", 0), Ref("input", 1), Ref("output", 0), *routes.arguments[1:3]),
-            *(m, pairing.columns, pairing.blocks, pairing.count, ROUTED, width, pairing.depth),
-            sharing(x, experts),
-        ),
+    launch = routed_kernel(pairing.spec, pairing.format, pairing.target.features).launch(
+        pairing.parameters(ROUTES, m, (ROUTED, width), sharing(x, experts)),
         items=matrices * -(-pairing.stretches // width),
         serial=estimate(flops) < SERIAL,
         flops=flops,
@@ -173,11 +177,10 @@ def routed_in_pairs(pairing: Pairing, experts: TensorType) -> Lowered:
 
 
 def routes_of(experts: TensorType, matrices: Dim) -> Launch:
-    """The launch that puts rows in the order of their experts, into the last two workspaces."""
+    """The launch that puts rows in the order of their experts, as `ROUTES` say."""
     m = product(experts.shape)
-    return Launch(
-        routes_kernel(experts.dtype),
-        (Ref("input", 2), Ref("workspace", 1), Ref("workspace", 2), m, matrices),
+    return routes_kernel(experts.dtype).launch(
+        RoutesParameters(Ref("input", 2), ROUTES, m, matrices),
         items=1,
         serial=True,
         nbytes=m * 16,

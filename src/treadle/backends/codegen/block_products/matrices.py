@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from treadle.backends.codegen.block_products.kernel import BlockConfig
+from treadle.backends.codegen.block_products.kernel import BlockConfig, ProductParameters
 from treadle.backends.codegen.block_products.levels import Header, Levels
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import Pointer, Value, fma, minimum
+from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.base import dtype as dt
 from treadle.base.blocks.activations import TERMS
 from treadle.base.blocks.panels import ROWS
@@ -35,7 +35,7 @@ _AREA = LINES * LINES
 
 
 @cache
-def matrices_kernel(spec: BlockConfig, name: str, features: tuple[str, ...]) -> Kernel:
+def matrices_kernel(spec: BlockConfig, name: str, features: tuple[str, ...]) -> RecordedKernel:
     """A kernel with the parameters of `product_kernel`; tiles have 16 rows."""
     return _Matrices(spec).kernel(f"blocks_{name}_{spec.records.kind}_matrices", features)
 
@@ -48,10 +48,7 @@ class _Matrices:
         self.levels = Levels(spec.layout, LINES)
         self.groups = STEP // spec.layout.group
         self.e = e = KernelBuilder()
-        self.rows, self.weights = e.pointer(dt.int32, "records"), e.pointer(dt.uint8, "panels")
-        self.y = e.pointer(spec.dtype, "y")
-        names = ("m", "n", "blocks", "panel_count", "chunk")
-        self.m, self.n, self.blocks, self.panels, self.chunk = e.sizes(*names)
+        self.p = e.record(ProductParameters[Pointer, Value], y=spec.dtype)
         many = STEPS * self.groups
         self.words = e.stack(dt.int32, many * _AREA)
         self.scales = e.stack(dt.float32, many * LINES)
@@ -59,7 +56,7 @@ class _Matrices:
         self.counts = e.stack(dt.int32, self.groups * self.records.bytes * _AREA)
         self.sums = e.stack(dt.float32, MOST_TILES * _AREA)
 
-    def kernel(self, name: str, features: tuple[str, ...]) -> Kernel:
+    def kernel(self, name: str, features: tuple[str, ...]) -> RecordedKernel:
         """Items: some tiles with one panel."""
         e = self.e
         self.words.zero(STEPS * self.groups * _AREA)
@@ -67,18 +64,18 @@ class _Matrices:
         with e.items() as i:
             self._item(i)
         e.end_matrices()
-        return e.kernel(name, features=features)
+        return RecordedKernel(e.kernel(name, features=features), self.p)
 
     def _item(self, i: Value) -> None:
-        e = self.e
-        first = i // self.panels * self.chunk
-        panel = i % self.panels
-        weights = self.weights + panel * (self.blocks * self.layout.block)
-        all_tiles = (self.m + (LINES - 1)) // LINES
-        tiles = minimum(self.chunk, all_tiles - first)
-        steps = self.blocks * self.layout.elements // STEP
+        e, p, sizes = self.e, self.p, self.p.sizes
+        first = i // sizes.panel_count * p.chunk
+        panel = i % sizes.panel_count
+        weights = p.panels + panel * (sizes.blocks * self.layout.block)
+        all_tiles = (sizes.m + (LINES - 1)) // LINES
+        tiles = minimum(p.chunk, all_tiles - first)
+        steps = sizes.blocks * self.layout.elements // STEP
         pitch = steps * self.records.units
-        rows = self.rows + first * pitch
+        rows = p.records + first * pitch
         self.sums.zero(tiles * _AREA)
         with e.loop(0, steps, STEPS) as step:
             count = minimum(steps - step, STEPS)
@@ -90,13 +87,13 @@ class _Matrices:
             self._store(first, t, panel)
 
     def _store(self, first: Value, t: Value, panel: Value) -> None:
-        column = panel * ROWS
-        mask = self.e.first_lanes(self.n - column, LINES)
+        column, sizes = panel * ROWS, self.p.sizes
+        mask = self.e.first_lanes(sizes.n - column, LINES)
         top = (first + t) * LINES
         sums = self.sums + t * _AREA
-        with self.e.loop(minimum(self.m - top, LINES)) as r:
+        with self.e.loop(minimum(sizes.m - top, LINES)) as r:
             value = sums.load(r * LINES, LINES).cast(self.spec.dtype)
-            self.y.store((top + r) * self.n + column, value, mask)
+            self.p.y.store((top + r) * sizes.n + column, value, mask)
 
     def _unpack(self, weights: Pointer, step: Value, count: Value) -> None:
         """Levels, scales and minima of some steps."""

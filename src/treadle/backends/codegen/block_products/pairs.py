@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from treadle.backends.codegen.block_products.widening import (
     TERMS,
@@ -22,8 +22,8 @@ from treadle.backends.codegen.contraction.pairs.packed import GROUP, LINES, PANE
 from treadle.backends.codegen.contraction.pairs.tiles import Unit, unit_function
 from treadle.backends.codegen.irregular.rows import resolve
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum, select
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S, required
 from treadle.base import dtype as dt
 from treadle.base.blocks.panels import Layout
 from treadle.base.dtype import DType
@@ -36,7 +36,6 @@ SUMS = 1 << 17
 """Sums of an item in scratch memory, 512 KiB."""
 ROUTED = 256
 """Most rows of an item that chose an expert."""
-ROUTES = "order", "ends"
 HEIGHT = 512
 """Most rows of an item: with `DEPTH` steps, 512 KiB."""
 BLOCK = 2 * LINES
@@ -61,25 +60,35 @@ class BlockPairSpec:
         return Unit(dt.bfloat16, dt.bfloat16, dt.float32, self.matrices)
 
 
-@cache
-def words_kernel(dtype: DType, *, grouped: bool, ragged: bool) -> Kernel:
-    """A kernel over rows: (x, words, steps of a row), x [rows, terms].
+class WordsParameters(Record[P, S], words=dt.int32):
+    """Rows x [rows, terms], their words, and the steps of each, with the terms where ragged."""
 
-    Words lie as [row][step][word], or, `grouped`, as [group of 16 rows][step][row][word]. The terms
-    of a row are a further parameter where they are `ragged`, no whole steps; zeros follow them.
+    x: P
+    words: P
+    steps: S
+    terms: S | None
+
+
+@cache
+def words_kernel(dtype: DType, *, grouped: bool, ragged: bool) -> RecordedKernel:
+    """A kernel over rows.
+
+    Words lie as [row][step][word], or, `grouped`, as [group of 16 rows][step][row][word]. Where the
+    terms of a row are `ragged`, no whole steps, zeros follow them.
     """
     e = KernelBuilder()
     e.flushes = True
-    x, made, steps = e.pointer(dtype, "x"), e.pointer(dt.int32, "words"), e.size("steps")
-    terms = e.size("terms") if ragged else None
+    kind = WordsParameters[Pointer, Value]
+    p = e.record(kind, x=dtype, terms="terms" if ragged else None)
+    steps, terms = p.steps, p.terms
     pitch = GROUP if grouped else WORDS
     with e.items() as r:
-        source = x + r * (steps * TERMS if terms is None else terms)
+        source = p.x + r * (steps * TERMS if terms is None else terms)
         place = r * (steps * WORDS)
         if grouped:
             group = r // LINES * (steps * GROUP)
             place = group + r % LINES * WORDS
-        target = made + place
+        target = p.words + place
         with e.loop(steps) as s:
             for half in range(2):
                 at = s * TERMS + half * LINES
@@ -87,56 +96,91 @@ def words_kernel(dtype: DType, *, grouped: bool, ragged: bool) -> Kernel:
                 given = source.load(at, LINES, mask).cast(dt.float32)
                 place = s * pitch + half * LINES // 2
                 target[place] = given.cast(dt.bfloat16).bitcast(dt.int32)
-    kind = ("groups" if grouped else "rows") + "_ragged" * ragged
-    return e.kernel(f"words_of_{kind}_{dtype.name}")
+    name = "words_of_" + ("groups" if grouped else "rows") + "_ragged" * ragged
+    return RecordedKernel(e.kernel(f"{name}_{dtype.name}"), p)
+
+
+class Routes(Record[P, S]):
+    """Rows in the order of their experts, those of one in their own; ends of those of each."""
+
+    order: P
+    ends: P
+
+
+def declare_routes(e: KernelBuilder) -> Routes[Pointer, Value]:
+    """Parameters of a kernel."""
+    return e.record(Routes[Pointer, Value], order=dt.int32, ends=dt.int32)
+
+
+class RoutesParameters(Record[P, S]):
+    """Numbers of experts, where their routes go, how many numbers and how many experts."""
+
+    numbers: P
+    routes: Routes[P, S]
+    count: S
+    experts: S
 
 
 @cache
-def routes_kernel(dtype: DType) -> Kernel:
-    """A kernel of one item: (numbers, order, ends, how many numbers, how many experts).
-
-    Rows of the result in the order of their experts, those of one in their own order; `ends` of
-    the rows of each expert.
-    """
+def routes_kernel(dtype: DType) -> RecordedKernel:
+    """A kernel of one item."""
     e = KernelBuilder()
-    numbers, order, ends = e.pointer(dtype, "numbers"), *(e.pointer(dt.int32, n) for n in ROUTES)
-    count, experts = e.sizes("count", "experts")
+    routes = partial(declare_routes, e)
+    p = e.record(RoutesParameters[Pointer, Value], numbers=dtype, routes=routes)
+    numbers, order, ends, count = p.numbers, p.routes.order, p.routes.ends, p.count
     with e.when(e.lo < e.hi):
-        ends.zero(experts)
+        ends.zero(p.experts)
         with e.loop(count) as i:
-            expert = resolve(numbers[i], experts)
+            expert = resolve(numbers[i], p.experts)
             ends[expert] = ends[expert] + 1
         before = [e.constant(0, dt.int32)]
-        with e.loop(experts, carrying=before) as expert:
+        with e.loop(p.experts, carrying=before) as expert:
             many = ends[expert]
             ends[expert] = before[0]
             before[0] += many
         with e.loop(count) as i:
-            expert = resolve(numbers[i], experts)
+            expert = resolve(numbers[i], p.experts)
             place = ends[expert].cast(dt.int64)
             order[place] = i.cast(dt.int32)
             # What was where an expert's rows begin is where they end.
             ends[expert] = ends[expert] + 1
-    return e.kernel("routes")
+    return RecordedKernel(e.kernel("routes"), p)
+
+
+class PairParameters(Record[P, S], words=dt.int32, panels=dt.uint8):
+    """Parameters of products.
+
+    Attributes:
+        words, panels, y: words of rows, panels of weights, those of all experts, and y [m, n].
+        routes: of rows to experts, where there are some.
+        blocks, panel_count: blocks of the format in a row, panels of a matrix.
+        height, width, depth: rows and pairs of panels of an item, steps of a part of its sums.
+        sharing: neighboring rows of y that share a row of words.
+    """
+
+    words: P
+    panels: P
+    y: P
+    routes: Routes[P, S] | None
+    m: S
+    n: S
+    blocks: S
+    panel_count: S
+    height: S
+    width: S
+    depth: S
+    sharing: S | None
 
 
 @cache
-def routed_kernel(spec: BlockPairSpec, name: str, features: tuple[str, ...]) -> Kernel:
-    """A kernel over (expert, part of the columns) for the rows that chose the expert.
-
-    Its parameters: words by rows, panels of all experts, y, order and ends of `routes_kernel`, the
-    sizes of `pairs_kernel`, and how many neighboring rows of y share a row of words.
-    """
-    return _Pairs(spec).routed(f"experts_{name}", features)
+def routed_kernel(spec: BlockPairSpec, name: str, features: tuple[str, ...]) -> RecordedKernel:
+    """A kernel over (expert, part of the columns) for the rows that chose the expert."""
+    return _Pairs(spec, routed=True).routed(f"experts_{name}", features)
 
 
 @cache
-def pairs_kernel(spec: BlockPairSpec, name: str, features: tuple[str, ...]) -> Kernel:
-    """A kernel over (part of the rows, part of the columns), columns fastest.
-
-    Its parameters: words, panels, y [m, n], m, n, blocks of the format in a row, the number of
-    panels, the rows and pairs of panels of an item, and the steps of a part of its sums.
-    """
+def pairs_kernel(spec: BlockPairSpec, name: str, features: tuple[str, ...]) -> RecordedKernel:
+    """A kernel over (part of the rows, part of the columns), columns fastest."""
     return _Pairs(spec).kernel(f"blocks_{name}", features)
 
 
@@ -162,21 +206,17 @@ class _Rows:
 class _Pairs:
     """Writes the kernel."""
 
-    def __init__(self, spec: BlockPairSpec) -> None:
+    def __init__(self, spec: BlockPairSpec, *, routed: bool = False) -> None:
         self.spec, self.layout = spec, spec.layout
         sizes = (BLOCK, LINES) if spec.matrices else (spec.unit.rows,)
         self.tiles = {rows: unit_function(spec.unit, rows) for rows in sizes}
         self.e = e = KernelBuilder()
         e.flushes = True  # As its products do.
-        self.rows, self.weights = e.pointer(dt.int32, "words"), e.pointer(dt.uint8, "panels")
-        self.y = e.pointer(spec.dtype, "y")
-
-    def begin(self) -> None:
-        """Parameters that both kernels have, and scratch memory."""
-        e, spec = self.e, self.spec
-        self.m, self.n, self.blocks, self.panels = e.sizes("m", "n", "blocks", "panel_count")
-        self.height, self.width, self.depth = e.sizes("height", "width", "depth")
-        given = spec.layout, self.blocks, self.panels
+        routes, sharing = (partial(declare_routes, e), "sharing") if routed else (None, None)
+        kind = PairParameters[Pointer, Value]
+        self.p = e.record(kind, y=spec.dtype, routes=routes, sharing=sharing)
+        self.gathered = e.stack(dt.int32, ROUTED * WORDS * MOST) if routed else None
+        given = spec.layout, self.p.blocks, self.p.panel_count
         self.widening: Widening = (
             RowsAsTerms(*given, MOST) if spec.transposed else RowsAsColumns(*given)
         )
@@ -185,48 +225,46 @@ class _Pairs:
         if spec.matrices:
             e.begin_matrices()
 
-    def end(self, name: str, features: tuple[str, ...]) -> Kernel:
+    def end(self, name: str, features: tuple[str, ...]) -> RecordedKernel:
         """The kernel that has been written."""
         matrices = self.spec.matrices
         if matrices:
             self.e.end_matrices()
         name += "_transposed" * self.spec.transposed
         name += f"_bfloat16_{'matrices' if matrices else 'vectors'}"
-        return self.e.kernel(name, list(self.tiles.values()), features if matrices else ())
+        made = self.e.kernel(name, list(self.tiles.values()), features if matrices else ())
+        return RecordedKernel(made, self.p)
 
-    def kernel(self, name: str, features: tuple[str, ...]) -> Kernel:
+    def kernel(self, name: str, features: tuple[str, ...]) -> RecordedKernel:
         """Some rows of words that lie by groups."""
-        self.begin()
+        p = self.p
         with self.e.items() as i:
             parts = self._parts()
-            top, left = i // parts * self.height, i % parts * self.width
+            top, left = i // parts * p.height, i % parts * p.width
             steps = self.widening.steps()
             place = top // LINES * (steps * GROUP)
 
             def words(first: Value, count: Value) -> tuple[Pointer, Value]:
-                return self.rows + (place + first * GROUP), steps * GROUP
+                return p.words + (place + first * GROUP), steps * GROUP
 
-            rows = minimum(self.height, self.m - top)
-            self._rows(_Rows(rows, left, self.weights, words, lambda r: top + r))
+            rows = minimum(p.height, p.m - top)
+            self._rows(_Rows(rows, left, p.panels, words, lambda r: top + r))
         return self.end(name, features)
 
-    def routed(self, name: str, features: tuple[str, ...]) -> Kernel:
+    def routed(self, name: str, features: tuple[str, ...]) -> RecordedKernel:
         """The rows of an expert, gathered."""
-        e = self.e
-        order, ends = (e.pointer(dt.int32, name) for name in ROUTES)
-        gathered = e.stack(dt.int32, ROUTED * WORDS * MOST)
-        self.begin()
-        sharing = e.size("sharing")
+        e, p, gathered = self.e, self.p, required(self.gathered)
+        order, ends = required(p.routes).order, required(p.routes).ends
         with e.items() as i:
             parts = self._parts()
-            expert, left = i // parts, i % parts * self.width
-            size = self.panels * (self.blocks * self.layout.block)
-            weights = self.weights + expert * size
+            expert, left = i // parts, i % parts * p.width
+            size = p.panel_count * (p.blocks * self.layout.block)
+            weights = p.panels + expert * size
             end = ends[expert].cast(dt.int64)
             before = ends[maximum(expert - 1, 0)]
             begin = select(expert == 0, 0, before.cast(dt.int64))
-            with e.loop(begin, end, self.height) as top:
-                count = minimum(self.height, end - top)
+            with e.loop(begin, end, p.height) as top:
+                count = minimum(p.height, end - top)
 
                 def line(r: Value, top: Value = top) -> Value:
                     return order[top + r].cast(dt.int64)
@@ -235,8 +273,8 @@ class _Pairs:
                     first: Value, steps: Value, count: Value = count
                 ) -> tuple[Pointer, Value]:
                     with e.loop(count) as r:
-                        row = line(r) // sharing * (self.widening.steps() * WORDS)
-                        source = self.rows + (row + first * WORDS)
+                        row = line(r) // required(p.sharing) * (self.widening.steps() * WORDS)
+                        source = p.words + (row + first * WORDS)
                         group = r // LINES * (steps * GROUP)
                         into = gathered + (group + r % LINES * WORDS)
                         with e.loop(steps) as s:
@@ -249,7 +287,7 @@ class _Pairs:
 
     def _parts(self) -> Value:
         """Items of neighboring columns."""
-        return (self.widening.stretches() + (self.width - 1)) // self.width
+        return (self.widening.stretches() + (self.p.width - 1)) // self.p.width
 
     def _rows(self, at: _Rows) -> None:
         """The columns of an item for some rows."""
@@ -257,11 +295,11 @@ class _Pairs:
         stretches, many = widening.stretches(), widening.pairs
         room = (at.count + (BLOCK - 1)) // BLOCK * (BLOCK * WIDTH)
         steps = widening.steps()
-        with e.loop(0, steps, self.depth) as first:
-            count = minimum(self.depth, steps - first)
+        with e.loop(0, steps, self.p.depth) as first:
+            count = minimum(self.p.depth, steps - first)
             last = first + count == steps
             words, below = at.words(first, count)
-            with e.loop(minimum(self.width, stretches - at.left)) as p:
+            with e.loop(minimum(self.p.width, stretches - at.left)) as p:
                 number = at.left + p
                 widening.write(e, at.weights, number, (first, count), self.words)
                 for pair in range(many):
@@ -310,9 +348,9 @@ class _Pairs:
         """Sums that are complete become results."""
         e = self.e
         with e.loop(rows) as r:
-            start = line(top + r) * self.n
+            start = line(top + r) * self.p.n
             for half in range(2):
                 column = pair * WIDTH + half * LINES
-                mask = e.first_lanes(self.n - column, LINES)
+                mask = e.first_lanes(self.p.n - column, LINES)
                 value = sums.load(r * WIDTH + half * LINES, LINES)
-                self.y.store(start + column, value.cast(self.spec.dtype), mask)
+                self.p.y.store(start + column, value.cast(self.spec.dtype), mask)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache, reduce
 
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import (
     Pointer,
     Value,
@@ -26,6 +25,7 @@ from treadle.backends.codegen.kernel.language import (
     select,
     shuffle,
 )
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.base import dtype as dt
 from treadle.base.blocks.activations import LEAST, LEVELS, TERMS
 from treadle.base.blocks.panels import Layout
@@ -106,22 +106,31 @@ class Records:
         return self.total(self.groups * self.layout.minimum)
 
 
+class RowsParameters(Record[P, S], records=dt.int32):
+    """Rows x [rows, terms], their records, and the number of those of a row."""
+
+    x: P
+    records: P
+    count: S
+
+
 @cache
-def rows_kernel(records: Records, dtype: DType, lanes: int) -> Kernel:
-    """A kernel over rows: (x, records, records of a row), x [rows, terms]."""
+def rows_kernel(records: Records, dtype: DType, lanes: int) -> RecordedKernel:
+    """A kernel over rows."""
     e = KernelBuilder()
-    x, made, count = e.pointer(dtype, "x"), e.pointer(dt.int32, "records"), e.size("count")
+    p = e.record(RowsParameters[Pointer, Value], x=dtype)
+    count = p.count
     with e.items() as r:
-        source = x + r * (count * records.terms)
+        source = p.x + r * (count * records.terms)
         tile = r // records.tile * (count * records.units)
-        target, slot = made + tile, r % records.tile
+        target, slot = p.records + tile, r % records.tile
         with e.loop(count) as i:
             given = source + i * records.terms
             into = target + i * records.units
             for part in range(records.terms // TERMS):
                 _part(records, part, given + part * TERMS, (into, slot), lanes)
     kind = "matrices" if records.matrices else str(records.tile)
-    return e.kernel(f"quantize_rows_{dtype.name}_{records.label}_{kind}")
+    return RecordedKernel(e.kernel(f"quantize_rows_{dtype.name}_{records.label}_{kind}"), p)
 
 
 def _part(

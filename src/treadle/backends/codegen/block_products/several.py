@@ -9,14 +9,22 @@ rows there are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
-from treadle.backends.codegen.block_products.kernel import LINE, BlockConfig, scaled, starts_of
+from treadle.backends.codegen.block_products.kernel import (
+    LINE,
+    BlockConfig,
+    MatrixSizes,
+    Operands,
+    ProductParameters,
+    scaled,
+    starts_of,
+)
 from treadle.backends.codegen.block_products.levels import Levels
-from treadle.backends.codegen.block_products.pairs import ROUTES
+from treadle.backends.codegen.block_products.pairs import Routes, declare_routes
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import Pointer, Value, dot, maximum, minimum, select
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.base import dtype as dt
 from treadle.base.blocks.activations import TERMS
 from treadle.base.blocks.panels import ROWS
@@ -27,20 +35,23 @@ MOST = 512
 """Most rows of an item, whose sums are in scratch memory, 32 KiB."""
 
 
+class SeveralParameters(Operands[P, S], sizes=MatrixSizes):
+    """Parameters of `several_experts_kernel`; see `ExpertParameters`."""
+
+    routes: Routes[P, S]
+    sizes: MatrixSizes[P, S]
+    sharing: S
+
+
 @cache
-def several_kernel(spec: BlockConfig, name: str) -> Kernel:
+def several_kernel(spec: BlockConfig, name: str) -> RecordedKernel:
     """A kernel with the parameters of `product_kernel`, whose chunks have `MOST` rows at most."""
     return _Several(spec, spec.records.tile).kernel(name)
 
 
 @cache
-def several_experts_kernel(spec: BlockConfig, tile: int, name: str) -> Kernel:
-    """A kernel over (expert, panel) for the rows that chose the expert, `tile` at a time.
-
-    Its parameters: records of single rows, panels of all experts, y, order and ends of
-    `pairs.routes_kernel`, m, n, blocks of the format in a row, the number of panels, and how many
-    neighboring rows of y share a row of activations.
-    """
+def several_experts_kernel(spec: BlockConfig, tile: int, name: str) -> RecordedKernel:
+    """A kernel over (expert, panel) for the rows that chose the expert, `tile` at a time."""
     return _Several(spec, tile).routed(name)
 
 
@@ -55,70 +66,64 @@ class _Several:
         self.some = max(1, DEPTH // spec.layout.elements)
         self.groups = spec.layout.elements // spec.layout.group
         self.each = spec.layout.elements // TERMS * spec.records.units
-        self.e = e = KernelBuilder()
-        self.rows, self.weights = e.pointer(dt.int32, "records"), e.pointer(dt.uint8, "panels")
-        self.y = e.pointer(spec.dtype, "y")
-
-    def begin(self) -> None:
-        """Parameters that both kernels have, and scratch memory."""
-        e, many = self.e, self.some * self.groups
-        names = ("m", "n", "blocks", "panel_count")
-        self.m, self.n, self.blocks, self.panels = e.sizes(*names)
+        self.e, many = KernelBuilder(), self.some * self.groups
+        self.p: ProductParameters[Pointer, Value] | SeveralParameters[Pointer, Value]
+        e = self.e
         self.wide = e.stack(dt.int16, many * self.words * 4 * ROWS)
         self.scales = e.stack(dt.float32, many * ROWS)
         self.minima = e.stack(dt.float32, many * ROWS) if self.layout.minimum else None
         self.sums = e.stack(dt.float32, MOST * ROWS)
 
-    def kernel(self, name: str) -> Kernel:
+    def kernel(self, name: str) -> RecordedKernel:
         """Some tiles with one panel."""
         e = self.e
-        self.begin()
-        chunk = e.size("chunk")
+        self.p = p = e.record(ProductParameters[Pointer, Value], y=self.spec.dtype)
         with e.items() as i:
-            first = i // self.panels * chunk
-            panel = i % self.panels
-            weights = self.weights + panel * (self.blocks * self.layout.block)
-            pitch = self.blocks * self.each
+            first = i // p.sizes.panel_count * p.chunk
+            panel = i % p.sizes.panel_count
+            weights = p.panels + panel * (p.sizes.blocks * self.layout.block)
+            pitch = p.sizes.blocks * self.each
             top = first * self.tile
-            rows = self.rows + first * pitch
+            rows = p.records + first * pitch
 
             def lines(t: Value) -> list[Pointer]:
                 record = rows + t * pitch
                 return [record + r for r in range(self.tile)]
 
-            count = minimum(chunk * self.tile, self.m - top)
+            count = minimum(p.chunk * self.tile, p.sizes.m - top)
             self._rows(weights, count, lines)
             self._store(count, panel, lambda r: top + r)
-        return e.kernel(f"blocks_{name}_{self.records.kind}_several_{self.tile}")
+        name = f"blocks_{name}_{self.records.kind}_several_{self.tile}"
+        return RecordedKernel(e.kernel(name), p)
 
-    def routed(self, name: str) -> Kernel:
+    def routed(self, name: str) -> RecordedKernel:
         """The rows of one expert with one of its panels."""
         e = self.e
-        order, ends = (e.pointer(dt.int32, name) for name in ROUTES)
-        self.begin()
-        sharing = e.size("sharing")
+        routes, kind = partial(declare_routes, e), SeveralParameters[Pointer, Value]
+        self.p = p = e.record(kind, y=self.spec.dtype, routes=routes)
         with e.items() as i:
-            expert, panel = i // self.panels, i % self.panels
-            weights = self.weights + i * (self.blocks * self.layout.block)
-            end = ends[expert].cast(dt.int64)
-            before = ends[maximum(expert - 1, 0)].cast(dt.int64)
+            expert, panel = i // p.sizes.panel_count, i % p.sizes.panel_count
+            weights = p.panels + i * (p.sizes.blocks * self.layout.block)
+            end = p.routes.ends[expert].cast(dt.int64)
+            before = p.routes.ends[maximum(expert - 1, 0)].cast(dt.int64)
             begin = select(expert == 0, 0, before)
-            pitch = self.blocks * self.each
+            pitch = p.sizes.blocks * self.each
             with e.loop(begin, end, MOST) as top:
                 count = minimum(MOST, end - top)
 
                 def number(r: Value, top: Value = top) -> Value:
-                    return order[top + r].cast(dt.int64)
+                    return p.routes.order[top + r].cast(dt.int64)
 
                 def lines(t: Value, count: Value = count) -> list[Pointer]:
                     """Behind the last row of a tile comes the last one again."""
                     places = [t * self.tile + r for r in range(self.tile)]
                     given = [number(minimum(place, count - 1)) for place in places]
-                    return [self.rows + r // sharing * pitch for r in given]
+                    return [p.records + r // p.sharing * pitch for r in given]
 
                 self._rows(weights, count, lines)
                 self._store(count, panel, number)
-        return e.kernel(f"experts_{name}_{self.records.kind}_several_{self.tile}")
+        name = f"experts_{name}_{self.records.kind}_several_{self.tile}"
+        return RecordedKernel(e.kernel(name), p)
 
     def _rows(
         self, weights: Pointer, count: Value, lines: Callable[[Value], list[Pointer]]
@@ -127,8 +132,8 @@ class _Several:
         e = self.e
         tiles = (count + (self.tile - 1)) // self.tile
         self.sums.zero(tiles * (self.tile * ROWS))
-        with e.loop(0, self.blocks, self.some) as begin:
-            some = minimum(self.blocks - begin, self.some)
+        with e.loop(0, self.p.sizes.blocks, self.some) as begin:
+            some = minimum(self.p.sizes.blocks - begin, self.some)
             with e.loop(some) as block:
                 self._widen(weights, begin, block)
             first = begin * self.each
@@ -199,10 +204,10 @@ class _Several:
 
     def _store(self, count: Value, panel: Value, line: Callable[[Value], Value]) -> None:
         """Sums become results."""
-        column = panel * ROWS
+        column, n = panel * ROWS, self.p.sizes.n
         with self.e.loop(count) as r:
-            start = line(r) * self.n + column
+            start = line(r) * n + column
             for c in range(0, ROWS, self.lanes):
-                mask = self.e.first_lanes(self.n - (column + c), self.lanes)
+                mask = self.e.first_lanes(n - (column + c), self.lanes)
                 value = self.sums.load(r * ROWS + c, self.lanes)
-                self.y.store(start + c, value.cast(self.spec.dtype), mask)
+                self.p.y.store(start + c, value.cast(self.spec.dtype), mask)

@@ -8,31 +8,39 @@ from treadle.backends.codegen.block_products.levels import Levels
 from treadle.backends.codegen.block_products.widening import values
 from treadle.backends.codegen.contraction.shared.pack import transpose
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import Value, minimum
+from treadle.backends.codegen.kernel.language import Pointer, Value, minimum
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.base import dtype as dt
 from treadle.base.blocks.panels import ROWS, Layout
 
 
+class ValuesParameters(Record[P, S], panels=dt.uint8, y=dt.float32):
+    """Panels, y [rows, k], and blocks of a row."""
+
+    panels: P
+    y: P
+    rows: S
+    blocks: S
+
+
 @cache
-def values_kernel(layout: Layout, name: str) -> Kernel:
-    """A kernel over panels: (panels, y [rows, k], rows, blocks of a row)."""
+def values_kernel(layout: Layout, name: str) -> RecordedKernel:
+    """A kernel over panels."""
     e = KernelBuilder()
-    panels, y = e.pointer(dt.uint8, "panels"), e.pointer(dt.float32, "y")
-    rows, blocks = e.sizes("rows", "blocks")
-    levels = Levels(layout, ROWS)
+    p = e.record(ValuesParameters[Pointer, Value])
+    rows, blocks, levels = p.rows, p.blocks, Levels(layout, ROWS)
     k = blocks * layout.elements
     with e.items() as i:
         top = i * ROWS
-        source = panels + i * (blocks * layout.block)
-        target = y + top * k
+        source = p.panels + i * (blocks * layout.block)
+        target = p.y + top * k
         last = minimum(rows, top + ROWS) - (top + 1)
         with e.loop(blocks) as b:
             here = source + b * layout.block
             header = levels.header(here, 0)
-            with e.loop(layout.pieces) as p:
-                given = here + (p * layout.piece + layout.header)
-                column = b * layout.elements + p * layout.span
+            with e.loop(layout.pieces) as piece:
+                given = here + (piece * layout.piece + layout.header)
+                column = b * layout.elements + piece * layout.span
                 square: list[Value] = []
                 for place, four in values(levels, given, header):
                     square += four
@@ -43,4 +51,4 @@ def values_kernel(layout: Layout, name: str) -> Kernel:
                     for r, line in reversed([*enumerate(transpose(square))]):
                         into[minimum(r, last) * k] = line
                     square = []
-    return e.kernel(f"values_{name}")
+    return RecordedKernel(e.kernel(f"values_{name}"), p)

@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial, reduce
 
-from treadle.backends.codegen.irregular.rows import (
-    RowBuilder,
-    over_rows,
-    vector_loop,
-)
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import Value, select, shuffle
+from treadle.backends.codegen.irregular.rows import Result, RowBuilder, over_rows, vector_loop
+from treadle.backends.codegen.kernel.language import Pointer, Value, select, shuffle
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.codegen.target import Target
@@ -47,11 +43,20 @@ def lower_arg_extremum(
     if inner == 1:
         kernel = _last_kernel(x.dtype, lanes, largest)
         cost = 20 + estimate(extent) * 0.8 / lanes
-        return Lowered((over_rows(kernel, (*refs, extent), outer, cost, nbytes),))
+        return Lowered((over_rows(kernel, _Line(*refs, extent), outer, cost, nbytes),))
     kernel = _inner_kernel(x.dtype, lanes, largest)
     panels = -(-inner // lanes)
-    arguments = (*refs, extent, inner, panels)
-    return Lowered((over_rows(kernel, arguments, outer * panels, 3 + estimate(extent), nbytes),))
+    given = _Panel(*refs, extent, inner, panels)
+    return Lowered((over_rows(kernel, given, outer * panels, 3 + estimate(extent), nbytes),))
+
+
+class _Line(Result[P, S]):
+    extent: S
+
+
+class _Panel(_Line[P, S]):
+    inner: S
+    panels: S
 
 
 def _comes_first(largest: bool, x: Value, best: Value) -> Value:
@@ -77,17 +82,17 @@ def _merge(better: Better, one: Found, two: Found) -> Found:
 
 
 @cache
-def _last_kernel(dtype: DType, lanes: int, largest: bool) -> Kernel:
+def _last_kernel(dtype: DType, lanes: int, largest: bool) -> RecordedKernel:
     """Each row of the launch is a line."""
     e = RowBuilder()
-    target, x, extent = e.pointer(dt.int32, "target"), e.pointer(dtype, "x"), e.size("extent")
+    p = e.record(_Line[Pointer, Value], target=dt.int32, x=dtype)
     better = partial(_comes_first, largest)
     places = e.iota(dt.int32, lanes) if lanes > 1 else e.constant(0, dt.int32)
     with e.loop(e.first, e.stop) as i:
-        line = x + i * extent
+        line = p.x + i * p.extent
         start, zero = load_value(line, 0).splat(lanes), e.constant(0, dt.int32, lanes)
         block = _CHAINS * lanes
-        full = extent & -block
+        full = p.extent & -block
         chains = [[start, zero] for _ in range(_CHAINS)]
         with e.loop(0, full, block, carrying=(*chains,)) as j:
             # All chains note where their block begins.
@@ -99,7 +104,7 @@ def _last_kernel(dtype: DType, lanes: int, largest: bool) -> Kernel:
                 chain[:] = select(wins, value, best), select(wins, here, at)
         whole = [(best, at + (places + c * lanes)) for c, (best, at) in enumerate(chains)]
         rest = [start, zero]
-        for j, mask in vector_loop(e, full, extent, lanes, carrying=rest):
+        for j, mask in vector_loop(e, full, p.extent, lanes, carrying=rest):
             value = load_value(line, j, lanes, mask)
             wins = better(value, rest[0])
             if mask is not None:
@@ -107,8 +112,8 @@ def _last_kernel(dtype: DType, lanes: int, largest: bool) -> Kernel:
             here = j.cast(dt.int32).splat(lanes) + places
             rest[:] = select(wins, value, rest[0]), select(wins, here, rest[1])
         found = reduce(partial(_merge, better), [*whole, (rest[0], rest[1])])
-        target[i] = _first_of_lanes(better, found)
-    return e.kernel(f"arg{'max' if largest else 'min'}_last_{dtype.name}")
+        p.target[i] = _first_of_lanes(better, found)
+    return RecordedKernel(e.kernel(f"arg{'max' if largest else 'min'}_last_{dtype.name}"), p)
 
 
 def _first_of_lanes(better: Better, found: Found) -> Value:
@@ -123,21 +128,20 @@ def _first_of_lanes(better: Better, found: Found) -> Value:
 
 
 @cache
-def _inner_kernel(dtype: DType, lanes: int, largest: bool) -> Kernel:
+def _inner_kernel(dtype: DType, lanes: int, largest: bool) -> RecordedKernel:
     """Each row of the launch is `lanes` columns side by side."""
     e = RowBuilder()
-    target, x = e.pointer(dt.int32, "target"), e.pointer(dtype, "x")
-    extent, inner, panels = e.sizes("extent", "inner", "panels")
-    with e.rows(panels, panels) as (_, outer, panel):
+    p = e.record(_Panel[Pointer, Value], target=dt.int32, x=dtype)
+    with e.rows(p.panels, p.panels) as (_, outer, panel):
         start = panel * lanes
-        mask = e.first_lanes(inner - start, lanes)
-        slab = x + (outer * extent * inner + start)
+        mask = e.first_lanes(p.inner - start, lanes)
+        slab = p.x + (outer * p.extent * p.inner + start)
         found = [load_value(slab, 0, lanes, mask), e.constant(0, dt.int32, lanes)]
-        with e.loop(1, extent, carrying=found) as j:
+        with e.loop(1, p.extent, carrying=found) as j:
             best, at = found
-            value = load_value(slab, j * inner, lanes, mask)
+            value = load_value(slab, j * p.inner, lanes, mask)
             wins = _comes_first(largest, value, best)
             here = j.cast(dt.int32).splat(lanes)
             found[:] = select(wins, value, best), select(wins, here, at)
-        target.store(outer * inner + start, found[1], mask)
-    return e.kernel(f"arg{'max' if largest else 'min'}_inner_{dtype.name}")
+        p.target.store(outer * p.inner + start, found[1], mask)
+    return RecordedKernel(e.kernel(f"arg{'max' if largest else 'min'}_inner_{dtype.name}"), p)

@@ -6,8 +6,8 @@ from functools import cache
 
 from treadle.backends.codegen.irregular.copying import NS_PER_BYTE, copy
 from treadle.backends.codegen.irregular.rows import RowBuilder, bits_of, over_rows
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import Value, maximum, minimum
+from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered, Ref
@@ -28,11 +28,14 @@ def lower_cache_update(
     out = Ref("output", 0)
     indices = tuple(t.dtype for t in places)
     kernel = _kernel(bits_of(kept.dtype), indices, op.ring)
-    sizes = kept.shape[0], kept.shape[2], x.shape[0], x.shape[1], x.shape[2], x.shape[3]
+    batch, heads, time, features = x.shape
     nbytes = product(x.shape) * kept.dtype.itemsize
-    each = estimate(nbytes) / max(estimate(x.shape[1]), 1) * NS_PER_BYTE + 8
-    arguments = (out, *(Ref("input", i) for i in range(1, 5)), *sizes)
-    write = over_rows(kernel, arguments, x.shape[1], each, 2 * nbytes)
+    each = estimate(nbytes) / max(estimate(heads), 1) * NS_PER_BYTE + 8
+    given = _Cache(
+        *(out, Ref("input", 1), Ref("input", 2), Ref("input", 3), Ref("input", 4)),
+        *(kept.shape[0], kept.shape[2], batch, heads, time, features),
+    )
+    write = over_rows(kernel, given, heads, each, 2 * nbytes)
     whole = copy(out, Ref("input", 0), product(kept.shape) * kept.dtype.itemsize)
     return Lowered((whole, write), in_place=((0, 0),))
 
@@ -42,34 +45,46 @@ def bounded(index: Value, most: Value | int) -> Value:
     return minimum(maximum(index.cast(dt.int64), 0), most)
 
 
+class _Cache(Record[P, S]):
+    kept: P
+    x: P
+    starts: P
+    ends: P
+    rows: P
+    sequences: S
+    capacity: S
+    batch: S
+    heads: S
+    time: S
+    features: S
+
+
 @cache
-def _kernel(bits: DType, indices: tuple[DType, ...], ring: bool) -> Kernel:
+def _kernel(bits: DType, indices: tuple[DType, ...], ring: bool) -> RecordedKernel:
     """Each row of the launch is a head, for all rows of x, so that the order of writes is fixed."""
     e = RowBuilder()
-    kept, x = e.pointer(bits, "kept"), e.pointer(bits, "x")
-    starts, ends, rows = map(e.pointer, indices, ("starts", "ends", "rows"))
-    sequences, capacity, batch = e.sizes("sequences", "capacity", "batch")
-    heads, time, features = e.sizes("heads", "time", "features")
-    with e.loop(e.first, e.stop) as head, e.loop(batch) as turn:
-        row = batch - turn - 1  # Of two rows for one sequence the first one stays.
-        most = MOST_POSITIONS if ring else capacity
-        start, end = bounded(starts[row], most), bounded(ends[row], most)
-        sequence = bounded(rows[row], sequences - 1)
-        count = maximum(minimum(end - start, time), 0)
-        line = (sequence * heads + head) * capacity
-        source = (row * heads + head) * time
+    places = dict(zip(("starts", "ends", "rows"), indices, strict=True))
+    p = e.record(_Cache[Pointer, Value], kept=bits, x=bits, **places)
+    with e.loop(e.first, e.stop) as head, e.loop(p.batch) as turn:
+        row = p.batch - turn - 1  # Of two rows for one sequence the first one stays.
+        most = MOST_POSITIONS if ring else p.capacity
+        start, end = bounded(p.starts[row], most), bounded(p.ends[row], most)
+        sequence = bounded(p.rows[row], p.sequences - 1)
+        count = maximum(minimum(end - start, p.time), 0)
+        line = (sequence * p.heads + head) * p.capacity
+        source = (row * p.heads + head) * p.time
 
         def move(slot: Value | int, step: Value | int, count: Value) -> None:
-            to = kept + (line + slot) * features
-            given = x + (source + step) * features
-            to.copy_from(given, count * features)
+            to = p.kept + (line + slot) * p.features
+            given = p.x + (source + step) * p.features
+            to.copy_from(given, count * p.features)
 
         if ring:
-            slot = start % capacity
-            before = minimum(count, capacity - slot)
+            slot = start % p.capacity
+            before = minimum(count, p.capacity - slot)
             move(slot, 0, before)
             move(0, before, count - before)
         else:
             move(start, 0, count)
     name = f"{'ring' if ring else 'cache'}_{bits.name}_" + "_".join(t.name for t in indices)
-    return e.kernel(name)
+    return RecordedKernel(e.kernel(name), p)

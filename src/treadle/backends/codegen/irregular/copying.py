@@ -9,14 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from treadle.backends.codegen.irregular.rows import (
-    RowBuilder,
-    bits_of,
-    over_rows,
-    overlapping_loop,
-)
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import minimum
+from treadle.backends.codegen.irregular.rows import RowBuilder, bits_of, over_rows, overlapping_loop
+from treadle.backends.codegen.kernel.language import Pointer, Value, minimum
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
@@ -33,6 +28,32 @@ _BLOCK = 1 << 16
 NS_PER_BYTE = 0.1
 
 
+class Copied(Record[P, S]):
+    """First parameters of copies."""
+
+    target: P
+    source: P
+
+
+class _Bytes(Copied[P, S]):
+    nbytes: S
+
+
+class _Rows(_Bytes[P, S]):
+    target_step: S
+    source_step: S
+    blocks: S
+
+
+class _Numbers(Copied[P, S]):
+    count: S
+
+
+class _Elements(_Numbers[P, S]):
+    target_step: S
+    source_step: S
+
+
 @lowers(Transfer)
 def lower_transfer(
     op: Transfer, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
@@ -46,20 +67,18 @@ def copy(target: Ref, source: Ref, nbytes: Dim) -> Launch:
     """Bytes from one place to another, or to the same."""
     rows = -(-nbytes // _BLOCK)
     cost = min(estimate(nbytes), _BLOCK) * NS_PER_BYTE
-    launch = over_rows(_copy_kernel(), (target, source, nbytes), rows, cost, 2 * nbytes)
+    launch = over_rows(_copy_kernel(), _Bytes(target, source, nbytes), rows, cost, 2 * nbytes)
     return replace(launch, moves=True)
 
 
 @cache
-def _copy_kernel() -> Kernel:
+def _copy_kernel() -> RecordedKernel:
     e = RowBuilder()
-    target, source = e.pointer(dt.uint8, "target"), e.pointer(dt.uint8, "source")
-    nbytes = e.size("nbytes")
+    p = e.record(_Bytes[Pointer, Value], target=dt.uint8, source=dt.uint8)
     start = e.first * _BLOCK
-    end = minimum(e.stop * _BLOCK, nbytes)
-    (target + start).copy_from(source + start, end - start)
-
-    return e.kernel("copy")
+    end = minimum(e.stop * _BLOCK, p.nbytes)
+    (p.target + start).copy_from(p.source + start, end - start)
+    return RecordedKernel(e.kernel("copy"), p)
 
 
 def copy_rows(
@@ -70,26 +89,21 @@ def copy_rows(
     Long rows are cut into blocks, so that few of them still keep all threads busy.
     """
     blocks = -(-nbytes // _BLOCK)
-    arguments = (target, source, nbytes, target_step, source_step, blocks)
+    given = _Rows(target, source, nbytes, target_step, source_step, blocks)
     cost = 8 + min(estimate(nbytes), _BLOCK) * NS_PER_BYTE
-    return over_rows(_copy_rows_kernel(), arguments, rows * blocks, cost, 2 * rows * nbytes)
+    return over_rows(_copy_rows_kernel(), given, rows * blocks, cost, 2 * rows * nbytes)
 
 
 @cache
-def _copy_rows_kernel() -> Kernel:
+def _copy_rows_kernel() -> RecordedKernel:
     e = RowBuilder()
-    target, source = e.pointer(dt.uint8, "target"), e.pointer(dt.uint8, "source")
-    nbytes, target_step, source_step, blocks = e.sizes(
-        "nbytes", "target_step", "source_step", "blocks"
-    )
-
-    with e.rows(blocks, blocks) as (_, row, block):
+    p = e.record(_Rows[Pointer, Value], target=dt.uint8, source=dt.uint8)
+    with e.rows(p.blocks, p.blocks) as (_, row, block):
         start = block * _BLOCK
-        count = minimum(nbytes - start, _BLOCK)
-        to = target + (row * target_step + start)
-        to.copy_from(source + (row * source_step + start), count)
-
-    return e.kernel("copy_rows")
+        count = minimum(p.nbytes - start, _BLOCK)
+        to = p.target + (row * p.target_step + start)
+        to.copy_from(p.source + (row * p.source_step + start), count)
+    return RecordedKernel(e.kernel("copy_rows"), p)
 
 
 def copy_elements(
@@ -97,23 +111,18 @@ def copy_elements(
 ) -> Launch:
     """`count` elements of one type; steps are in elements."""
     rows = -(-count // _BLOCK)
-    arguments = (target, source, count, target_step, source_step)
-    kernel = _copy_elements_kernel(bits_of(dtype))
-    return over_rows(
-        kernel, arguments, rows, min(estimate(count), _BLOCK) * 1.0, 2 * count * dtype.itemsize
-    )
+    given = _Elements(target, source, count, target_step, source_step)
+    cost, nbytes = min(estimate(count), _BLOCK) * 1.0, 2 * count * dtype.itemsize
+    return over_rows(_copy_elements_kernel(bits_of(dtype)), given, rows, cost, nbytes)
 
 
 @cache
-def _copy_elements_kernel(bits: DType) -> Kernel:
+def _copy_elements_kernel(bits: DType) -> RecordedKernel:
     e = RowBuilder()
-    target, source = e.pointer(bits, "target"), e.pointer(bits, "source")
-    count, target_step, source_step = e.sizes("count", "target_step", "source_step")
-
-    with e.loop(e.first * _BLOCK, minimum(e.stop * _BLOCK, count)) as i:
-        target.store(i * target_step, source[i * source_step])
-
-    return e.kernel(f"copy_elements_{bits.name}")
+    p = e.record(_Elements[Pointer, Value], target=bits, source=bits)
+    with e.loop(e.first * _BLOCK, minimum(e.stop * _BLOCK, p.count)) as i:
+        p.target.store(i * p.target_step, p.source[i * p.source_step])
+    return RecordedKernel(e.kernel(f"copy_elements_{bits.name}"), p)
 
 
 def convert(
@@ -123,18 +132,15 @@ def convert(
     rows = -(-count // _BLOCK)
     kernel = _convert_kernel(to, origin, machine.lanes(dt.float32))
     nbytes = count * (to.itemsize + origin.itemsize)
-    return over_rows(
-        kernel, (target, source, count), rows, min(estimate(count), _BLOCK) * 0.3, nbytes
-    )
+    cost = min(estimate(count), _BLOCK) * 0.3
+    return over_rows(kernel, _Numbers(target, source, count), rows, cost, nbytes)
 
 
 @cache
-def _convert_kernel(to: DType, origin: DType, lanes: int) -> Kernel:
+def _convert_kernel(to: DType, origin: DType, lanes: int) -> RecordedKernel:
     e = RowBuilder()
-    target, source, count = e.pointer(to, "target"), e.pointer(origin, "source"), e.size("count")
-    end = minimum(e.stop * _BLOCK, count)
-
+    p = e.record(_Numbers[Pointer, Value], target=to, source=origin)
+    end = minimum(e.stop * _BLOCK, p.count)
     for i, mask in overlapping_loop(e, e.first * _BLOCK, end, lanes):
-        store_value(target, i, load_value(source, i, lanes, mask), mask)
-
-    return e.kernel(f"convert_{origin.name}_{to.name}")
+        store_value(p.target, i, load_value(p.source, i, lanes, mask), mask)
+    return RecordedKernel(e.kernel(f"convert_{origin.name}_{to.name}"), p)

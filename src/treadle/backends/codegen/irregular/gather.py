@@ -7,11 +7,11 @@ the reference raises, read the nearest element (`rows.resolve`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 from treadle.backends.codegen.irregular.positions import Region, region_of
 from treadle.backends.codegen.irregular.rows import (
-    Arguments,
+    Result,
     RowBuilder,
     bits_of,
     over_rows,
@@ -19,9 +19,9 @@ from treadle.backends.codegen.irregular.rows import (
     place,
     resolve,
 )
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.builder import Builder, numbered
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -64,16 +64,16 @@ def lower_index(
 def pick(region: Region, dtype: DType, target: Target) -> Launch:
     """output[outer, j, :] = x[outer, index[j], :]."""
     outer, extent, width, count = region.outer, region.extent, region.width, region.count
-    refs = Ref("output", 0), Ref("input", 0), region.index
+    given = Ref("output", 0), Ref("input", 0), region.index, extent, count
     nbytes = 2 * outer * count * width * dtype.itemsize
     if width == 1:
         kernel = _pick_elements(bits_of(dtype), region.dtype, _lanes(dtype, target))
         panels = -(-count // _PANEL)
         cost = min(estimate(count), _PANEL) * 0.7
-        return over_rows(kernel, (*refs, extent, count, panels), outer * panels, cost, nbytes)
+        return over_rows(kernel, _Elements(*given, panels), outer * panels, cost, nbytes)
     kernel = _pick_rows(bits_of(dtype), region.dtype)
     cost = 5 + estimate(width) * dtype.itemsize * 0.05
-    return over_rows(kernel, (*refs, extent, count, width), outer * count, cost, nbytes)
+    return over_rows(kernel, _Rows(*given, width), outer * count, cost, nbytes)
 
 
 def _lanes(dtype: DType, target: Target) -> int:
@@ -81,36 +81,48 @@ def _lanes(dtype: DType, target: Target) -> int:
     return target.vector_bytes // 8 if dtype.itemsize >= 4 else 1
 
 
+class _Picked(Result[P, S]):
+    """`count` indices of axis 1 of x [outer, extent, ...]."""
+
+    index: P
+    extent: S
+    count: S
+
+
+class _Rows(_Picked[P, S]):
+    width: S
+
+
+class _Elements(_Picked[P, S]):
+    panels: S
+
+
 @cache
-def _pick_rows(bits: DType, index_type: DType) -> Kernel:
+def _pick_rows(bits: DType, index_type: DType) -> RecordedKernel:
     e = RowBuilder()
-    target, x = e.pointer(bits, "target"), e.pointer(bits, "x")
-    index = e.pointer(index_type, "index")
-    extent, count, width = e.sizes("extent", "count", "width")
+    p = e.record(_Rows[Pointer, Value], target=bits, x=bits, index=index_type)
 
-    with e.rows(count, count) as (row, outer, j):
-        found = resolve(index[j], extent)
-        source = (outer * extent + found) * width
-        (target + row * width).copy_from(x + source, width)
-    return e.kernel(f"pick_rows_{bits.name}_{index_type.name}")
+    with e.rows(p.count, p.count) as (row, outer, j):
+        found = resolve(p.index[j], p.extent)
+        source = (outer * p.extent + found) * p.width
+        (p.target + row * p.width).copy_from(p.x + source, p.width)
+    return RecordedKernel(e.kernel(f"pick_rows_{bits.name}_{index_type.name}"), p)
 
 
 @cache
-def _pick_elements(bits: DType, index_type: DType, lanes: int) -> Kernel:
+def _pick_elements(bits: DType, index_type: DType, lanes: int) -> RecordedKernel:
     e = RowBuilder()
-    target, x = e.pointer(bits, "target"), e.pointer(bits, "x")
-    index = e.pointer(index_type, "index")
-    extent, count, panels = e.sizes("extent", "count", "panels")
+    p = e.record(_Elements[Pointer, Value], target=bits, x=bits, index=index_type)
 
-    with e.rows(panels, panels) as (_, outer, panel):
-        source, row = x + outer * extent, target + outer * count
+    with e.rows(p.panels, p.panels) as (_, outer, panel):
+        source, row = p.x + outer * p.extent, p.target + outer * p.count
         start = panel * _PANEL
-        end = minimum(start + _PANEL, count)
+        end = minimum(start + _PANEL, p.count)
 
         for j, mask in overlapping_loop(e, start, end, lanes):
-            found = resolve(index.load(j, lanes, mask), extent.splat(lanes))
+            found = resolve(p.index.load(j, lanes, mask), p.extent.splat(lanes))
             row.store(j, read(source, found, mask), mask)
-    return e.kernel(f"pick_elements_{bits.name}_{index_type.name}")
+    return RecordedKernel(e.kernel(f"pick_elements_{bits.name}_{index_type.name}"), p)
 
 
 def read(source: Pointer, places: Value, mask: Value | None) -> Value:
@@ -121,11 +133,35 @@ def read(source: Pointer, places: Value, mask: Value | None) -> Value:
 # -- along one axis ----------------------------------------------------------------------------
 
 
+class LineSizes(Record[P, S]):
+    """A line of `extent` elements and `count` indices, and how many lie side by side."""
+
+    extent: S
+    stride: S
+    count: S
+    step: S
+    across: S
+
+
+class LineAxes(Record[P, S]):
+    """Extents, strides in x and strides in the index of the axes that number lines."""
+
+    grid: tuple[S, ...]
+    strides: tuple[S, ...]
+    steps: tuple[S, ...]
+
+    @staticmethod
+    def of(e: Builder, rank: int) -> LineAxes[Pointer, Value]:
+        """Parameters of a kernel."""
+        names = [numbered(name, rank) for name in ("n", "stride", "step")]
+        return e.record(LineAxes[Pointer, Value], grid=names[0], strides=names[1], steps=names[2])
+
+
 class Lines:
-    """An `Along` op as independent lines: for each, `steps` indices into `extent` elements.
+    """An `Along` op as independent lines, whose strides are in elements.
 
     Lines are numbered over all axes but `axis` and, where that is not the last one, the last one,
-    over which `across` lines lie side by side. Strides are in elements.
+    over which `across` lines lie side by side. `number` is that of the groups of these.
     """
 
     def __init__(self, op: Along, x: TensorType, index: TensorType) -> None:
@@ -134,18 +170,13 @@ class Lines:
         strides, steps = row_major_strides(mine), row_major_strides(theirs)
         own = [a for a in range(len(mine)) if a not in (axis, last)]
         self.is_last = axis == last
-        self.extent, self.stride = mine[axis], strides[axis]
-        self.count, self.step = theirs[axis], steps[axis]
-        self.across: Dim = 1 if self.is_last else theirs[last]
+        across: Dim = 1 if self.is_last else theirs[last]
+        self.sizes = LineSizes[Ref, Dim](
+            mine[axis], strides[axis], theirs[axis], steps[axis], across
+        )
         axes = _merged([(theirs[a], strides[a], steps[a]) for a in own])
-        self.grid = [a[0] for a in axes]
-        self.sizes: list[Dim] = [*self.grid, *(a[1] for a in axes), *(a[2] for a in axes)]
-        """Extents, strides in x and strides in the index of the axes that number the lines."""
-
-    @property
-    def number(self) -> Dim:
-        """The number of groups of `across` lines."""
-        return product(self.grid)
+        self.axes = LineAxes[Ref, Dim](*zip(*axes, strict=True))
+        self.rank, self.number = len(axes), product(self.axes.grid)
 
 
 def _merged(axes: Sequence[tuple[Dim, Dim, Dim]]) -> list[tuple[Dim, Dim, Dim]]:
@@ -166,65 +197,66 @@ def lower_take_along_axis(
 ) -> Lowered:
     """Every line by itself."""
     x, index = types
-    lines = Lines(op, x, index)
-    refs = Ref("output", 0), Ref("input", 0), Ref("input", 1)
-    lanes, cost = _lanes(x.dtype, target), 0.8 * estimate(lines.across)
-    rank = len(lines.grid)
+    lines, refs = Lines(op, x, index), (Ref("output", 0), Ref("input", 0), Ref("input", 1))
+    kinds, sizes = (bits_of(x.dtype), index.dtype), lines.sizes
+    lanes, rows = _lanes(x.dtype, target), lines.number
     if lines.is_last:
-        kernel = _along_last(bits_of(x.dtype), index.dtype, rank, lanes)
-        panels = -(-lines.count // _PANEL)
-        arguments: Arguments = (*refs, lines.extent, lines.count, panels, *lines.sizes)
-        rows, cost = lines.number * panels, 0.8 * min(estimate(lines.count), _PANEL)
+        panels = -(-sizes.count // _PANEL)
+        given = _LastLines(*refs, sizes.extent, sizes.count, panels, lines.axes)
+        cost = 0.8 * min(estimate(sizes.count), _PANEL)
+        launch = over_rows(_along_last(*kinds, lines.rank, lanes), given, rows * panels, cost)
     else:
-        kernel = _along_inner(bits_of(x.dtype), index.dtype, rank, lanes)
-        own = lines.extent, lines.stride, lines.count, lines.step, lines.across
-        arguments = (*refs, *own, *lines.sizes)
-        rows = lines.number * lines.count
-    return Lowered((over_rows(kernel, arguments, rows, cost),))
+        kernel, inner = (
+            _along_inner(*kinds, lines.rank, lanes),
+            _InnerLines(*refs, sizes, lines.axes),
+        )
+        cost = 0.8 * estimate(sizes.across)
+        launch = over_rows(kernel, inner, rows * sizes.count, cost)
+    return Lowered((launch,))
 
 
-def line_sizes(e: Builder, rank: int) -> tuple[list[Value], list[Value], list[Value]]:
-    """Parameters for `Lines.sizes`."""
-    numbers = range(rank)
-    grid, strides, steps = (e.sizes(*(f"{n}{i}" for i in numbers)) for n in ("n", "stride", "step"))
-    return grid, strides, steps
+class _LastLines(_Elements[P, S]):
+    axes: LineAxes[P, S]
+
+
+class _InnerLines(Result[P, S]):
+    index: P
+    sizes: LineSizes[P, S]
+    axes: LineAxes[P, S]
 
 
 @cache
-def _along_last(bits: DType, index_type: DType, rank: int, lanes: int) -> Kernel:
+def _along_last(bits: DType, index_type: DType, rank: int, lanes: int) -> RecordedKernel:
     e = RowBuilder()
-    target, x = e.pointer(bits, "target"), e.pointer(bits, "x")
-    index = e.pointer(index_type, "index")
-    extent, count, panels = e.sizes("extent", "count", "panels")
-    grid, strides, steps = line_sizes(e, rank)
-    with e.rows(*grid, panels) as (_, *at):
-        source = x + place(at[:-1], strides)
-        own = place(at[:-1], steps)
-        numbers, row = index + own, target + own
+    axes, kind = partial(LineAxes.of, e, rank), _LastLines[Pointer, Value]
+    p = e.record(kind, target=bits, x=bits, index=index_type, axes=axes)
+    with e.rows(*p.axes.grid, p.panels) as (_, *at):
+        source = p.x + place(at[:-1], p.axes.strides)
+        own = place(at[:-1], p.axes.steps)
+        numbers, row = p.index + own, p.target + own
         start = at[-1] * _PANEL
 
-        for j, mask in overlapping_loop(e, start, minimum(start + _PANEL, count), lanes):
-            found = resolve(numbers.load(j, lanes, mask), extent.splat(lanes))
+        for j, mask in overlapping_loop(e, start, minimum(start + _PANEL, p.count), lanes):
+            found = resolve(numbers.load(j, lanes, mask), p.extent.splat(lanes))
             row.store(j, read(source, found, mask), mask)
-    return e.kernel(f"take_along_last_{bits.name}_{index_type.name}_{rank}")
+    return RecordedKernel(e.kernel(f"take_along_last_{bits.name}_{index_type.name}_{rank}"), p)
 
 
 @cache
-def _along_inner(bits: DType, index_type: DType, rank: int, lanes: int) -> Kernel:
+def _along_inner(bits: DType, index_type: DType, rank: int, lanes: int) -> RecordedKernel:
     e = RowBuilder()
-    target, x = e.pointer(bits, "target"), e.pointer(bits, "x")
-    index = e.pointer(index_type, "index")
-    extent, stride, count, step = e.sizes("extent", "stride", "count", "step")
-    across, (grid, strides, steps) = e.size("across"), line_sizes(e, rank)
-    with e.rows(*grid, count) as (_, *at):
-        source = x + place(at[:-1], strides)
-        own = place(at[:-1], steps) + at[-1] * step
-        numbers, row = index + own, target + own
+    axes, kind = partial(LineAxes.of, e, rank), _InnerLines[Pointer, Value]
+    p = e.record(kind, target=bits, x=bits, index=index_type, sizes=LineSizes, axes=axes)
+    line = p.sizes
+    with e.rows(*p.axes.grid, line.count) as (_, *at):
+        source = p.x + place(at[:-1], p.axes.strides)
+        own = place(at[:-1], p.axes.steps) + at[-1] * line.step
+        numbers, row = p.index + own, p.target + own
         columns = e.iota(dt.int64, lanes) if lanes > 1 else e.index(0)
 
-        for j, mask in overlapping_loop(e, 0, across, lanes):
-            found = resolve(numbers.load(j, lanes, mask), extent.splat(lanes))
+        for j, mask in overlapping_loop(e, 0, line.across, lanes):
+            found = resolve(numbers.load(j, lanes, mask), line.extent.splat(lanes))
             column = columns + j.splat(lanes)
-            places = found * stride.splat(lanes) + column
+            places = found * line.stride.splat(lanes) + column
             row.store(j, read(source, places, mask), mask)
-    return e.kernel(f"take_along_{bits.name}_{index_type.name}_{rank}")
+    return RecordedKernel(e.kernel(f"take_along_{bits.name}_{index_type.name}_{rank}"), p)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from treadle.backends.codegen.irregular.copying import NS_PER_BYTE, copy, copy_elements, copy_rows
-from treadle.backends.codegen.irregular.rows import (
-    Arguments,
-    RowBuilder,
-    bits_of,
-    over_rows,
-    place,
+from treadle.backends.codegen.irregular.copying import (
+    NS_PER_BYTE,
+    Copied,
+    copy,
+    copy_elements,
+    copy_rows,
 )
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.irregular.rows import RowBuilder, bits_of, over_rows, place
+from treadle.backends.codegen.kernel.builder import numbered
+from treadle.backends.codegen.kernel.language import Pointer, Value
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -70,17 +72,10 @@ def _write_box(op: SliceUpdate, x: TensorType, v: TensorType) -> Launch:
     *grid, (width, step) = _axes(v.shape, moves)
     dense = is_identical(step, 1)
     kernel = _box_kernel(bits_of(x.dtype), len(grid), dense)
-    arguments: Arguments = (
-        Ref("output", 0),
-        Ref("input", 1),
-        first,
-        width,
-        step,
-        *(n for n, _ in grid),
-        *(s for _, s in grid),
-    )
+    extents, steps = zip(*grid, strict=True)
+    given = _Box(Ref("output", 0), Ref("input", 1), first, width, step, extents, steps)
     cost = 5 + estimate(width) * (NS_PER_BYTE * x.dtype.itemsize if dense else 0.7)
-    return over_rows(kernel, arguments, product(n for n, _ in grid), cost, 2 * v.open_nbytes)
+    return over_rows(kernel, given, product(extents), cost, 2 * v.open_nbytes)
 
 
 def _axes(extents: Sequence[Dim], steps: Sequence[Dim]) -> list[tuple[Dim, Dim]]:
@@ -99,19 +94,27 @@ def _axes(extents: Sequence[Dim], steps: Sequence[Dim]) -> list[tuple[Dim, Dim]]
     return [(1, 0)] * (2 - len(found)) + found if found else [(1, 0), (1, 1)]
 
 
+class _Box(Copied[P, S]):
+    begin: S
+    width: S
+    step: S
+    grid: tuple[S, ...]
+    strides: tuple[S, ...]
+
+
 @cache
-def _box_kernel(bits: DType, rank: int, dense: bool) -> Kernel:
+def _box_kernel(bits: DType, rank: int, dense: bool) -> RecordedKernel:
     """Each row of the launch is a line of the box."""
     e = RowBuilder()
-    target, source = e.pointer(bits, "target"), e.pointer(bits, "source")
-    begin, width, step = e.sizes("begin", "width", "step")
-    grid, strides = (e.sizes(*(f"{n}{i}" for i in range(rank))) for n in ("n", "stride"))
-    with e.rows(*grid) as (row, *at):
-        to = target + (place(at, strides) + begin)
-        origin = row * width
+    grid, strides = numbered("n", rank), numbered("stride", rank)
+    p = e.record(_Box[Pointer, Value], target=bits, source=bits, grid=grid, strides=strides)
+    with e.rows(*p.grid) as (row, *at):
+        to = p.target + (place(at, p.strides) + p.begin)
+        origin = row * p.width
         if dense:
-            to.copy_from(source + origin, width)
+            to.copy_from(p.source + origin, p.width)
         else:
-            with e.loop(width) as i:
-                to.store(i * step, source[origin + i])
-    return e.kernel(f"write_box_{bits.name}_{rank}" + ("_dense" if dense else ""))
+            with e.loop(p.width) as i:
+                to.store(i * p.step, p.source[origin + i])
+    name = f"write_box_{bits.name}_{rank}" + ("_dense" if dense else "")
+    return RecordedKernel(e.kernel(name), p)

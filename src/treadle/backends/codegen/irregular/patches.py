@@ -13,19 +13,20 @@ import numpy as np
 
 from treadle.backends.codegen.irregular.copying import convert
 from treadle.backends.codegen.irregular.pool_tables import (
-    AXES,
+    Axis,
     Bounds,
     Geometry,
+    Windows,
+    along,
     arguments_of,
     moving,
     table_of,
 )
-from treadle.backends.codegen.irregular.pool_tables import Axis as Windows
-from treadle.backends.codegen.irregular.rows import RowBuilder, bits_of, over_rows
+from treadle.backends.codegen.irregular.rows import Result, RowBuilder, bits_of, over_rows
 from treadle.backends.codegen.irregular.scatter import element_types, is_half
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import Value
+from treadle.backends.codegen.kernel.language import Pointer, Value
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.codegen.target import Target
@@ -40,7 +41,7 @@ _NS = 1.2
 """Of one cell."""
 
 
-def _windows(op: Patches, spatial: Shape) -> tuple[list[Windows], list[int]]:
+def _windows(op: Patches, spatial: Shape) -> tuple[list[Axis], list[int]]:
     """Windows whose third number is their first kernel cell inside, and the kernel's extents."""
     axes, kernel = [], [1] * (3 - len(op.kernel)) + [int(k) for k in op.kernel]
     starts = [(0, 1)] * (3 - len(op.kernel))
@@ -49,7 +50,7 @@ def _windows(op: Patches, spatial: Shape) -> tuple[list[Windows], list[int]]:
         first = axis.windows[:, 0]
         cell = (first - (np.arange(axis.count) * step - before)) // axis.dilation
         table = np.stack([first, axis.windows[:, 1], cell], 1)
-        axes.append(Windows(axis.extent, table, axis.dilation))
+        axes.append(Axis(axis.extent, table, axis.dilation))
     return axes, kernel
 
 
@@ -62,9 +63,9 @@ def lower_sliding_window(
     axes, kernel = _windows(op, x.shape[2:])
     cells = size_of(kernel)
     rows = size_of(x.shape[:2]) * axes[0].count * axes[1].count
-    arguments = (Ref("output", 0), Ref("input", 0), *kernel, *arguments_of(axes))
+    given = _Cut(Ref("output", 0), Ref("input", 0), (*kernel,), arguments_of(axes))
     code = _cut_kernel(bits_of(x.dtype))
-    launch = over_rows(code, arguments, rows, axes[2].count * cells * _NS)
+    launch = over_rows(code, given, rows, axes[2].count * cells * _NS)
     return Lowered((launch,), constants=(table_of(axes),))
 
 
@@ -82,10 +83,10 @@ def lower_sliding_window_transpose(
     count, half = planes * size_of(op.spatial), is_half(patches.dtype)
     out = Ref("output", 0)
     sums = Ref("workspace", 0) if half else out
-    arguments = (sums, Ref("input", 0), *kernel, *arguments_of(axes))
+    given = _Added(sums, Ref("input", 0), (*kernel,), arguments_of(axes))
     code = _add_kernel(*element_types(dtype, add=True))
     cost = size_of(patches.shape[2:]) * _NS
-    launches: tuple[Launch, ...] = (over_rows(code, arguments, planes, cost),)
+    launches: tuple[Launch, ...] = (over_rows(code, given, planes, cost),)
     if half:
         launches += (convert(out, sums, dtype, dt.float32, count, target),)
     return Lowered(launches, (4 * count,) if half else (), (table_of(axes),))
@@ -113,17 +114,29 @@ def _pairs(
         layers[0] = layers[0] + 1
 
 
+class _Cut(Result[P, S], kernel=along("kernel"), windows=Windows):
+    kernel: tuple[S, ...]
+    windows: Windows[P, S]
+
+
+class _Added(Record[P, S], kernel=along("kernel"), windows=Windows):
+    target: P
+    patches: P
+    kernel: tuple[S, ...]
+    windows: Windows[P, S]
+
+
 @cache
-def _cut_kernel(bits: DType) -> Kernel:
+def _cut_kernel(bits: DType) -> RecordedKernel:
     """Each row of the launch is a row of patches."""
     e = RowBuilder()
-    target, x = e.pointer(bits, "target"), e.pointer(bits, "x")
-    kernel, geometry = e.sizes(*(f"kernel_{a}" for a in AXES)), Geometry(e)
+    p = e.record(_Cut[Pointer, Value], target=bits, x=bits)
+    kernel, geometry = p.kernel, p.windows
     cells = kernel[0] * kernel[1] * kernel[2]
     depths, heights, widths = geometry.counts
     with e.rows(depths, depths, heights) as (row, plane, d, h):
-        source = x + plane * geometry.cells()
-        to = target + row * widths * cells
+        source = p.x + plane * geometry.cells()
+        to = p.target + row * widths * cells
         to.zero(widths * cells)
         outside = geometry.window(0, d), geometry.window(1, h)
         with e.loop(widths) as w:
@@ -131,24 +144,24 @@ def _cut_kernel(bits: DType) -> Kernel:
             bounds = (*outside, geometry.window(2, w))
             with _pairs(e, geometry, kernel, bounds) as (place, cell):
                 patch[cell] = source[place]
-    return e.kernel(f"patches_{bits.name}")
+    return RecordedKernel(e.kernel(f"patches_{bits.name}"), p)
 
 
 @cache
-def _add_kernel(given: DType, kept: DType) -> Kernel:
+def _add_kernel(given: DType, kept: DType) -> RecordedKernel:
     """Each row of the launch is a plane."""
     e = RowBuilder()
-    target, patches = e.pointer(kept, "target"), e.pointer(given, "patches")
-    kernel, geometry = e.sizes(*(f"kernel_{a}" for a in AXES)), Geometry(e)
+    p = e.record(_Added[Pointer, Value], target=kept, patches=given)
+    kernel, geometry = p.kernel, p.windows
     cells = kernel[0] * kernel[1] * kernel[2]
     depths, heights, widths = geometry.counts
     windows = depths * heights * widths
     with e.loop(e.first, e.stop) as i:
-        to = target + i * geometry.cells()
-        source = patches + i * windows * cells
+        to = p.target + i * geometry.cells()
+        source = p.patches + i * windows * cells
         to.zero(geometry.cells())
         with geometry.each_window() as (number, bounds):
             patch = source + number * cells
             with _pairs(e, geometry, kernel, bounds) as (place, cell):
                 to[place] += load_value(patch, cell)
-    return e.kernel(f"add_patches_{given.name}")
+    return RecordedKernel(e.kernel(f"add_patches_{given.name}"), p)

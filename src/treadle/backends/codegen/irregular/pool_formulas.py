@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import Value, maximum, minimum
+from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.estimates import estimate
@@ -22,73 +22,82 @@ _COST = 4.0
 """Nanoseconds that a row takes."""
 
 
+class Moving(Record[P, S]):
+    """(first, stop, cells that count) of windows that move in steps."""
+
+    stride: S
+    before: S
+    reach: S
+    dilation: S
+    cells: S
+    low: S
+    high: S
+
+    def row(self: Moving[Pointer, Value], i: Value) -> Row:
+        """Window i."""
+        start = i * self.stride - self.before
+        outside = maximum(0 - start, 0)
+        skipped = ((outside + (self.dilation - 1)) // self.dilation) * self.dilation
+        end = start + self.reach
+        counted = minimum(end, self.high) - maximum(start, self.low)
+        return start + skipped, minimum(end, self.cells), maximum(counted, 0)
+
+
+class Adaptive(Record[P, S]):
+    """The same of windows that cover all cells."""
+
+    cells: S
+    count: S
+
+    def row(self: Adaptive[Pointer, Value], i: Value) -> Row:
+        """Window i."""
+        first = (i * self.cells) // self.count
+        behind = (i + 1) * self.cells + (self.count - 1)
+        stop = behind // self.count
+        return first, stop, stop - first
+
+
+class Steps(Record[P, S]):
+    """Three numbers, each of which begins at one number and moves in steps."""
+
+    first0: S
+    step0: S
+    first1: S
+    step1: S
+    first2: S
+    step2: S
+
+    def row(self: Steps[Pointer, Value], i: Value) -> Row:
+        """Row i."""
+        one, two = self.first0 + i * self.step0, self.first1 + i * self.step1
+        return one, two, self.first2 + i * self.step2
+
+
+class _Table(Record[P, S], windows=dt.int64):
+    windows: P
+    formula: Moving[P, S] | Adaptive[P, S] | Steps[P, S]
+
+
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """Rows of a table as a formula of their number.
+    """Rows of a table, `count` of them, as a formula of their number."""
 
-    Attributes:
-        kind: "moving", "adaptive" or "steps".
-        count: how many there are.
-        numbers: what the formula knows besides.
-    """
-
-    kind: str
     count: Dim
-    numbers: tuple[Dim, ...]
+    of: Moving[Ref, Dim] | Adaptive[Ref, Dim] | Steps[Ref, Dim]
 
     def launch(self, place: Ref) -> Launch:
         """The launch that writes the rows to a place."""
-        kernel = _kernel(self.kind)
-        return over_rows(
-            kernel, (place, *self.numbers), self.count, _COST, estimate(self.count) * BYTES
-        )
-
-
-def steps(count: Dim, *columns: tuple[int, int]) -> Formula:
-    """Rows of three numbers, each of which begins at one number and moves in steps."""
-    return Formula("steps", count, tuple(number for column in columns for number in column))
-
-
-def _moving(i: Value, sizes: Sequence[Value]) -> Row:
-    """(first, stop, cells that count) of window i of those that move in steps."""
-    stride, before, reach, dilation, cells, low, high = sizes
-    start = i * stride - before
-    outside = maximum(0 - start, 0)
-    skipped = ((outside + (dilation - 1)) // dilation) * dilation
-    end = start + reach
-    counted = minimum(end, high) - maximum(start, low)
-    return start + skipped, minimum(end, cells), maximum(counted, 0)
-
-
-def _adaptive(i: Value, sizes: Sequence[Value]) -> Row:
-    """The same of windows that cover all cells."""
-    cells, count = sizes
-    first = (i * cells) // count
-    behind = (i + 1) * cells + (count - 1)
-    stop = behind // count
-    return first, stop, stop - first
-
-
-def _steps(i: Value, sizes: Sequence[Value]) -> Row:
-    """Three numbers that move in steps."""
-    one, two, three = (sizes[2 * j] + i * sizes[2 * j + 1] for j in range(3))
-    return one, two, three
-
-
-_KINDS: dict[str, tuple[Callable[[Value, Sequence[Value]], Row], tuple[str, ...]]] = {
-    "moving": (_moving, ("stride", "before", "reach", "dilation", "cells", "low", "high")),
-    "adaptive": (_adaptive, ("cells", "count")),
-    "steps": (_steps, ("first0", "step0", "first1", "step1", "first2", "step2")),
-}
+        kind: Any = type(self.of)
+        nbytes = estimate(self.count) * BYTES
+        return over_rows(_kernel(kind), _Table(place, self.of), self.count, _COST, nbytes)
 
 
 @cache
-def _kernel(kind: str) -> Kernel:
+def _kernel(kind: Any) -> RecordedKernel:
     """Rows of the launch are those of the table."""
-    row, names = _KINDS[kind]
     e = RowBuilder()
-    target, sizes = e.pointer(dt.int64, "windows"), e.sizes(*names)
+    p = e.record(_Table[Pointer, Value], formula=kind)
     with e.loop(e.first, e.stop) as i:
-        for j, number in enumerate(row(i, sizes)):
-            target.store(i * 3 + j, number)
-    return e.kernel(f"windows_{kind}")
+        for j, number in enumerate(p.formula.row(i)):
+            p.windows.store(i * 3 + j, number)
+    return RecordedKernel(e.kernel(f"windows_{kind.__name__.lower()}"), p)

@@ -14,18 +14,14 @@ import numpy as np
 from treadle.backends.codegen.irregular.pool_grad_planes import Taps, write_row
 from treadle.backends.codegen.irregular.pool_tables import (
     Axis,
-    Geometry,
+    Windows,
     arguments_of,
     covered,
     table_of,
 )
-from treadle.backends.codegen.irregular.rows import (
-    RowBuilder,
-    over_rows,
-    vector_loop,
-)
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import Value
+from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows, vector_loop
+from treadle.backends.codegen.kernel.language import Pointer, Value
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.program import Lowered, Ref
 from treadle.base.dtype import DType
@@ -42,31 +38,38 @@ def lower_average_rows(taps: Taps, axes: Sequence[Axis], dy: TensorType) -> Lowe
     constants = table_of(cells), np.concatenate(counts).astype(wide.numpy)
     rows = product(dy.shape[:2]) * cells[0].count * cells[1].count
     cost = 20 + taps.pitch * (1 + taps.columns * 0.3)
-    refs = Ref("output", 0), Ref("input", 0), Ref("constant", 1)
-    launch = over_rows(_kernel(dy.dtype, taps), (*refs, *arguments_of(cells)), rows, cost)
+    given = _Spread(Ref("output", 0), Ref("input", 0), Ref("constant", 1), arguments_of(cells))
+    launch = over_rows(_kernel(dy.dtype, taps), given, rows, cost)
     return Lowered((launch,), constants=constants)
 
 
+class _Spread(Record[P, S], windows=Windows):
+    target: P
+    dy: P
+    counts: P
+    windows: Windows[P, S]
+
+
 @functools.cache
-def _kernel(dtype: DType, taps: Taps) -> Kernel:
-    """Each row of the launch is a row of cells; `Geometry` tells which windows are over them."""
-    wide, lanes = compute_type(dtype), taps.lanes
+def _kernel(dtype: DType, taps: Taps) -> RecordedKernel:
+    """Each row of the launch is a row of cells; `windows` tell which ones are over them."""
+    wide, lanes, kind = compute_type(dtype), taps.lanes, _Spread[Pointer, Value]
     e = RowBuilder()
-    target, dy = e.pointer(dtype, "target"), e.pointer(dtype, "dy")
-    counts, geometry = e.pointer(wide, "counts"), Geometry(e)
+    p = e.record(kind, target=dtype, dy=dtype, counts=wide)
+    geometry = p.windows
     depths, heights, widths = geometry.extents
     memory = e.stack(wide, (1 + taps.step) * taps.pitch)
     zero = e.constant(0.0, wide, lanes)
     with e.loop(0, (1 + taps.step) * taps.pitch, lanes) as i:
         memory[i] = zero
     line, spare = memory + taps.lead, memory + taps.pitch
-    along = counts + (depths + heights)
+    along = p.counts + (depths + heights)
 
     def shares(plane: Value, d: Value, h: Value, w: Value, mask: Value | None) -> Value:
         row = ((plane * depths + d) * heights + h) * widths
-        count = counts[d] * counts[depths + h]
+        count = p.counts[d] * p.counts[depths + h]
         number = along.load(w, lanes) * count.splat(lanes)
-        return load_value(dy, row + w, lanes, mask) / number
+        return load_value(p.dy, row + w, lanes, mask) / number
 
     with e.rows(geometry.counts[0], *geometry.counts[:2]) as (number, plane, d, h):
         (d0, d1, _), (h0, h1, _) = geometry.window(0, d), geometry.window(1, h)
@@ -76,6 +79,7 @@ def _kernel(dtype: DType, taps: Taps) -> Kernel:
                 sums[0] = sums[0] + shares(plane, i, j, w, mask)
             line[w] = sums[0]
         width = geometry.counts[2]
-        row = target + number * width, width
+        row = p.target + number * width, width
         write_row(e, taps, [line] * taps.columns, spare, row, old=False)
-    return e.kernel(f"pool_grad_average_{dtype.name}_{taps.columns}_{taps.step}_{taps.pitch}")
+    name = f"pool_grad_average_{dtype.name}_{taps.columns}_{taps.step}_{taps.pitch}"
+    return RecordedKernel(e.kernel(name), p)

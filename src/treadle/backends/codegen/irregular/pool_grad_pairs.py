@@ -10,8 +10,7 @@ import functools
 from collections.abc import Sequence
 
 from treadle.backends.codegen.irregular.pool_tables import Axis
-from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.irregular.rows import Gradient, RowBuilder, over_rows
 from treadle.backends.codegen.kernel.language import (
     Pointer,
     Value,
@@ -20,6 +19,7 @@ from treadle.backends.codegen.kernel.language import (
     select,
     shuffle,
 )
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered, Ref
@@ -45,26 +45,33 @@ def lower_grad_pairs(axes: Sequence[Axis], x: TensorType, target: Target) -> Low
     lanes = target.lanes(x.dtype)
     while lanes > width.count:
         lanes //= 2
-    sizes = height.extent, width.extent, height.count, width.count
     cost = (
         4 + height.count * (4 + 8 * -(-width.count // lanes)) + height.extent * width.extent * 0.1
     )
     refs = Ref("output", 0), Ref("input", 0), Ref("input", 1)
-    return Lowered((over_rows(_kernel(x.dtype, lanes), (*refs, *sizes), planes, cost),))
+    given = _Planes(*refs, height.extent, width.extent, height.count, width.count)
+    return Lowered((over_rows(_kernel(x.dtype, lanes), given, planes, cost),))
+
+
+class _Planes(Gradient[P, S]):
+    height: S
+    width: S
+    heights: S
+    widths: S
 
 
 @functools.cache
-def _kernel(dtype: DType, lanes: int) -> Kernel:
+def _kernel(dtype: DType, lanes: int) -> RecordedKernel:
     """Each row of the launch is a plane."""
     e = RowBuilder()
-    target, x, dy = (e.pointer(dtype, name) for name in ("target", "x", "dy"))
-    height, width, heights, widths = e.sizes("height", "width", "heights", "widths")
+    p = e.record(_Planes[Pointer, Value], target=dtype, x=dtype, dy=dtype)
+    height, width, heights, widths = p.height, p.width, p.heights, p.widths
     covered, last = widths * 2, widths - lanes
     nothing = e.constant(0.0, compute_type(dtype)).cast(dtype)
     with e.loop(e.first, e.stop) as i:
         begin = i * (height * width)
-        to, source = target + begin, x + begin
-        given = dy + i * (heights * widths)
+        to, source = p.target + begin, p.x + begin
+        given = p.dy + i * (heights * widths)
         with e.loop(heights) as h:
             place = h * 2 * width
             rows = [to + place, to + place + width]
@@ -80,7 +87,7 @@ def _kernel(dtype: DType, lanes: int) -> Kernel:
         left, rest = height * width - done, to + done
         with e.when(left > 0):
             rest.zero(left)
-    return e.kernel(f"pool_grad_pairs_{dtype.name}_{lanes}")
+    return RecordedKernel(e.kernel(f"pool_grad_pairs_{dtype.name}_{lanes}"), p)
 
 
 def _windows(

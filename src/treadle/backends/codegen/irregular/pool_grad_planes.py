@@ -19,22 +19,17 @@ from collections.abc import Sequence
 from treadle.backends.codegen.irregular.copying import convert
 from treadle.backends.codegen.irregular.pool_grad_pairs import mingled, separated
 from treadle.backends.codegen.irregular.pool_maximum import find_maximum
-from treadle.backends.codegen.irregular.pool_tables import Axis, Geometry, arguments_of, table_of
+from treadle.backends.codegen.irregular.pool_tables import Axis, Windows, arguments_of, table_of
 from treadle.backends.codegen.irregular.rows import (
+    Gradient,
     RowBuilder,
     over_rows,
     overlapping_loop,
     vector_loop,
 )
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import (
-    Pointer,
-    Value,
-    maximum,
-    minimum,
-    select,
-)
+from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum, select
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -122,30 +117,38 @@ def lower_grad_planes(
     )
     kernel = _kernel(x.dtype, taps, dilation == 1)
     cost = axes[1].count * (20 + taps.pitch * taps.rows * (taps.columns + taps.step) * 0.25)
-    arguments = (sums, Ref("input", 0), Ref("input", 1), step, padding, *arguments_of(axes))
-    launches: tuple[Launch, ...] = (over_rows(kernel, arguments, planes, cost),)
+    windows = arguments_of(axes)
+    given = _Parameters(sums, Ref("input", 0), Ref("input", 1), step, padding, windows)
+    launches: tuple[Launch, ...] = (over_rows(kernel, given, planes, cost),)
     if half:
         launches += (convert(out, sums, x.dtype, dt.float32, count, target),)
     return Lowered(launches, (4 * count,) if half else (), (table_of(axes),))
 
 
+class _Parameters(Gradient[P, S], windows=Windows):
+    step: S
+    padding: S
+    windows: Windows[P, S]
+
+
 @functools.cache
-def _kernel(dtype: DType, taps: Taps, dense: bool) -> Kernel:
+def _kernel(dtype: DType, taps: Taps, dense: bool) -> RecordedKernel:
     """Each row of the launch is a plane; `dense` says that rows of taps are neighbors."""
-    e = RowBuilder()
-    _Planes(e, dtype, taps, dense).write()
+    planes = _Planes(dtype, taps, dense)
+    planes.write()
     name = f"pool_grad_planes_{dtype.name}_{taps.rows}_{taps.columns}_{taps.step}_{taps.pitch}"
-    return e.kernel(name)
+    return RecordedKernel(planes.e.kernel(name), planes.p)
 
 
 class _Planes:
     """The body."""
 
-    def __init__(self, e: RowBuilder, dtype: DType, taps: Taps, dense: bool) -> None:
-        self.e, self.taps, self.dense, wide = e, taps, dense, compute_type(dtype)
-        self.target, self.x = e.pointer(wide, "target"), e.pointer(dtype, "x")
-        self.dy, self.step, self.padding = e.pointer(dtype, "dy"), e.size("step"), e.size("padding")
-        self.geometry = Geometry(e)
+    def __init__(self, dtype: DType, taps: Taps, dense: bool) -> None:
+        self.taps, self.dense, wide = taps, dense, compute_type(dtype)
+        self.e, kind = RowBuilder(), _Parameters[Pointer, Value]
+        e = self.e
+        self.p = e.record(kind, target=wide, x=dtype, dy=dtype)
+        self.geometry = self.p.windows
         self.lines = _Lines(e, taps, e.stack(wide, taps.lines * taps.pitch))
 
     def write(self) -> None:
@@ -155,8 +158,8 @@ class _Planes:
         self.lines.clear()
         with e.loop(e.first, e.stop) as i:
             begin = i * (height * width)
-            to, source = self.target + begin, self.x + begin
-            given = self.dy + i * (heights * widths)
+            to, source = self.p.target + begin, self.p.x + begin
+            given = self.p.dy + i * (heights * widths)
             cleared = [e.index(0)]
             with e.loop(heights, carrying=cleared) as h:
                 cleared[0] = self._row((to, source, given), h, cleared[0])
@@ -175,7 +178,7 @@ class _Planes:
         (to, source, given), e, taps, lines = planes, self.e, self.taps, self.lines
         window = self.geometry.window(1, h)
         (_, height, width), widths = self.geometry.extents, self.geometry.counts[2]
-        start = h * self.step - self.padding
+        start = h * self.p.step - self.p.padding
 
         def place_of(k: Value) -> tuple[Value, Value]:
             """The row of cells of a row of taps, and whether there is one."""

@@ -17,17 +17,14 @@ from treadle.backends.codegen.irregular.pool_tables import (
     Axis,
     Bounds,
     Geometry,
+    Windows,
     arguments_of,
     table_of,
 )
-from treadle.backends.codegen.irregular.rows import (
-    RowBuilder,
-    over_rows,
-    vector_loop,
-)
+from treadle.backends.codegen.irregular.rows import Gradient, RowBuilder, over_rows, vector_loop
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import Pointer, Value, select
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -57,11 +54,10 @@ def lower_grad_rows(window: Window, axes: Sequence[Axis], x: TensorType, target:
     shape = int(window.kernel[-1]), window.strides[-1], window.dilation[-1], target.lanes(wide)
     kernel = _kernel(x.dtype, shape)
     padding = window.padding[-1][0]
-    refs = sums, Ref("input", 0), Ref("input", 1)
+    given = _Planes(sums, Ref("input", 0), Ref("input", 1), padding, arguments_of(axes))
     rows = axes[0].count * axes[1].count
     cost = rows * (10 + axes[2].count * (2 + 0.3 * shape[0]) + axes[2].extent * 0.5)
-    arguments = (*refs, padding, *arguments_of(axes))
-    launches: tuple[Launch, ...] = (over_rows(kernel, arguments, planes, cost),)
+    launches: tuple[Launch, ...] = (over_rows(kernel, given, planes, cost),)
     if half:
         launches += (convert(out, sums, x.dtype, dt.float32, count, target),)
     return Lowered(launches, (4 * count,) if half else (), (table_of(axes),))
@@ -89,21 +85,26 @@ class _Line:
             self.rows[i] = nowhere
 
 
+class _Planes(Gradient[P, S], windows=Windows):
+    padding: S
+    windows: Windows[P, S]
+
+
 @cache
-def _kernel(dtype: DType, shape: tuple[int, int, int, int]) -> Kernel:
+def _kernel(dtype: DType, shape: tuple[int, int, int, int]) -> RecordedKernel:
     """Each row of the launch is a plane."""
     wide, lanes = compute_type(dtype), shape[3]
     e = RowBuilder()
-    target, x, dy = e.pointer(wide, "target"), e.pointer(dtype, "x"), e.pointer(dtype, "dy")
-    padding, geometry = e.size("padding"), Geometry(e)
+    p = e.record(_Planes[Pointer, Value], target=wide, x=dtype, dy=dtype)
+    padding, geometry = p.padding, p.windows
     kept = [e.stack(kind, LONGEST) for kind in (wide, dt.int32, dt.int32)]
     line = _Line(kept[0], kept[1], kept[2], e.constant(lowest(wide), wide, lanes))
     line.clear(e)
     cells, (depths, heights, widths) = geometry.cells(), geometry.counts
     windows = depths * heights * widths
     with e.loop(e.first, e.stop) as i:
-        to, source = target + i * cells, x + i * cells
-        given = dy + i * windows
+        to, source = p.target + i * cells, p.x + i * cells
+        given = p.dy + i * windows
         to.zero(cells)
         with e.loop(depths) as d, e.loop(heights) as h:
             over_d, over_h = geometry.window(0, d), geometry.window(1, h)
@@ -112,7 +113,8 @@ def _kernel(dtype: DType, shape: tuple[int, int, int, int]) -> Kernel:
                 _places(e, line, padding, widths, shape)
                 begin = (d * heights + h) * widths
                 _add_row(e, to, given + begin, line.places, widths)
-    return e.kernel(f"pool_grad_rows_{dtype.name}_" + "_".join(map(str, shape)))
+    name = f"pool_grad_rows_{dtype.name}_" + "_".join(map(str, shape))
+    return RecordedKernel(e.kernel(name), p)
 
 
 def _wins(x: Value, best: Value) -> Value:

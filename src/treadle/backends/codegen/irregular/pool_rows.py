@@ -18,17 +18,18 @@ from treadle.backends.codegen.irregular.pool_tables import (
     Bounds,
     Geometry,
     OpenAxis,
+    Windows,
     arguments_of,
     with_table,
 )
 from treadle.backends.codegen.irregular.rows import (
+    Result,
     RowBuilder,
     over_rows,
     overlapping_loop,
     vector_loop,
 )
 from treadle.backends.codegen.kernel.builder import builder_of
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import (
     Number,
     Pointer,
@@ -37,6 +38,7 @@ from treadle.backends.codegen.kernel.language import (
     select,
     shuffle,
 )
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Array, Lowered, Ref
@@ -89,46 +91,55 @@ def lower_rows(
     kernel = _kernel(kind, x.dtype, cells, step, window.dilation[-1], target.lanes(x.dtype))
     wide = dt.float64 if x.dtype is dt.float64 else dt.float32
     constants: list[Array] = []
-    refs = [Ref("output", 0), Ref("input", 0)]
+    counts = None
     if kind == "average":
         if not isinstance(axes[2], Axis):
             raise NotImplementedError("averages of rows of symbolic extents")
         constants.append(axes[2].windows[:, 2].astype(wide.numpy))
-        refs.append(Ref("constant", 1))
+        counts = Ref("constant", 1)
     rows = product(x.shape[:2]) * axes[0].count * axes[1].count
     extent, count = estimate(axes[2].extent), estimate(axes[2].count)
     cost = 10 + 0.15 * (axes[1].cells * extent + 2 * cells * count)
     padding = window.padding[-1][0]
-    launch = over_rows(kernel, (*refs, padding, *arguments_of(axes)), rows, cost)
+    given = _Rows(Ref("output", 0), Ref("input", 0), counts, padding, arguments_of(axes))
+    launch = over_rows(kernel, given, rows, cost)
     return with_table(axes, Lowered((launch,), constants=tuple(constants)))
 
 
+class _Rows(Result[P, S], windows=Windows):
+    counts: P | None
+    padding: S
+    windows: Windows[P, S]
+
+
 @cache
-def _kernel(kind: Kind, dtype: DType, cells: int, step: int, dilation: int, lanes: int) -> Kernel:
-    e = RowBuilder()
-    target, x = e.pointer(dtype, "target"), e.pointer(dtype, "x")
-    wide = compute_type(dtype)
-    counts = [e.pointer(wide, "counts")] if kind == "average" else []
-    padding, geometry = e.size("padding"), Geometry(e)
+def _kernel(
+    kind: Kind, dtype: DType, cells: int, step: int, dilation: int, lanes: int
+) -> RecordedKernel:
+    e, wide = RowBuilder(), compute_type(dtype)
+    counts = wide if kind == "average" else None
+    p = e.record(_Rows[Pointer, Value], target=dtype, x=dtype, counts=counts)
+    geometry = p.windows
     line = e.stack(wide, LONGEST)
     blank = e.constant(0 if kind == "average" else lowest(dtype), wide, lanes)
     with e.loop(0, LONGEST, lanes) as i:
         line[i] = blank
-    inside, plane_size = line + padding, geometry.cells()
+    inside, plane_size = line + p.padding, geometry.cells()
     depths, heights, widths = geometry.counts
     with e.rows(depths, depths, heights) as (row, plane, d, h):
-        source = x + plane * plane_size
+        source = p.x + plane * plane_size
         over_d, over_h = geometry.window(0, d), geometry.window(1, h)
         _combine_rows(kind, geometry, source, inside, (over_d, over_h), blank)
         to, outside = row * widths, over_d[2] * over_h[2]
         for w, mask in overlapping_loop(e, 0, widths, lanes):
             value = _along(kind, line, w * step, (cells, step, dilation, lanes))
-            if counts:
-                across = counts[0].load(w, lanes, mask)
+            if p.counts is not None:
+                across = p.counts.load(w, lanes, mask)
                 counted = across * outside.cast(wide).splat(lanes)
                 value = value / maximum(counted, 1.0)
-            store_value(target, to + w, value, mask)
-    return e.kernel(f"pool_rows_{kind}_{dtype.name}_{cells}_{step}_{dilation}")
+            store_value(p.target, to + w, value, mask)
+    name = f"pool_rows_{kind}_{dtype.name}_{cells}_{step}_{dilation}"
+    return RecordedKernel(e.kernel(name), p)
 
 
 def _merge(kind: Kind, x: Value, y: Value) -> Value:

@@ -14,18 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from treadle.backends.codegen.irregular.pool_formulas import BYTES, Formula, steps
-from treadle.backends.codegen.kernel.builder import Builder, Changing
-from treadle.backends.codegen.kernel.language import Value
+from treadle.backends.codegen.irregular.pool_formulas import BYTES, Adaptive, Formula, Moving, Steps
+from treadle.backends.codegen.kernel.builder import Builder, Changing, builder_of
+from treadle.backends.codegen.kernel.language import Pointer, Value
+from treadle.backends.codegen.kernel.records import P, Record, S
 from treadle.backends.program import Array, Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.estimates import estimate
 from treadle.base.shape import Shape
 from treadle.base.symbol import Dim, Expr
 from treadle.ops.windows import Window
-
-AXES = ("d", "h", "w")
-_TABLE = Ref("constant", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +78,8 @@ def open_moving(
         kernel, dilation = int(window.kernel[i]), window.dilation[i]
         low, high = (-before, n + after) if include_padding else (0, n)
         reach = (kernel - 1) * dilation + 1
-        numbers = (window.strides[i], before, reach, dilation, n, low, high)
-        axes.append(OpenAxis(n, Formula("moving", m, numbers), kernel, dilation))
+        formula = Moving[Ref, Dim](window.strides[i], before, reach, dilation, n, low, high)
+        axes.append(OpenAxis(n, Formula(m, formula), kernel, dilation))
     return _open_three(axes)
 
 
@@ -89,14 +87,14 @@ def open_adaptive(spatial: Shape, counts: Sequence[int]) -> tuple[OpenAxis, ...]
     """Axes of `counts` windows that cover the cells, whose number is an expression."""
     return _open_three(
         [
-            OpenAxis(n, Formula("adaptive", m, (n, m)), estimate(n) / m)
+            OpenAxis(n, Formula(m, Adaptive(n, m)), estimate(n) / m)
             for n, m in zip(spatial, counts, strict=True)
         ]
     )
 
 
 def _open_three(axes: list[OpenAxis]) -> tuple[OpenAxis, ...]:
-    single = OpenAxis(1, steps(1, (0, 0), (1, 0), (1, 0)), 1.0)
+    single = OpenAxis(1, Formula(1, Steps(0, 0, 1, 0, 1, 0)), 1.0)
     return (*[single] * (3 - len(axes)), *axes)
 
 
@@ -167,10 +165,10 @@ def table_of(axes: Sequence[Axis]) -> Array:
     return np.ascontiguousarray(np.concatenate([a.windows for a in axes]).astype(np.int64))
 
 
-def arguments_of(axes: Sequence[Axis | OpenAxis], table: Ref = _TABLE) -> tuple[Ref | Dim, ...]:
-    """Arguments for the parameters of `Geometry`."""
-    extents, counts = [a.extent for a in axes], [a.count for a in axes]
-    return (table, *extents, *counts, *(a.dilation for a in axes))
+def arguments_of(axes: Sequence[Axis | OpenAxis]) -> Windows[Ref, Dim]:
+    """Arguments of a kernel whose table of windows is constant number 0."""
+    sizes = zip(*[(a.extent, a.count, a.dilation) for a in axes], strict=True)
+    return Windows(Ref("constant", 0), *sizes)
 
 
 def with_table(axes: Sequence[Axis] | Sequence[OpenAxis], found: Lowered) -> Lowered:
@@ -206,32 +204,46 @@ Bounds = Sequence[tuple[Value, Value, Value]]
 """Of a window along every axis: its first cell, the one behind its last, cells that count."""
 
 
-class Geometry:
-    """The parameters that describe windows, in the order of `arguments_of`, and what they tell."""
+def along(name: str) -> tuple[str, ...]:
+    """Names of sizes along depth, height and width."""
+    return tuple([f"{name}_{axis}" for axis in "dhw"])
 
-    def __init__(self, e: Builder) -> None:
-        self.e = e
-        self.table = e.pointer(dt.int64, "windows")
-        self.extents = e.sizes(*(f"extent_{a}" for a in AXES))
-        self.counts = e.sizes(*(f"count_{a}" for a in AXES))
-        self.dilations = e.sizes(*(f"dilation_{a}" for a in AXES))
 
-    def cells(self) -> Value:
+class Windows(
+    Record[P, S],
+    windows=dt.int64,
+    extents=along("extent"),
+    counts=along("count"),
+    dilations=along("dilation"),
+):
+    """The parameters that describe windows, and what they tell."""
+
+    windows: P
+    extents: tuple[S, ...]
+    counts: tuple[S, ...]
+    dilations: tuple[S, ...]
+
+    @property
+    def e(self: Geometry) -> Builder:
+        """The builder of the kernel."""
+        return builder_of(self.windows)
+
+    def cells(self: Geometry) -> Value:
         """Cells of a plane."""
         depth, height, width = self.extents
         return depth * height * width
 
-    def window(self, axis: int, number: Value) -> tuple[Value, Value, Value]:
+    def window(self: Geometry, axis: int, number: Value) -> tuple[Value, Value, Value]:
         """A window's bounds along an axis."""
         row = number
         for count in self.counts[:axis]:
             row = row + count
         at = row * 3
-        first, stop, counted = (self.table[at + i] for i in range(3))
+        first, stop, counted = (self.windows[at + i] for i in range(3))
         return first, stop, counted
 
     @contextmanager
-    def over(self, bounds: Bounds, *, carrying: Changing[Any] = ()) -> Iterator[Value]:
+    def over(self: Geometry, bounds: Bounds, *, carrying: Changing[Any] = ()) -> Iterator[Value]:
         """A block for every cell of a window, in row-major order: its place in the plane."""
         e, (_, height, width) = self.e, self.extents
         (d0, d1, _), (h0, h1, _), (w0, w1, _) = bounds
@@ -245,7 +257,7 @@ class Geometry:
                 yield row + w
 
     @contextmanager
-    def each_window(self) -> Iterator[tuple[Value, Bounds]]:
+    def each_window(self: Geometry) -> Iterator[tuple[Value, Bounds]]:
         """A block for every window of a plane: its number and its bounds."""
         e, (deep, high, wide) = self.e, self.counts
         with e.loop(deep) as d:
@@ -255,3 +267,6 @@ class Geometry:
                 row = (d * high + h) * wide
                 with e.loop(wide) as w:
                     yield row + w, (depth, height, self.window(2, w))
+
+
+Geometry = Windows[Pointer, Value]

@@ -24,6 +24,7 @@ from treadle.backends.codegen.irregular.pool_tables import (
     Bounds,
     Geometry,
     OpenAxis,
+    Windows,
     adaptive,
     arguments_of,
     covers,
@@ -33,15 +34,11 @@ from treadle.backends.codegen.irregular.pool_tables import (
     open_moving,
     with_table,
 )
-from treadle.backends.codegen.irregular.rows import (
-    RowBuilder,
-    over_rows,
-    vector_loop,
-)
+from treadle.backends.codegen.irregular.rows import Result, RowBuilder, over_rows, vector_loop
 from treadle.backends.codegen.irregular.scatter import is_half
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, select
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
@@ -151,49 +148,55 @@ def _plane_average(x: TensorType, target: Target) -> Lowered:
     """One window that covers every plane."""
     cells = product(x.shape[2:])
     kernel = _plane_kernel(x.dtype, target.lanes(x.dtype))
-    arguments = (Ref("output", 0), Ref("input", 0), cells)
-    return Lowered((over_rows(kernel, arguments, _planes(x), 8 + estimate(cells) * 0.15),))
+    given = _Planes(Ref("output", 0), Ref("input", 0), cells)
+    return Lowered((over_rows(kernel, given, _planes(x), 8 + estimate(cells) * 0.15),))
+
+
+class _Planes(Result[P, S]):
+    cells: S
 
 
 @cache
-def _plane_kernel(dtype: DType, lanes: int) -> Kernel:
+def _plane_kernel(dtype: DType, lanes: int) -> RecordedKernel:
     """Each row of the launch is a plane, summed in two vectors in turns."""
-    e = RowBuilder()
-    target, x, cells = e.pointer(dtype, "target"), e.pointer(dtype, "x"), e.size("cells")
-    wide = compute_type(dtype)
+    e, wide = RowBuilder(), compute_type(dtype)
+    p = e.record(_Planes[Pointer, Value], target=dtype, x=dtype)
     with e.loop(e.first, e.stop) as i:
-        source = x + i * cells
+        source = p.x + i * p.cells
         sums = [e.constant(0.0, wide, lanes)] * 2
-        for j, mask in vector_loop(e, 0, cells, lanes, carrying=sums):
+        for j, mask in vector_loop(e, 0, p.cells, lanes, carrying=sums):
             sums[:] = sums[1], sums[0] + load_value(source, j, lanes, mask)
         total = (sums[0] + sums[1]).reduce("add")
-        store_value(target, i, total / cells.cast(wide))
-    return e.kernel(f"plane_average_{dtype.name}")
+        store_value(p.target, i, total / p.cells.cast(wide))
+    return RecordedKernel(e.kernel(f"plane_average_{dtype.name}"), p)
 
 
 def _pooled(kind: Kind, x: TensorType, axes: Axes) -> Lowered:
-    refs = [Ref("output", 0), Ref("input", 0)]
-    if kind == "max_gather":
-        refs.append(Ref("input", 1))
+    values = Ref("input", 1) if kind == "max_gather" else None
     rows = _planes(x) * axes[0].count * axes[1].count
     cost = estimate(axes[2].count) * (4 + 1.5 * _window_cells(axes))
-    kernel = _pool_kernel(kind, x.dtype)
-    launch = over_rows(kernel, (*refs, *arguments_of(axes)), rows, cost)
+    given = _Pooled(Ref("output", 0), Ref("input", 0), values, arguments_of(axes))
+    launch = over_rows(_pool_kernel(kind, x.dtype), given, rows, cost)
     return with_table(axes, Lowered((launch,)))
 
 
+class _Pooled(Result[P, S], windows=Windows):
+    values: P | None
+    windows: Windows[P, S]
+
+
 @cache
-def _pool_kernel(kind: Kind, dtype: DType) -> Kernel:
+def _pool_kernel(kind: Kind, dtype: DType) -> RecordedKernel:
     e = RowBuilder()
-    target, x = e.pointer(dtype, "target"), e.pointer(dtype, "x")
-    values = [e.pointer(dtype, "values")] if kind == "max_gather" else []
-    geometry = Geometry(e)
+    values = dtype if kind == "max_gather" else None
+    p = e.record(_Pooled[Pointer, Value], target=dtype, x=dtype, values=values)
+    geometry = p.windows
     depths, heights, widths = geometry.counts
     cells = geometry.cells()
     with e.rows(depths, depths, heights) as (row, plane, d, h):
         begin = plane * cells
-        source = x + begin
-        others = [v + begin for v in values]
+        source = p.x + begin
+        others = None if p.values is None else p.values + begin
         outside = geometry.window(0, d), geometry.window(1, h)
         with e.loop(widths) as w:
             bounds = (*outside, geometry.window(2, w))
@@ -202,18 +205,18 @@ def _pool_kernel(kind: Kind, dtype: DType) -> Kernel:
                 result = _average(geometry, source, bounds)
             else:
                 result = _maximum(e, geometry, source, bounds, others)
-            store_value(target, place, result)
-    return e.kernel(f"pool_{kind}_{dtype.name}")
+            store_value(p.target, place, result)
+    return RecordedKernel(e.kernel(f"pool_{kind}_{dtype.name}"), p)
 
 
 def _maximum(
-    e: Builder, geometry: Geometry, source: Pointer, bounds: Bounds, values: Sequence[Pointer]
+    e: Builder, geometry: Geometry, source: Pointer, bounds: Bounds, values: Pointer | None
 ) -> Value:
     """The maximum itself, or what stands there in `values`."""
     best, at = find_maximum(e, geometry, source, bounds)
     known = at >= 0
-    if values:
-        found = load_value(values[0], maximum(at, 0))
+    if values is not None:
+        found = load_value(values, maximum(at, 0))
         return select(known, found, pool_rows.number(0, best))
     return select(known, best, pool_rows.number(pool_rows.lowest(source.dtype), best))
 
@@ -274,40 +277,46 @@ def _spread(
     dtype, count = given.dtype, product(result.shape)
     out, half = Ref("output", 0), is_half(given.dtype)
     sums = Ref("workspace", 0) if half else out
-    refs = (sums, Ref("input", 0), Ref("input", 1)) if maxima else (sums, Ref("input", 0))
+    x, dy = (Ref("input", 0), Ref("input", 1)) if maxima else (None, Ref("input", 0))
     windows = float(np.prod([estimate(a.count) for a in axes]))
     cost = windows * (6 + 1.5 * _window_cells(axes))
-    kernel = _spread_kernel(maxima, dtype)
-    arguments = (*refs, *arguments_of(axes))
-    launches: tuple[Launch, ...] = (over_rows(kernel, arguments, _planes(given), cost),)
+    spread = _Spread(sums, x, dy, arguments_of(axes))
+    launch = over_rows(_spread_kernel(maxima, dtype), spread, _planes(given), cost)
+    launches: tuple[Launch, ...] = (launch,)
     if half:
         launches += (convert(out, sums, dtype, dt.float32, count, target),)
     return with_table(axes, Lowered(launches, (4 * count,) if half else ()))
 
 
+class _Spread(Record[P, S], windows=Windows):
+    target: P
+    x: P | None
+    dy: P
+    windows: Windows[P, S]
+
+
 @cache
-def _spread_kernel(maxima: bool, dtype: DType) -> Kernel:
+def _spread_kernel(maxima: bool, dtype: DType) -> RecordedKernel:
     """Each row of the launch is a plane."""
-    wide = compute_type(dtype)
+    wide, x = compute_type(dtype), dtype if maxima else None
     e = RowBuilder()
-    target = e.pointer(wide, "target")
-    xs = [e.pointer(dtype, "x")] if maxima else []
-    dy, geometry = e.pointer(dtype, "dy"), Geometry(e)
+    p = e.record(_Spread[Pointer, Value], target=wide, x=x, dy=dtype)
+    geometry = p.windows
     cells = geometry.cells()
     depths, heights, widths = geometry.counts
     windows = depths * heights * widths
     with e.loop(e.first, e.stop) as i:
         begin = i * cells
-        to, origin = target + begin, dy + i * windows
+        to, origin = p.target + begin, p.dy + i * windows
         to.zero(cells)
         with geometry.each_window() as (number, bounds):
             value = load_value(origin, number)
-            if maxima:
-                _, at = find_maximum(e, geometry, xs[0] + begin, bounds)
+            if p.x is not None:
+                _, at = find_maximum(e, geometry, p.x + begin, bounds)
                 with e.when(at >= 0):
                     to[at] += value
             else:
                 share = value / _divisor(bounds, wide)
                 with geometry.over(bounds) as place:
                     to[place] += share
-    return e.kernel(f"pool_grad_{'max' if maxima else 'average'}_{dtype.name}")
+    return RecordedKernel(e.kernel(f"pool_grad_{'max' if maxima else 'average'}_{dtype.name}"), p)

@@ -11,14 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from treadle.backends.codegen.irregular.rows import (
-    Arguments,
-    RowBuilder,
-    over_rows,
-    place,
-    resolve,
-)
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows, place, resolve
+from treadle.backends.codegen.kernel.builder import numbered
+from treadle.backends.codegen.kernel.language import Pointer, Value
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -71,9 +67,9 @@ def region_of(
     for i, (axis, t) in enumerate(zip(axes, indices, strict=True)):
         steps = (*_steps(t, common), *(0 for _ in others))
         ends = named[axis - start], strides[axis - start]
-        arguments: Arguments = (target, Ref("input", first + i), *ends, *grid, *steps, *base)
+        numbers = _Numbers(target, Ref("input", first + i), *ends, grid, steps, base)
         kernel = _join_kernel(t.dtype, len(grid), i > 0)
-        launches.append(over_rows(kernel, arguments, product(grid), 3.0))
+        launches.append(over_rows(kernel, numbers, product(grid), 3.0))
     count, outer = product(grid), product(shape[:start])
     rows = product(named)
     return Region(outer, rows, width, count, target, dt.int64, tuple(launches), (8 * count,))
@@ -87,16 +83,31 @@ def _steps(index: TensorType, common: Shape) -> list[Dim]:
     return [0] * (len(common) - len(shape)) + own
 
 
+class _Numbers(Record[P, S]):
+    target: P
+    index: P
+    extent: S
+    stride: S
+    grid: tuple[S, ...]
+    steps: tuple[S, ...]
+    base: tuple[S, ...]
+
+
 @cache
-def _join_kernel(dtype: DType, rank: int, add: bool) -> Kernel:
+def _join_kernel(dtype: DType, rank: int, add: bool) -> RecordedKernel:
     """Row numbers of one index, times its stride; the first one adds the axes between indices."""
     e = RowBuilder()
-    target, index = e.pointer(dt.int64, "target"), e.pointer(dtype, "index")
-    extent, stride = e.sizes("extent", "stride")
-    grid, steps, base = (e.sizes(*(f"{n}{i}" for i in range(rank))) for n in ("n", "step", "base"))
-    with e.rows(*grid) as (row, *at):
-        found = index[place(at, steps)]
-        value = resolve(found, extent) * stride
-        already = target[row] if add else place(at, base)
-        target[row] = value + already
-    return e.kernel(f"row_numbers_{dtype.name}_{rank}" + ("_add" if add else ""))
+    p = e.record(
+        _Numbers[Pointer, Value],
+        target=dt.int64,
+        index=dtype,
+        grid=numbered("n", rank),
+        steps=numbered("step", rank),
+        base=numbered("base", rank),
+    )
+    with e.rows(*p.grid) as (row, *at):
+        found = p.index[place(at, p.steps)]
+        value = resolve(found, p.extent) * p.stride
+        already = p.target[row] if add else place(at, p.base)
+        p.target[row] = value + already
+    return RecordedKernel(e.kernel(f"row_numbers_{dtype.name}_{rank}" + "_add" * add), p)

@@ -12,8 +12,8 @@ from functools import cache
 
 from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, shuffle, sqrt
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars import vector_math
 from treadle.backends.codegen.scalars.code import store_value
@@ -67,28 +67,36 @@ def draw(out: Ref, kind: str, dtype: DType, count: Dim, target: Target) -> Launc
     per_row = _GROUPS * _CHAINS * 4 * lanes
     each = 2.5 if kind == "normal" else 0.8
     rows, cost = -(-words // per_row), min(estimate(words), per_row) * each
-    return over_rows(kernel, (out, Ref("input", 0), count), rows, cost, count * dtype.itemsize)
+    return over_rows(
+        kernel, _Numbers(out, Ref("input", 0), count), rows, cost, count * dtype.itemsize
+    )
+
+
+class _Numbers(Record[P, S]):
+    target: P
+    state: P
+    count: S
 
 
 @cache
-def _kernel(kind: str, dtype: DType, lanes: int) -> Kernel:
+def _kernel(kind: str, dtype: DType, lanes: int) -> RecordedKernel:
     """Each row of the launch is `_GROUPS` groups of blocks."""
     e = RowBuilder()
-    target, state = e.pointer(dtype, "target"), e.pointer(dt.uint32, "state")
-    count = e.size("count")
+    p = e.record(_Numbers[Pointer, Value], target=dtype, state=dt.uint32)
     blocks = _CHAINS * lanes
     elements = blocks * 4 // (2 if dtype is dt.float64 else 1)
-    words = [state[i].cast(dt.uint64) for i in range(4)]
+    words = [p.state[i].cast(dt.uint64) for i in range(4)]
     begin = words[2] | (words[3] << 32)
     keys = _round_keys(words[0], words[1], lanes)
-    every = count + (elements - 1)
+    every = p.count + (elements - 1)
     groups = minimum(e.stop * _GROUPS, every // elements)
     with e.loop(e.first * _GROUPS, groups) as number:
         start = (number * blocks).cast(dt.uint64) + begin
         lines = [start if i == 0 else start + i * lanes for i in range(_CHAINS)]
         first = number * elements
-        _store(e, target, first, count, _REALS[kind](dtype, _philox(e, lines, keys, lanes)))
-    return e.kernel(f"random_{kind}_{dtype.name}")
+        found = _REALS[kind](dtype, _philox(e, lines, keys, lanes))
+        _store(e, p.target, first, p.count, found)
+    return RecordedKernel(e.kernel(f"random_{kind}_{dtype.name}"), p)
 
 
 def _round_keys(low: Value, high: Value, lanes: int) -> list[tuple[Value, Value]]:

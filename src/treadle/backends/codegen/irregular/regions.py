@@ -11,9 +11,15 @@ from functools import cache
 from itertools import product as pairs
 from typing import NamedTuple
 
-from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows, resolve, vector_loop
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.irregular.rows import (
+    Result,
+    RowBuilder,
+    over_rows,
+    resolve,
+    vector_loop,
+)
 from treadle.backends.codegen.kernel.language import Pointer, Value
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
@@ -40,16 +46,28 @@ def lower_region_mean(
     lanes = target.lanes(compute_type(x.dtype))
     kinds = images.dtype, rows.dtype, columns.dtype
     kernel = _kernel(x.dtype, kinds, samples, lanes)
-    refs = Ref("output", 0), *(Ref("input", i) for i in range(6))
+    taps = Ref("input", 2), Ref("input", 3), Ref("input", 4), Ref("input", 5)
     corners = 4 * samples[0] * samples[1]
     cost = corners * (2 + estimate(channels) * 0.35 / lanes)
     cells = count * down * across
     nbytes = cells * channels * (1 + corners) * x.dtype.itemsize
     sizes = n, height, width, channels, down, across
-    return Lowered((over_rows(kernel, (*refs, *sizes), cells, cost, nbytes),))
+    given = _Regions(Ref("output", 0), Ref("input", 0), Ref("input", 1), *taps, *sizes)
+    return Lowered((over_rows(kernel, given, cells, cost, nbytes),))
 
 
-_SIZES = ("maps", "height", "width", "channels", "down", "across")
+class _Regions(Result[P, S]):
+    images: P
+    rows: P
+    row_weights: P
+    columns: P
+    column_weights: P
+    maps: S
+    height: S
+    width: S
+    channels: S
+    down: S
+    across: S
 
 
 class _Lines(NamedTuple):
@@ -74,22 +92,21 @@ class _Lines(NamedTuple):
 @cache
 def _kernel(
     dtype: DType, kinds: tuple[DType, DType, DType], samples: tuple[int, int], lanes: int
-) -> Kernel:
+) -> RecordedKernel:
     e, wide = RowBuilder(), compute_type(dtype)
-    target, x = e.pointer(dtype, "target"), e.pointer(dtype, "x")
-    images, rows = e.pointer(kinds[0], "images"), e.pointer(kinds[1], "rows")
-    row_weights, columns = e.pointer(dtype, "row_weights"), e.pointer(kinds[2], "columns")
-    column_weights = e.pointer(dtype, "column_weights")
-    maps, height, width, channels, down, across = e.sizes(*_SIZES)
+    floats = dict.fromkeys(("target", "x", "row_weights", "column_weights"), dtype)
+    numbers = dict(zip(("images", "rows", "columns"), kinds, strict=True))
+    p = e.record(_Regions[Pointer, Value], **floats, **numbers)
+    width, channels, down, across = p.width, p.channels, p.down, p.across
     sides = (
-        _Lines(rows, row_weights, height, width * channels),
-        _Lines(columns, column_weights, width, channels),
+        _Lines(p.rows, p.row_weights, p.height, width * channels),
+        _Lines(p.columns, p.column_weights, width, channels),
     )
     share = e.constant(1.0 / (samples[0] * samples[1]), wide)
 
     with e.rows(down, down, across) as (row, region, i, j):
-        source = x + resolve(images[region], maps) * (height * width * channels)
-        to = target + row * channels
+        source = p.x + resolve(p.images[region], p.maps) * (p.height * width * channels)
+        to = p.target + row * channels
         firsts = (region * down + i) * samples[0], (region * across + j) * samples[1]
 
         def corners(a: Value | int, b: Value | int) -> list[tuple[Pointer, Value]]:
@@ -116,7 +133,7 @@ def _kernel(
                     total[0] = _added(total[0], corners(a, b), c, lanes, mask)
             store_value(to, c, total[0], mask)
     name = "_".join(k.name for k in (dtype, *kinds))
-    return e.kernel(f"region_mean_{name}_{samples[0]}_{samples[1]}_{lanes}")
+    return RecordedKernel(e.kernel(f"region_mean_{name}_{samples[0]}_{samples[1]}_{lanes}"), p)
 
 
 def _added(

@@ -7,23 +7,17 @@ from functools import cache
 from typing import NamedTuple
 
 from treadle.backends.codegen.irregular.copying import convert
-from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows
+from treadle.backends.codegen.irregular.rows import Result, RowBuilder, over_rows
 from treadle.backends.codegen.irregular.scatter import is_half
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import (
-    Pointer,
-    Value,
-    floor,
-    maximum,
-    minimum,
-    select,
-)
+from treadle.backends.codegen.kernel.language import Pointer, Value, floor, maximum, minimum, select
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.precision import compute_type
 from treadle.ops.remap import Remap, RemapGrad, Sampling
@@ -61,10 +55,10 @@ def lower_remap(
     n, channels, height, width = (int(d) for d in x.shape)
     rows, columns = (int(d) for d in places.shape[1:3])
     kernel = _sample_kernel(_rule(op), op.scalar, x.dtype)
-    arguments = (Ref("output", 0), Ref("input", 0), Ref("input", 1))
-    sizes = channels, height, width, rows, columns
+    sizes = _Sizes[Ref, Dim](channels, height, width, rows, columns)
+    given = _Sampled(Ref("output", 0), Ref("input", 0), Ref("input", 1), sizes)
     cost = columns * (15 + 6 * channels)
-    return Lowered((over_rows(kernel, (*arguments, *sizes), n * rows, cost),))
+    return Lowered((over_rows(kernel, given, n * rows, cost),))
 
 
 @lowers(RemapGrad)
@@ -78,10 +72,10 @@ def lower_remap_grad(
     count, half, out = n * channels * height * width, is_half(dy.dtype), Ref("output", 0)
     sums = Ref("workspace", 0) if half else out
     kernel = _spread_kernel(_rule(op), dy.dtype)
-    arguments = (sums, Ref("input", 1), Ref("input", 0))
-    sizes = channels, height, width, rows, columns
+    sizes = _Sizes[Ref, Dim](channels, height, width, rows, columns)
+    given = _Spread(sums, Ref("input", 1), Ref("input", 0), sizes)
     cost = rows * columns * 25.0
-    launches: tuple[Launch, ...] = (over_rows(kernel, (*arguments, *sizes), n * channels, cost),)
+    launches: tuple[Launch, ...] = (over_rows(kernel, given, n * channels, cost),)
     if half:
         launches += (convert(out, sums, dy.dtype, dt.float32, count, target),)
     return Lowered(launches, (4 * count,) if half else ())
@@ -139,27 +133,44 @@ def _modulo(x: Value, n: Value) -> Value:
     return select(rest < 0, rest + n, rest)
 
 
-_SIZES = ("channels", "height", "width", "rows_", "columns")
+class _Sizes(Record[P, S]):
+    channels: S
+    height: S
+    width: S
+    rows_: S
+    columns: S
+
+
+class _Sampled(Result[P, S]):
+    places: P
+    sizes: _Sizes[P, S]
+
+
+class _Spread(Record[P, S]):
+    target: P
+    dy: P
+    places: P
+    sizes: _Sizes[P, S]
 
 
 @cache
-def _sample_kernel(rule: _Rule, scalar: float, dtype: DType) -> Kernel:
+def _sample_kernel(rule: _Rule, scalar: float, dtype: DType) -> RecordedKernel:
     """Each row of the launch is a line of places."""
     e = RowBuilder()
-    target, x, places = (e.pointer(dtype, name) for name in ("target", "x", "places"))
-    channels, height, width, lines, columns = e.sizes(*_SIZES)
+    p = e.record(_Sampled[Pointer, Value], target=dtype, x=dtype, places=dtype, sizes=_Sizes)
+    height, width, lines, columns = p.sizes.height, p.sizes.width, p.sizes.rows_, p.sizes.columns
     plane, grid = height * width, lines * columns
     fill = e.constant(scalar, compute_type(dtype))
 
     with e.rows(lines, lines) as (row, image, at):
-        source = x + image * channels * plane
-        begin = image * channels * grid + at * columns
+        source = p.x + image * p.sizes.channels * plane
+        begin = image * p.sizes.channels * grid + at * columns
 
         with e.loop(columns) as j:
             number = row * columns + j
-            corners = _corners(rule, places, number, (height, width))
+            corners = _corners(rule, p.places, number, (height, width))
 
-            with e.loop(channels) as c:
+            with e.loop(p.sizes.channels) as c:
                 total = e.constant(0.0, compute_type(dtype))
                 for corner in corners:
                     found = load_value(source, c * plane + corner.cell)
@@ -167,33 +178,32 @@ def _sample_kernel(rule: _Rule, scalar: float, dtype: DType) -> Kernel:
                         found = select(corner.inside, found, fill)
                     total = total + found * corner.weight
                 place = begin + c * grid + j
-                store_value(target, place, total)
+                store_value(p.target, place, total)
 
-    return e.kernel(f"remap_{dtype.name}")
+    return RecordedKernel(e.kernel(f"remap_{dtype.name}"), p)
 
 
 @cache
-def _spread_kernel(rule: _Rule, dtype: DType) -> Kernel:
+def _spread_kernel(rule: _Rule, dtype: DType) -> RecordedKernel:
     """Each row of the launch is a plane."""
-    wide = compute_type(dtype)
+    wide, kind = compute_type(dtype), _Spread[Pointer, Value]
     e = RowBuilder()
-    target = e.pointer(wide, "target")
-    dy, places = e.pointer(dtype, "dy"), e.pointer(dtype, "places")
-    channels, height, width, lines, columns = e.sizes(*_SIZES)
-    plane, grid = height * width, lines * columns
+    p = e.record(kind, target=wide, dy=dtype, places=dtype, sizes=_Sizes)
+    height, width = p.sizes.height, p.sizes.width
+    plane, grid = height * width, p.sizes.rows_ * p.sizes.columns
 
     with e.loop(e.first, e.stop) as i:
-        to, source = target + i * plane, dy + i * grid
-        begin = (i // channels) * grid
+        to, source = p.target + i * plane, p.dy + i * grid
+        begin = (i // p.sizes.channels) * grid
         to.zero(plane)
 
         with e.loop(grid) as j:
             value = load_value(source, j)
-            for corner in _corners(rule, places, begin + j, (height, width)):
+            for corner in _corners(rule, p.places, begin + j, (height, width)):
                 part = value * corner.weight
                 if rule.border == "constant":
                     with e.when(corner.inside):
                         to[corner.cell] += part
                 else:
                     to[corner.cell] += part
-    return e.kernel(f"remap_grad_{dtype.name}")
+    return RecordedKernel(e.kernel(f"remap_grad_{dtype.name}"), p)

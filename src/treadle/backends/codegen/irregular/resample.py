@@ -8,25 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
-from treadle.backends.codegen.irregular.resample_tables import TERMS, Tables
-from treadle.backends.codegen.irregular.rows import (
-    Arguments,
-    RowBuilder,
-    over_rows,
-    overlapping_loop,
-)
-from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import Pointer, minimum
+from treadle.backends.codegen.irregular.resample_tables import TERMS, MatrixTables, Tables
+from treadle.backends.codegen.irregular.rows import Result, RowBuilder, over_rows, overlapping_loop
+from treadle.backends.codegen.kernel.language import Pointer, Value, minimum
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Array, Launch, Lowered, Ref
-from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
 from treadle.base.shape import Shape, product
@@ -61,11 +54,11 @@ class _Matrix:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """The same where extents are expressions: starts, columns and weights are in these places."""
+    """The same where extents are expressions."""
 
     columns_of: Dim
     rows: Dim
-    places: tuple[Ref, Ref, Ref]
+    places: MatrixTables[Ref, Dim]
     terms: float
 
 
@@ -162,80 +155,79 @@ def _products(
             tables = matrix.places
         else:
             begin = len(constants)
-            tables = Ref("constant", begin), Ref("constant", begin + 1), Ref("constant", begin + 2)
+            tables = MatrixTables(*[Ref("constant", begin + j) for j in range(3)])
             constants += [matrix.starts, matrix.columns, matrix.weights.astype(wide.numpy)]
-        launches.append(
-            _product(matrix, (to, source, *tables), (kept, origin), (outer, inner), target)
-        )
+        line = _Line(to, source, tables, matrix.rows, matrix.columns_of)
+        launches.append(_product(line, matrix.terms, (kept, origin), (outer, inner), target))
         source, origin = to, kept
     numbers = tuple(c.astype(np.int64) if c.dtype.kind == "i" else c for c in constants)
     return Lowered(tuple(launches), tuple(workspaces), numbers)
 
 
+class _Line(Result[P, S]):
+    tables: MatrixTables[P, S]
+    count: S
+    extent: S
+
+
+class _Plane(_Line[P, S]):
+    inner: S
+    panels: S
+
+
 def _product(
-    matrix: _Matrix | _Open,
-    refs: tuple[Ref, ...],
+    given: _Line[Ref, Dim],
+    terms: float,
     dtypes: tuple[DType, DType],
     around: tuple[Dim, Dim],
     target: Target,
 ) -> Launch:
     outer, inner = around
-    lanes = 1 if is_identical(inner, 1) else target.lanes(dtypes[1])
     if is_identical(inner, 1):
-        kernel = _line_kernel(*dtypes)
-        cost = estimate(matrix.rows) * (1 + matrix.terms * 1.2)
-        arguments: Arguments = (*refs, matrix.rows, matrix.columns_of)
-        return over_rows(kernel, arguments, outer, cost)
-    kernel = _plane_kernel(*dtypes, lanes)
-    panels = -(-inner // _PANEL)
-    cost = 3 + min(estimate(inner), _PANEL) * (0.1 + 0.1 * matrix.terms)
-    arguments = (*refs, matrix.rows, matrix.columns_of, inner, panels)
-    return over_rows(kernel, arguments, outer * matrix.rows * panels, cost)
-
-
-def _tables(e: Builder, kept: DType) -> tuple[Pointer, Pointer, Pointer]:
-    """Parameters: where every row's terms begin, their columns, and their weights."""
-    starts, columns = e.pointer(dt.int64, "starts"), e.pointer(dt.int64, "columns")
-    return starts, columns, e.pointer(compute_type(kept), "weights")
+        return over_rows(
+            _line_kernel(*dtypes), given, outer, estimate(given.count) * (1 + terms * 1.2)
+        )
+    kernel, panels = _plane_kernel(*dtypes, target.lanes(dtypes[1])), -(-inner // _PANEL)
+    cost = 3 + min(estimate(inner), _PANEL) * (0.1 + 0.1 * terms)
+    plane = _Plane(given.target, given.x, given.tables, given.count, given.extent, inner, panels)
+    return over_rows(kernel, plane, outer * given.count * panels, cost)
 
 
 @cache
-def _line_kernel(kept: DType, given: DType) -> Kernel:
+def _line_kernel(kept: DType, given: DType) -> RecordedKernel:
     """The axis is the last one: each row of the launch is a line."""
-    e = RowBuilder()
-    target, x = e.pointer(kept, "target"), e.pointer(given, "x")
-    starts, columns, weights = _tables(e, kept)
-    rows, extent = e.sizes("count", "extent")
-    zero = e.constant(0.0, compute_type(kept))
+    e, wide = RowBuilder(), compute_type(kept)
+    tables = partial(e.record, MatrixTables[Pointer, Value], weights=wide)
+    p = e.record(_Line[Pointer, Value], target=kept, x=given, tables=tables)
+    matrix, zero = p.tables, e.constant(0.0, wide)
     with e.loop(e.first, e.stop) as line:
-        source, to = x + line * extent, target + line * rows
-        with e.loop(rows) as i:
+        source, to = p.x + line * p.extent, p.target + line * p.count
+        with e.loop(p.count) as i:
             total = [zero]
-            with e.loop(starts[i], starts[i + 1], carrying=total) as term:
-                value = load_value(source, columns[term])
-                total[0] = total[0] + value * weights[term]
+            with e.loop(matrix.starts[i], matrix.starts[i + 1], carrying=total) as term:
+                value = load_value(source, matrix.columns[term])
+                total[0] = total[0] + value * matrix.weights[term]
             store_value(to, i, total[0])
-    return e.kernel(f"resample_last_{given.name}_{kept.name}")
+    return RecordedKernel(e.kernel(f"resample_last_{given.name}_{kept.name}"), p)
 
 
 @cache
-def _plane_kernel(kept: DType, given: DType, lanes: int) -> Kernel:
+def _plane_kernel(kept: DType, given: DType, lanes: int) -> RecordedKernel:
     """Lanes lie across the axis: each row of the launch is a panel of columns of one cell."""
-    e = RowBuilder()
-    target, x = e.pointer(kept, "target"), e.pointer(given, "x")
-    starts, columns, weights = _tables(e, kept)
-    count, extent, inner, panels = e.sizes("count", "extent", "inner", "panels")
-    zero = e.constant(0.0, compute_type(kept), lanes)
-    with e.rows(count, count, panels) as (_, outer, i, panel):
-        source = x + outer * extent * inner
-        to = target + (outer * count + i) * inner
-        begin, end = starts[i], starts[i + 1]
+    e, wide = RowBuilder(), compute_type(kept)
+    tables = partial(e.record, MatrixTables[Pointer, Value], weights=wide)
+    p = e.record(_Plane[Pointer, Value], target=kept, x=given, tables=tables)
+    matrix, zero = p.tables, e.constant(0.0, wide, lanes)
+    with e.rows(p.count, p.count, p.panels) as (_, outer, i, panel):
+        source = p.x + outer * p.extent * p.inner
+        to = p.target + (outer * p.count + i) * p.inner
+        begin, end = matrix.starts[i], matrix.starts[i + 1]
         start = panel * _PANEL
-        for j, mask in overlapping_loop(e, start, minimum(start + _PANEL, inner), lanes):
+        for j, mask in overlapping_loop(e, start, minimum(start + _PANEL, p.inner), lanes):
             total = [zero]
             with e.loop(begin, end, carrying=total) as term:
-                place = columns[term] * inner + j
+                place = matrix.columns[term] * p.inner + j
                 value = load_value(source, place, lanes, mask)
-                total[0] = total[0] + value * weights[term].splat(lanes)
+                total[0] = total[0] + value * matrix.weights[term].splat(lanes)
             store_value(to, j, total[0], mask)
-    return e.kernel(f"resample_{given.name}_{kept.name}_{lanes}")
+    return RecordedKernel(e.kernel(f"resample_{given.name}_{kept.name}_{lanes}"), p)

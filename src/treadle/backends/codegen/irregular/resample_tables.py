@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import Value, maximum, minimum, select
+from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum, select
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -21,6 +21,33 @@ from treadle.ops.resample import CUBIC, Interpolation
 
 TERMS = {"nearest": 1, "linear": 2, "cubic": 4}
 """Cells that a cell of the result is made of, by mode."""
+
+
+class MatrixTables(Record[P, S], starts=dt.int64, columns=dt.int64):
+    """Starts of the terms of every row, their columns, and their weights."""
+
+    starts: P
+    columns: P
+    weights: P
+
+
+class _Forward(MatrixTables[P, S]):
+    extent: S
+    count: S
+
+
+class _Transposed(
+    Record[P, S], columns=dt.int64, starts=dt.int64, cursors=dt.int64, rows_of=dt.int64
+):
+    columns: P
+    weights: P
+    starts: P
+    cursors: P
+    rows_of: P
+    into: P
+    extent: S
+    entries: S
+    terms: S
 
 
 @dataclass(slots=True)
@@ -36,54 +63,54 @@ class Tables:
         self.workspaces.append(nbytes)
         return Ref("workspace", len(self.workspaces) - 1)
 
-    def forward(self, op: Interpolation, n: Dim, m: Dim) -> tuple[Ref, Ref, Ref]:
-        """Starts, columns and weights of the matrix that makes m cells of n."""
+    def forward(self, op: Interpolation, n: Dim, m: Dim) -> MatrixTables[Ref, Dim]:
+        """Tables of the matrix that makes m cells of n."""
         terms = TERMS[op.mode]
         starts = self.workspace((m + 1) * 8)
         columns, weights = self._entries(m * terms)
         kernel = _forward_kernel(op.mode, op.coordinates, self.wide)
-        refs = starts, columns, weights
-        nbytes = 8 * estimate(m) * (1 + 2 * terms)
-        self.launches.append(over_rows(kernel, (*refs, n, m), m, 10.0 * terms, nbytes))
-        return refs
+        tables = MatrixTables[Ref, Dim](starts, columns, weights)
+        given, nbytes = _Forward(starts, columns, weights, n, m), 8 * estimate(m) * (1 + 2 * terms)
+        self.launches.append(over_rows(kernel, given, m, 10.0 * terms, nbytes))
+        return tables
 
-    def transposed(self, op: Interpolation, n: Dim, m: Dim) -> tuple[Ref, Ref, Ref]:
+    def transposed(self, op: Interpolation, n: Dim, m: Dim) -> MatrixTables[Ref, Dim]:
         """The same of the transposed matrix."""
-        _, columns, weights = self.forward(op, n, m)
+        given = self.forward(op, n, m)
         count = m * TERMS[op.mode]
         starts, cursors = self.workspace((n + 1) * 8), self.workspace((n + 1) * 8)
         made = self._entries(count)
-        arguments = (columns, weights, starts, cursors, *made, n, count, TERMS[op.mode])
+        sizes = n, count, TERMS[op.mode]
+        entries = _Transposed(given.columns, given.weights, starts, cursors, *made, *sizes)
         kernel = _transpose_kernel(self.wide)
         cost = 6.0 * (estimate(count) + estimate(n))
-        self.launches.append(over_rows(kernel, arguments, 1, cost, 32 * estimate(count)))
-        return (starts, *made)
+        self.launches.append(over_rows(kernel, entries, 1, cost, 32 * estimate(count)))
+        return MatrixTables(starts, *made)
 
     def _entries(self, count: Dim) -> tuple[Ref, Ref]:
         return self.workspace(count * 8), self.workspace(count * self.wide.itemsize)
 
 
 @cache
-def _forward_kernel(mode: str, coordinates: str, wide: DType) -> Kernel:
+def _forward_kernel(mode: str, coordinates: str, wide: DType) -> RecordedKernel:
     """Rows of the launch are cells of the result."""
     e = RowBuilder()
-    starts, columns = e.pointer(dt.int64, "starts"), e.pointer(dt.int64, "columns")
-    weights, n, m = e.pointer(wide, "weights"), e.size("extent"), e.size("count")
-    terms = TERMS[mode]
+    p = e.record(_Forward[Pointer, Value], weights=wide)
+    n, m, terms = p.extent, p.count, TERMS[mode]
     last = n - 1
     with e.loop(e.first, e.stop) as i:
         with e.when(i == 0):
-            starts[0] = 0
+            p.starts[0] = 0
         at = i * terms
-        starts.store(i + 1, at + terms)
+        p.starts.store(i + 1, at + terms)
         if mode == "nearest":
             found = [(_nearest(coordinates, i, n, m), e.constant(1.0, dt.float64))]
         else:
             found = _around(mode, _place(coordinates, i, n, m), last)
         for j, (column, weight) in enumerate(found):
-            columns.store(at + j, maximum(minimum(column, last), 0))
-            weights.store(at + j, weight.cast(wide))
-    return e.kernel(f"resample_{mode}_{coordinates}_{wide.name}")
+            p.columns.store(at + j, maximum(minimum(column, last), 0))
+            p.weights.store(at + j, weight.cast(wide))
+    return RecordedKernel(e.kernel(f"resample_{mode}_{coordinates}_{wide.name}"), p)
 
 
 def _nearest(coordinates: str, i: Value, n: Value, m: Value) -> Value:
@@ -137,19 +164,16 @@ def _far(d: Value) -> Value:
 
 
 @cache
-def _transpose_kernel(wide: DType) -> Kernel:
+def _transpose_kernel(wide: DType) -> RecordedKernel:
     """Entries by their columns, those of a column in their order."""
     e = RowBuilder()
-    columns, weights = e.pointer(dt.int64, "columns"), e.pointer(wide, "weights")
-    names = ("starts", "cursors", "rows_of")
-    starts, cursors, rows = (e.pointer(dt.int64, name) for name in names)
-    into = e.pointer(wide, "into")
-    n, count, terms = e.sizes("extent", "entries", "terms")
+    p = e.record(_Transposed[Pointer, Value], weights=wide, into=wide)
+    starts, cursors, n, count = p.starts, p.cursors, p.extent, p.entries
     with e.loop(e.first, e.stop):
         with e.loop(n + 1) as j:
             starts[j] = 0
         with e.loop(count) as entry:
-            at = columns[entry] + 1
+            at = p.columns[entry] + 1
             starts[at] += 1
         before = [e.index(0)]
         with e.loop(0, n + 1, carrying=before) as j:
@@ -158,9 +182,9 @@ def _transpose_kernel(wide: DType) -> Kernel:
             cursors[j] = total
             before[0] = total
         with e.loop(count) as entry:
-            column = columns[entry]
+            column = p.columns[entry]
             at = cursors[column]
             cursors.store(column, at + 1)
-            rows.store(at, entry // terms)
-            into[at] = weights[entry]
-    return e.kernel(f"resample_transposed_{wide.name}")
+            p.rows_of.store(at, entry // p.terms)
+            p.into[at] = p.weights[entry]
+    return RecordedKernel(e.kernel(f"resample_transposed_{wide.name}"), p)

@@ -17,6 +17,7 @@ from treadle.backends.codegen.kernel.ir import Function, Kernel
 from treadle.backends.codegen.kernel.language import Operand, Value, select, size
 from treadle.backends.codegen.kernel.language import maximum as greatest
 from treadle.backends.codegen.kernel.language import minimum as least
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -33,8 +34,19 @@ MOST_ITEMS = 256
 _SHARED, _SCRATCH = ("rows", "grain"), ("rows", "share")
 """Last parameters of kernels whose rows may be items of their own, and of others."""
 
-Arguments = tuple[Ref | Dim, ...]
-"""The parameters that a launch passes."""
+
+class Result(Record[P, S]):
+    """First parameters of most kernels: what they write and what they read."""
+
+    target: P
+    x: P
+
+
+class Gradient(Result[P, S]):
+    """First parameters of gradients."""
+
+    dy: P
+
 
 BITS = {1: dt.uint8, 2: dt.uint16, 4: dt.uint32, 8: dt.uint64}
 
@@ -73,22 +85,21 @@ class RowBuilder(KernelBuilder):
 
 
 def over_rows(
-    kernel: Kernel,
-    arguments: Arguments,
+    kernel: RecordedKernel,
+    given: Record[Ref, Dim],
     rows: Dim,
     cost: float,
     nbytes: Dim = 0,
     most: int = MOST_ITEMS,
 ) -> Launch:
-    """A launch of a `row_kernel` over `rows` rows, each of about `cost` nanoseconds."""
+    """A launch of a `RowBuilder`'s kernel over `rows` rows, each of about `cost` nanoseconds."""
     items, grain = divide(rows, cost, most)
     serial = is_serial(items, estimate(rows) * cost, _ALONE)
-    given = (*arguments, rows, grain)
-    return Launch(kernel, given, items=items, serial=serial, nbytes=nbytes)
+    return kernel.launch(given, rows, grain, items=items, serial=serial, nbytes=nbytes)
 
 
 def row_by_row(launch: Launch) -> Launch:
-    """The launch with as many items as rows, if it is one of a `row_kernel`."""
+    """The launch with as many items as rows, if it is one of `over_rows` without scratch."""
     if tuple(p.name for p in launch.kernel.parameters[-2:]) != _SHARED:
         return launch
     *others, rows, _ = launch.arguments

@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from treadle.backends.codegen.irregular.rows import (
-    Arguments,
-    RowBuilder,
-    over_rows,
-)
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import Value, maximum, minimum
+from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows
+from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import compute_dtype, load_value, store_value
 from treadle.backends.codegen.target import Target
@@ -65,33 +61,44 @@ def _lowered(
     # From the last element on, the same walk has a negative step.
     first: Dim = (extent - 1) * inner if reverse else 0
     step = -inner if reverse else inner
-    refs = [Ref("output", 0), *(Ref("input", i) for i in range(inputs))]
-    arguments: Arguments = (*refs, extent, inner, first, step, panels)
+    xs = tuple([Ref("input", i) for i in range(inputs)])
+    given = _Lines(Ref("output", 0), xs, extent, inner, first, step, panels)
     nbytes = (inputs + 1) * product(shape) * x.dtype.itemsize
-    launch = over_rows(kernel, arguments, outer * panels, 3 + estimate(extent) * 1.3, nbytes)
+    launch = over_rows(kernel, given, outer * panels, 3 + estimate(extent) * 1.3, nbytes)
     return Lowered((launch,))
+
+
+class _Lines(Record[P, S]):
+    target: P
+    xs: tuple[P, ...]
+    extent: S
+    inner: S
+    begin: S
+    step: S
+    panels: S
 
 
 @cache
 def _kernel(
     name: str, dtype: DType, inputs: int, lanes: int, exclusive: bool, narrow: bool
-) -> Kernel:
+) -> RecordedKernel:
     """Each row of the launch is `lanes` lines side by side; `narrow`: there are not as many."""
-    e = RowBuilder()
-    target = e.pointer(dtype, "target")
-    xs = [e.pointer(dtype, f"x{i}") for i in range(inputs)]
-    extent, inner, begin, step = e.sizes("extent", "inner", "begin", "step")
-    panels, wide = e.size("panels"), compute_dtype(dtype)
-    with e.rows(panels, panels) as (_, outer, panel):
+    e, wide = RowBuilder(), compute_dtype(dtype)
+    p = e.record(
+        _Lines[Pointer, Value],
+        target=dtype,
+        xs=lambda: tuple([e.pointer(dtype, f"x{i}") for i in range(inputs)]),
+    )
+    with e.rows(p.panels, p.panels) as (_, outer, panel):
         # The last panel does some columns again rather than mask every store.
-        column = minimum(panel * lanes, maximum(inner - lanes, 0))
-        mask = e.first_lanes(inner, lanes) if narrow else None
-        start = outer * extent * inner + column + begin
+        column = minimum(panel * lanes, maximum(p.inner - lanes, 0))
+        mask = e.first_lanes(p.inner, lanes) if narrow else None
+        start = outer * p.extent * p.inner + column + p.begin
         state = [e.constant(1 if name == CumProd.name else 0, wide, lanes)]
-        with e.loop(extent, carrying=state) as j:
-            place = start + j * step
-            at = [load_value(x, place, lanes, mask) for x in xs]
+        with e.loop(p.extent, carrying=state) as j:
+            place = start + j * p.step
+            at = [load_value(x, place, lanes, mask) for x in p.xs]
             before, state[0] = state[0], _STEPS[name](state[0], at)
-            store_value(target, place, before if exclusive else state[0], mask)
+            store_value(p.target, place, before if exclusive else state[0], mask)
     label = f"{name}_{dtype.name}_{lanes}" + "_exclusive" * exclusive + "_narrow" * narrow
-    return e.kernel(label)
+    return RecordedKernel(e.kernel(label), p)

@@ -7,13 +7,12 @@ Indices out of range, for which the reference raises, write the nearest row (`ro
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 from treadle.backends.codegen.irregular.copying import NS_PER_BYTE, convert, copy
-from treadle.backends.codegen.irregular.gather import Lines, line_sizes
+from treadle.backends.codegen.irregular.gather import LineAxes, Lines, LineSizes
 from treadle.backends.codegen.irregular.positions import Region, region_of
 from treadle.backends.codegen.irregular.rows import (
-    Arguments,
     RowBuilder,
     bits_of,
     over_rows,
@@ -21,8 +20,8 @@ from treadle.backends.codegen.irregular.rows import (
     resolve,
     vector_loop,
 )
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import minimum
+from treadle.backends.codegen.kernel.language import Pointer, Value, minimum
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.codegen.target import Target
@@ -99,31 +98,44 @@ def _scatter_rows(region: Region, dtype: DType, add: bool, table: Ref, target: T
     kernel = _scatter_kernel(given, kept, region.dtype, add, 1 if narrow else lanes, panel)
     panels = -(-region.width // panel)
     sizes = region.extent, region.count, region.width, panels
-    arguments: Arguments = (table, Ref("input", 1), region.index, *sizes)
+    rows = _Rows(table, Ref("input", 1), region.index, *sizes)
     each = 3 + min(width, panel) * (1.0 if narrow else NS_PER_BYTE * kept.itemsize)
     nbytes = region.outer * region.count * region.width * (given.itemsize + 2 * kept.itemsize)
-    return over_rows(kernel, arguments, region.outer * panels, count * each, nbytes)
+    return over_rows(kernel, rows, region.outer * panels, count * each, nbytes)
+
+
+class _Scattered(Record[P, S]):
+    """v, which goes where the index says."""
+
+    table: P
+    v: P
+    index: P
+
+
+class _Rows(_Scattered[P, S]):
+    extent: S
+    count: S
+    width: S
+    panels: S
 
 
 @cache
 def _scatter_kernel(
     given: DType, kept: DType, index_type: DType, add: bool, lanes: int, panel: int
-) -> Kernel:
+) -> RecordedKernel:
     """Each row of the launch is a panel of columns, for all indices."""
     e = RowBuilder()
-    table, v = e.pointer(kept, "table"), e.pointer(given, "v")
-    index = e.pointer(index_type, "index")
-    extent, count, width, panels = e.sizes("extent", "count", "width", "panels")
+    p = e.record(_Rows[Pointer, Value], table=kept, v=given, index=index_type)
 
-    with e.rows(panels, panels) as (_, outer, number):
+    with e.rows(p.panels, p.panels) as (_, outer, number):
         start = number * panel
-        end = minimum(start + panel, width)
+        end = minimum(start + panel, p.width)
 
-        with e.loop(count) as j:
-            found = resolve(index[j], extent)
-            row = (outer * extent + found) * width
-            to = table + row
-            source = v + (outer * count + j) * width
+        with e.loop(p.count) as j:
+            found = resolve(p.index[j], p.extent)
+            row = (outer * p.extent + found) * p.width
+            to = p.table + row
+            source = p.v + (outer * p.count + j) * p.width
 
             for i, mask in vector_loop(e, start, end, lanes):
                 value = load_value(source, i, lanes, mask)
@@ -131,7 +143,7 @@ def _scatter_kernel(
                     value = to.load(i, lanes, mask) + value
                 to.store(i, value, mask)
     verb = "add" if add else "put"
-    return e.kernel(f"{verb}_rows_{given.name}_{index_type.name}_{lanes}")
+    return RecordedKernel(e.kernel(f"{verb}_rows_{given.name}_{index_type.name}_{lanes}"), p)
 
 
 @lowers(AddAlongAxis, ScatterAlongAxis)
@@ -145,13 +157,12 @@ def lower_scatter_along(
     given, kept = element_types(x.dtype, add)
     if lines.is_last:
         return _lower_last(lines, x, index, add, target)
-    kernel = _along_kernel(given, kept, index.dtype, add, len(lines.grid))
+    kernel = _along_kernel(given, kept, index.dtype, add, lines.rank)
     panel = _PANEL_BYTES // kept.itemsize
-    panels = -(-lines.across // panel)
-    own = lines.extent, lines.stride, lines.count, lines.step, lines.across, panel, panels
-    arguments: Arguments = (table, Ref("input", 2), Ref("input", 1), *own, *lines.sizes)
-    cost = estimate(lines.count) * min(estimate(lines.across), panel) * 1.5
-    scatter = over_rows(kernel, arguments, lines.number * panels, cost)
+    sizes, panels = lines.sizes, -(-lines.sizes.across // panel)
+    inner = _Inner(table, Ref("input", 2), Ref("input", 1), sizes, panel, panels, lines.axes)
+    cost = estimate(sizes.count) * min(estimate(sizes.across), panel) * 1.5
+    scatter = over_rows(kernel, inner, lines.number * panels, cost)
     return updated(scatter, x, target, table)
 
 
@@ -162,63 +173,78 @@ def _lower_last(
     table = table_of(x, add)
     copies = table.kind == "output" and x.shape[:-1] == index.shape[:-1]
     kinds = element_types(x.dtype, add)
-    kernel = _along_last_kernel(*kinds, index.dtype, add, len(lines.grid), copies)
+    kernel = _along_last_kernel(*kinds, index.dtype, add, lines.rank, copies)
+    extent, count = lines.sizes.extent, lines.sizes.count
     refs = (table, Ref("input", 0), Ref("input", 2), Ref("input", 1))
-    arguments: Arguments = (*refs, lines.extent, lines.count, *lines.sizes)
-    cost = estimate(lines.count) * 1.5
-    cost += copies * estimate(lines.extent) * x.dtype.itemsize * NS_PER_BYTE
-    scatter = over_rows(kernel, arguments, lines.number, cost)
+    cost = estimate(count) * 1.5
+    cost += copies * estimate(extent) * x.dtype.itemsize * NS_PER_BYTE
+    scatter = over_rows(kernel, _Last(*refs, extent, count, lines.axes), lines.number, cost)
     if copies:
         return Lowered((scatter,), in_place=((0, 0),))
     return updated(scatter, x, target, table)
 
 
+class _Last(Record[P, S]):
+    table: P
+    x: P
+    v: P
+    index: P
+    extent: S
+    count: S
+    axes: LineAxes[P, S]
+
+
 @cache
 def _along_last_kernel(
     given: DType, kept: DType, index_type: DType, add: bool, rank: int, copies: bool
-) -> Kernel:
+) -> RecordedKernel:
     """Each row of the launch is a line."""
     e = RowBuilder()
-    table, x = e.pointer(kept, "table"), e.pointer(kept, "x")
-    v, index = e.pointer(given, "v"), e.pointer(index_type, "index")
-    extent, count = e.sizes("extent", "count")
-    grid, strides, steps = line_sizes(e, rank)
-    with e.rows(*grid) as (_, *at):
-        start, row = place(at, strides), place(at, steps)
-        to = table + start
+    axes, kind = partial(LineAxes.of, e, rank), _Last[Pointer, Value]
+    p = e.record(kind, table=kept, x=kept, v=given, index=index_type, axes=axes)
+    with e.rows(*p.axes.grid) as (_, *at):
+        start, row = place(at, p.axes.strides), place(at, p.axes.steps)
+        to = p.table + start
         if copies:
-            to.copy_from(x + start, extent)
-        with e.loop(row, row + count) as origin:
-            found = resolve(index[origin], extent)
-            value = load_value(v, origin)
+            to.copy_from(p.x + start, p.extent)
+        with e.loop(row, row + p.count) as origin:
+            found = resolve(p.index[origin], p.extent)
+            value = load_value(p.v, origin)
             if add:
                 value = to[found] + value
             to[found] = value
     name = f"{'add' if add else 'put'}_along_last_{given.name}_{index_type.name}_{rank}"
-    return e.kernel(name + "_copies" * copies)
+    return RecordedKernel(e.kernel(name + "_copies" * copies), p)
+
+
+class _Inner(_Scattered[P, S]):
+    sizes: LineSizes[P, S]
+    panel: S
+    panels: S
+    axes: LineAxes[P, S]
 
 
 @cache
-def _along_kernel(given: DType, kept: DType, index_type: DType, add: bool, rank: int) -> Kernel:
+def _along_kernel(
+    given: DType, kept: DType, index_type: DType, add: bool, rank: int
+) -> RecordedKernel:
     """Each row of the launch is some lines side by side; elements one by one, as they may meet."""
     e = RowBuilder()
-    table, v = e.pointer(kept, "table"), e.pointer(given, "v")
-    index = e.pointer(index_type, "index")
-    extent, stride, count, step = e.sizes("extent", "stride", "count", "step")
-    across, panel, panels = e.sizes("across", "panel", "panels")
-    grid, strides, steps = line_sizes(e, rank)
-    with e.rows(*grid, panels) as (_, *at):
-        to, row = table + place(at[:-1], strides), place(at[:-1], steps)
-        start = at[-1] * panel
-        end = minimum(start + panel, across)
-        with e.loop(count) as j:
-            here = row + j * step
+    axes, sizes, kind = partial(LineAxes.of, e, rank), LineSizes, _Inner[Pointer, Value]
+    p = e.record(kind, table=kept, v=given, index=index_type, sizes=sizes, axes=axes)
+    with e.rows(*p.axes.grid, p.panels) as (_, *at):
+        to, row = p.table + place(at[:-1], p.axes.strides), place(at[:-1], p.axes.steps)
+        start = at[-1] * p.panel
+        end = minimum(start + p.panel, p.sizes.across)
+        with e.loop(p.sizes.count) as j:
+            here = row + j * p.sizes.step
             with e.loop(start, end) as column:
                 origin = here + column
-                found = resolve(index[origin], extent)
-                position = found * stride + column
-                value = load_value(v, origin)
+                found = resolve(p.index[origin], p.sizes.extent)
+                position = found * p.sizes.stride + column
+                value = load_value(p.v, origin)
                 if add:
                     value = to[position] + value
                 to[position] = value
-    return e.kernel(f"{'add' if add else 'put'}_along_{given.name}_{index_type.name}_{rank}")
+    name = f"{'add' if add else 'put'}_along_{given.name}_{index_type.name}_{rank}"
+    return RecordedKernel(e.kernel(name), p)

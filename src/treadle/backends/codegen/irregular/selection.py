@@ -11,14 +11,14 @@ from functools import cache, reduce
 from operator import mul
 
 from treadle.backends.codegen.irregular.cache import bounded
-from treadle.backends.codegen.irregular.rows import Arguments, RowBuilder, over_rows, stepped
-from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import Value, maximum, minimum, select
+from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows, stepped
+from treadle.backends.codegen.kernel.builder import KernelBuilder, numbered
+from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum, select
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.codegen.target import Target
-from treadle.backends.program import Launch, Lowered, Ref
+from treadle.backends.program import Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
@@ -43,30 +43,36 @@ def lower_nonzero(
     """
     x = types[0]
     kernel = _nonzero_kernel(x.dtype, len(x.shape))
-    refs = Ref("output", 0), Ref("output", 1), Ref("input", 0)
+    given = _Nonzero(Ref("output", 0), Ref("output", 1), Ref("input", 0), x.shape)
     nbytes = product(x.shape) * (x.dtype.itemsize + 4 * len(x.shape))
-    return Lowered((Launch(kernel, (*refs, *x.shape), serial=True, nbytes=nbytes),))
+    return Lowered((kernel.launch(given, serial=True, nbytes=nbytes),))
+
+
+class _Nonzero(Record[P, S]):
+    target: P
+    found: P
+    x: P
+    shape: tuple[S, ...]
 
 
 @cache
-def _nonzero_kernel(dtype: DType, rank: int) -> Kernel:
+def _nonzero_kernel(dtype: DType, rank: int) -> RecordedKernel:
     e = KernelBuilder()
-    target, found = e.pointer(dt.int32, "target"), e.pointer(dt.int32, "found")
-    x = e.pointer(dtype, "x")
-    shape = e.sizes(*(f"n{i}" for i in range(rank)))
-    size = reduce(mul, shape)
+    kind, shape = _Nonzero[Pointer, Value], numbered("n", rank)
+    p = e.record(kind, target=dt.int32, found=dt.int32, x=dtype, shape=shape)
+    size = reduce(mul, p.shape)
     state = [e.index(0)] * (rank + 1)  # The coordinates, and how many were found.
     with e.loop(size, carrying=state) as row:
         *place, count = state
         to = count * rank
         for axis, at in enumerate(place):
-            target[to + axis] = at.cast(dt.int32)
-        here = load_value(x, row)
+            p.target[to + axis] = at.cast(dt.int32)
+        here = load_value(p.x, row)
         one = select(here if dtype is dt.bool_ else here != 0, e.index(1), e.index(0))
-        state[:] = [*stepped(place, shape), count + one]
-    (target + state[-1] * rank).zero((size - state[-1]) * rank)
-    found[0] = state[-1].cast(dt.int32)
-    return e.kernel(f"nonzero_{dtype.name}_{rank}")
+        state[:] = [*stepped(place, p.shape), count + one]
+    (p.target + state[-1] * rank).zero((size - state[-1]) * rank)
+    p.found[0] = state[-1].cast(dt.int32)
+    return RecordedKernel(e.kernel(f"nonzero_{dtype.name}_{rank}"), p)
 
 
 @lowers(KeptBoxes)
@@ -78,36 +84,48 @@ def lower_kept_boxes(
     images, classes, count = scores.shape
     dtype = boxes.dtype
     kernel = _boxes_kernel(dtype, target.lanes(dtype), op.threshold, op.least)
-    refs = Ref("output", 0), *(Ref("input", i) for i in range(3)), Ref("workspace", 0)
+    out, inputs = Ref("output", 0), (Ref("input", 0), Ref("input", 1), Ref("input", 2))
     most = count if op.most is None else op.most
-    arguments: Arguments = (*refs, classes, count, most)
+    given = _Boxes(out, *inputs, Ref("workspace", 0), classes, count, most)
     known = estimate(count)
     # A tenth of the boxes is kept, as a guess; each is compared with those before it.
     cost = known * (4 + min(known * 0.1, estimate(most)) * 1.5 / target.lanes(dtype))
-    launch = over_rows(kernel, arguments, images * classes, cost, most=_MOST_ITEMS)
+    launch = over_rows(kernel, given, images * classes, cost, most=_MOST_ITEMS)
     gap = count + target.lanes(dtype)
     return Lowered((launch,), (_ARRAYS * dtype.itemsize * gap * launch.items,))
 
 
+class _Boxes(Record[P, S]):
+    target: P
+    boxes: P
+    scores: P
+    order: P
+    scratch: P
+    classes: S
+    count: S
+    most: S
+
+
 @cache
-def _boxes_kernel(dtype: DType, lanes: int, threshold: float, least: float | None) -> Kernel:
+def _boxes_kernel(
+    dtype: DType, lanes: int, threshold: float, least: float | None
+) -> RecordedKernel:
     e = RowBuilder(scratch=True)
-    target, boxes = e.pointer(dt.int32, "target"), e.pointer(dtype, "boxes")
-    scores, order = e.pointer(dtype, "scores"), e.pointer(dt.int32, "order")
-    scratch = e.pointer(dtype, "scratch")
-    classes, count, most = e.sizes("classes", "count", "most")
+    kinds = {"boxes": dtype, "scores": dtype, "scratch": dtype}
+    p = e.record(_Boxes[Pointer, Value], target=dt.int32, order=dt.int32, **kinds)
+    count = p.count
     gap = count + lanes
-    kept = [scratch + (e.item * _ARRAYS + i) * gap for i in range(_ARRAYS)]
+    kept = [p.scratch + (e.item * _ARRAYS + i) * gap for i in range(_ARRAYS)]
     limit = e.constant(threshold, dtype, lanes)
     with e.loop(e.first, e.stop) as row:
-        box = boxes + row // classes * count * _CORNERS
-        score, places, to = scores + row * count, order + row * count, target + row * count
+        box = p.boxes + row // p.classes * count * _CORNERS
+        score, places, to = (start + row * count for start in (p.scores, p.order, p.target))
         # How many are kept, and whether those that are left count.
         state = [e.index(0), e.index(1)]
         with e.loop(count, carrying=state) as i:
             to[i] = -1
             at = bounded(places[i], count - 1)
-            open_ = (state[1] != 0) & (state[0] < most)
+            open_ = (state[1] != 0) & (state[0] < p.most)
             if least is not None:
                 open_ = open_ & (score[at] > e.constant(least, dtype))
             state[1] = select(open_, e.index(1), e.index(0))
@@ -130,7 +148,8 @@ def _boxes_kernel(dtype: DType, lanes: int, threshold: float, least: float | Non
                     to[state[0]] = at.cast(dt.int32)
                     state[0] = state[0] + 1
     name = f"kept_boxes_{dtype.name}_{lanes}_{threshold!r}_{least!r}"
-    return e.kernel(name.replace(".", "_").replace("-", "m").replace("+", ""))
+    name = name.replace(".", "_").replace("-", "m").replace("+", "")
+    return RecordedKernel(e.kernel(name), p)
 
 
 def _covers(box: Sequence[Value], others: Sequence[Value]) -> Value:

@@ -8,12 +8,7 @@ from typing import Literal
 
 from treadle.backends.codegen.irregular.ordering import key_type
 from treadle.backends.codegen.irregular.random_bits import draw
-from treadle.backends.codegen.irregular.rows import (
-    Arguments,
-    RowBuilder,
-    over_rows,
-    unravel,
-)
+from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows, unravel
 from treadle.backends.codegen.irregular.sort_heads import sort_by_heads
 from treadle.backends.codegen.irregular.sort_lines import (
     SAMPLES,
@@ -25,7 +20,8 @@ from treadle.backends.codegen.irregular.sort_lines import (
     sort_line,
 )
 from treadle.backends.codegen.irregular.top_k import MANY, lower_few, worth_a_list
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.language import Pointer, Value
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
@@ -101,7 +97,11 @@ def _sorted(x: TensorType, axis: int, kept: Dim, descending: bool, target: Targe
 
 
 def _launch(
-    kernel: Kernel, refs: tuple[Ref, ...], dtype: DType, dims: tuple[Dim, Dim, Dim], kept: Dim
+    kernel: RecordedKernel,
+    refs: tuple[Ref, Ref, Ref, Ref],
+    dtype: DType,
+    dims: tuple[Dim, Dim, Dim],
+    kept: Dim,
 ) -> tuple[Launch, Dim]:
     """The launch and the bytes of its scratch."""
     outer, extent, inner = dims
@@ -110,38 +110,47 @@ def _launch(
     share = min(estimate(kept) / known, 1.0)
     # Three standard deviations above the rank that the last one kept has among the samples.
     rank = math.ceil(SAMPLES * share + 3 * math.sqrt(SAMPLES * share * (1 - share))) + 1
-    arguments: Arguments = (*refs, extent, inner, kept, rank)
-    launch = over_rows(kernel, arguments, outer * inner, cost, most=_MOST_ITEMS)
+    given = _Lines(*refs, extent, inner, kept, rank)
+    launch = over_rows(kernel, given, outer * inner, cost, most=_MOST_ITEMS)
     return launch, scratch_bytes(extent, key_type(dtype), launch.items)
+
+
+class _Lines(Record[P, S]):
+    target: P
+    order: P
+    x: P
+    scratch: P
+    extent: S
+    inner: S
+    kept: S
+    rank: S
 
 
 @cache
 def _sort_kernel(
     dtype: DType, lanes: int, dense: bool, descending: bool, way: Way, values: bool = True
-) -> Kernel:
+) -> RecordedKernel:
     """Each row of the launch is a line."""
-    e = RowBuilder(scratch=True)
-    target, order = e.pointer(dtype, "target"), e.pointer(dt.int32, "order")
-    x, scratch = e.pointer(dtype, "x"), e.pointer(dt.uint64, "scratch")
-    extent, inner, kept, rank = e.sizes("extent", "inner", "kept", "rank")
-    whole = line_in(e, scratch, e.item, extent, key_type(dtype))
+    e, kind = RowBuilder(scratch=True), _Lines[Pointer, Value]
+    p = e.record(kind, target=dtype, order=dt.int32, x=dtype, scratch=dt.uint64)
+    whole = line_in(e, p.scratch, e.item, p.extent, key_type(dtype))
 
     with e.loop(e.first, e.stop) as number:
-        outer, column = unravel(number, (inner, inner))
-        source = x + (outer * extent * inner + column)
-        step = None if dense else inner
+        outer, column = unravel(number, (p.inner, p.inner))
+        source = p.x + (outer * p.extent * p.inner + column)
+        step = None if dense else p.inner
         make = partial(fill, e, whole, source, step, descending, lanes)
         make()
-        line = keep_least(e, whole, kept, rank, make) if way == "few" else whole
+        line = keep_least(e, whole, p.kept, p.rank, make) if way == "few" else whole
         at = sort_by_heads(e, line) if way == "heads" else sort_line(e, line)
-        to = outer * kept * inner + column
+        to = outer * p.kept * p.inner + column
 
-        with e.loop(kept) as i:
-            place, found = to + i * inner, line.number(at + i)
-            order[place] = found.cast(dt.int32)
+        with e.loop(p.kept) as i:
+            place, found = to + i * p.inner, line.number(at + i)
+            p.order[place] = found.cast(dt.int32)
             if values:
-                target[place] = source[found * inner]
+                p.target[place] = source[found * p.inner]
 
     name = f"sort_{dtype.name}_{lanes}" + "_dense" * dense + "_down" * descending
     name += f"_{way}" + "_order" * (not values)
-    return e.kernel(name)
+    return RecordedKernel(e.kernel(name), p)

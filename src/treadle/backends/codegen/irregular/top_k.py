@@ -11,15 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from treadle.backends.codegen.irregular.ordering import key_of
-from treadle.backends.codegen.irregular.rows import (
-    RowBuilder,
-    over_rows,
-    unravel,
-    vector_loop,
-)
+from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows, unravel, vector_loop
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function, Kernel
+from treadle.backends.codegen.kernel.ir import Function
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered, Ref
@@ -63,10 +59,9 @@ def lower_few(op: TopK, x: TensorType, target: Target) -> Lowered:
     lanes = target.lanes(dt.uint32) if dense else 1
     room = _room(op.k)
     kernel = _few_kernel(x.dtype, lanes, room, op.largest)
-    refs = Ref("output", 0), Ref("output", 1), Ref("input", 0)
+    given = _Lines(Ref("output", 0), Ref("output", 1), Ref("input", 0), extent, inner, op.k)
     cost = 30 + op.k * (8 + room) + estimate(extent) * (0.4 if dense else 1.5)
-    launch = over_rows(kernel, (*refs, extent, inner, op.k), outer * inner, cost)
-    return Lowered((launch,))
+    return Lowered((over_rows(kernel, given, outer * inner, cost),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,39 +105,47 @@ def _enter_function(room: int) -> Function:
     return e.function("enter")
 
 
+class _Lines(Record[P, S]):
+    target: P
+    order: P
+    x: P
+    extent: S
+    inner: S
+    k: S
+
+
 @cache
-def _few_kernel(dtype: DType, lanes: int, room: int, descending: bool) -> Kernel:
+def _few_kernel(dtype: DType, lanes: int, room: int, descending: bool) -> RecordedKernel:
     """Each row of the launch is a line."""
     enter = _enter_function(room)
     e = RowBuilder()
-    target, order = e.pointer(dtype, "target"), e.pointer(dt.int32, "order")
-    x, extent, inner, k = e.pointer(dtype, "x"), *e.sizes("extent", "inner", "k")
-    best = _List(e.stack(dt.int64, room + 8), room, k, enter)
+    p = e.record(_Lines[Pointer, Value], target=dtype, order=dt.int32, x=dtype)
+    best = _List(e.stack(dt.int64, room + 8), room, p.k, enter)
 
     def key_at(source: Pointer, j: Value, lanes: int, mask: Value | None = None) -> Value:
         # Only neighbors are loaded together.
-        place = j if lanes > 1 else j * inner
+        place = j if lanes > 1 else j * p.inner
         value = load_value(source, place, lanes, mask)
         return key_of(value, dt.uint32, descending)
 
     with e.loop(e.first, e.stop) as number:
-        outer, column = unravel(number, (inner, inner))
-        source = x + (outer * extent * inner + column)
+        outer, column = unravel(number, (p.inner, p.inner))
+        source = p.x + (outer * p.extent * p.inner + column)
         best.clear(e)
-        with e.loop(k) as j:
+        with e.loop(p.k) as j:
             best.insert(e, key_at(source, j, 1), j)
         bar = [best.bar()]
-        for j, mask in vector_loop(e, k, extent, lanes, carrying=bar):
+        for j, mask in vector_loop(e, p.k, p.extent, lanes, carrying=bar):
             _enter(e, best, key_at(source, j, lanes, mask), j, mask, bar)
-        to = outer * k * inner + column
-        with e.loop(k) as i:
+        to = outer * p.k * p.inner + column
+        with e.loop(p.k) as i:
             word = best.words[i + 1]
             found = word & 0xFFFFFFFF
-            place = to + i * inner
-            order.store(place, found.cast(dt.int32))
-            target[place] = source[found * inner]
+            place = to + i * p.inner
+            p.order.store(place, found.cast(dt.int32))
+            p.target[place] = source[found * p.inner]
     name = f"top_{room}_{dtype.name}_{lanes}" + ("_down" * descending)
-    return e.kernel(name, (enter,))
+    return RecordedKernel(e.kernel(name, (enter,)), p)
 
 
 def _enter(

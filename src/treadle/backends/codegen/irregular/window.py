@@ -22,11 +22,13 @@ from treadle.backends.codegen.irregular.pooling import Axes, open_windows, windo
 from treadle.backends.codegen.irregular.resample import lower_resize_last
 from treadle.backends.codegen.irregular.rows import over_rows
 from treadle.backends.codegen.irregular.window_grad_kernels import (
+    AveragesParameters,
+    MaximaParameters,
     averages_grad_kernel,
     maxima_grad_kernel,
 )
-from treadle.backends.codegen.irregular.window_kernels import Kind, window_kernel
-from treadle.backends.codegen.irregular.window_parts import WindowConfig, arguments
+from treadle.backends.codegen.irregular.window_kernels import Kind, WindowParameters, window_kernel
+from treadle.backends.codegen.irregular.window_parts import VolumeRecord, WindowConfig, volume_of
 from treadle.backends.codegen.lowering import LOWERINGS
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Strided, sizes_of, strided_input, strided_output
@@ -133,13 +135,11 @@ class _Pool:
         vectors = max(min(vectors, channels // lanes), 1)
         return WindowConfig(self.x.dtype, lanes, vectors, deep, masked)
 
-    def _arguments(self, out: Ref) -> tuple[Ref | Dim, ...]:
+    def _volumes(self, out: Ref) -> list[VolumeRecord[Ref, Dim]]:
         """The result, then the operands."""
-        size = 4 if out.kind == "workspace" else self.x.dtype.itemsize
-        made = arguments(out, self.result, size)
-        for view in self.given:
-            made += arguments(Ref("input", view.index), view, self.x.dtype.itemsize)
-        return made
+        size = self.x.dtype.itemsize
+        made = [volume_of(out, self.result, 4 if out.kind == "workspace" else size)]
+        return made + [volume_of(Ref("input", v.index), v, size) for v in self.given]
 
     @property
     def _kind(self) -> Kind:
@@ -155,10 +155,9 @@ class _Pool:
         count = estimate(axes[2].count)
         cells = count * _cells(axes)
         cost = count * 5 + cells * -(-channels // spec.lanes)
-        out = self._arguments(Ref("output", 0))
-        launch = over_rows(
-            window_kernel(kind, spec), (*out, channels, *arguments_of(axes)), rows, cost
-        )
+        to, *operands = self._volumes(Ref("output", 0))
+        given = WindowParameters(to, (*operands,), channels, arguments_of(axes))
+        launch = over_rows(window_kernel(kind, spec), given, rows, cost)
         return with_table(axes, Lowered((launch,)))
 
     def _maxima_grad(self, axes: Sequence[Axis]) -> Lowered:
@@ -181,8 +180,9 @@ class _Pool:
         kernel = maxima_grad_kernel(spec, kept, tiled=tiled, strips=strips > 1)
         cells = float(np.prod([a.count for a in axes])) * _cells(axes) / strips
         cost = cells * 4 * -(-channels // spec.lanes)
-        given = (*self._arguments(sums), Ref("constant", 1), channels, strip, strips)
-        given += arguments_of(axes)
+        to, x, dy = self._volumes(sums)
+        sizes, covers = (channels, strip, strips), Ref("constant", 1)
+        given = MaximaParameters(to, x, dy, covers, *sizes, arguments_of(axes))
         launches: tuple[Launch, ...] = (over_rows(kernel, given, n * strips, cost),)
         if half:
             launches += (
@@ -198,8 +198,9 @@ class _Pool:
         counts = np.concatenate([np.maximum(a.windows[:, 2], 1) for a in axes])
         rows = n * cells[0].count * cells[1].count
         cost = cells[2].count * (5 + 2 * _cells(cells) * -(-channels // spec.lanes))
-        out = (*self._arguments(Ref("output", 0)), Ref("constant", 1), channels)
-        launch = over_rows(averages_grad_kernel(spec), (*out, *arguments_of(cells)), rows, cost)
+        to, dy = self._volumes(Ref("output", 0))
+        given = AveragesParameters(to, dy, Ref("constant", 1), channels, arguments_of(cells))
+        launch = over_rows(averages_grad_kernel(spec), given, rows, cost)
         return Lowered((launch,), constants=(table_of(cells), counts.astype(spec.wide.numpy)))
 
 

@@ -7,21 +7,24 @@ import math
 import operator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
-from treadle.backends.codegen.irregular.pool_tables import Bounds, Geometry
+from treadle.backends.codegen.irregular.pool_tables import Bounds, Windows
 from treadle.backends.codegen.irregular.rows import RowBuilder
 from treadle.backends.codegen.irregular.window_parts import (
     Channels,
     Volume,
+    VolumeRecord,
     WindowConfig,
     each_cell,
     each_channels,
     greater,
+    volume,
 )
 from treadle.backends.codegen.kernel.builder import Builder, Changing
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import Pointer, Value, fma, maximum, minimum, select
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
@@ -31,43 +34,61 @@ Places = tuple[Pointer, Pointer, Pointer]
 """Of an image of x and of the result, and of a cell of dy."""
 
 
+class MaximaParameters(Record[P, S], covers=dt.int64, windows=Windows):
+    """Parameters of `maxima_grad_kernel`."""
+
+    target: VolumeRecord[P, S]
+    x: VolumeRecord[P, S]
+    dy: VolumeRecord[P, S]
+    covers: P
+    channels: S
+    strip: S
+    strips: S
+    windows: Windows[P, S]
+
+
 @functools.cache
-def maxima_grad_kernel(spec: WindowConfig, kept: DType, *, tiled: bool, strips: bool) -> Kernel:
+def maxima_grad_kernel(
+    spec: WindowConfig, kept: DType, *, tiled: bool, strips: bool
+) -> RecordedKernel:
     """dy to the first maxima of x; a row of the launch is a strip of rows of an image.
 
     Windows across the edge of a strip are looked at twice; without `strips`, an image has only one.
     `covers` says of rows of cells which rows of windows, from the first to the one behind the last,
     have them. Sums are of type `kept`. With `tiled`, every cell is in one window: nothing is added.
     """
-    e = RowBuilder()
-    made = _MaximaGrad(e, spec, kept, tiled, strips)
-    with e.rows(made.count, made.count) as (_, n, number):
-        low = number * made.strip
-        high = minimum(low + made.strip, made.geometry.extents[1])
-        begin = made.covers[low * 3]
-        end = made.covers[high * 3 + -2]
+    made = _MaximaGrad(spec, kept, tiled, strips)
+    e, p = made.e, made.p
+    with e.rows(p.strips, p.strips) as (_, n, number):
+        low = number * p.strip
+        high = minimum(low + p.strip, p.windows.extents[1])
+        begin = p.covers[low * 3]
+        end = p.covers[high * 3 + -2]
         made.write(n, (low, high), (begin, end))
-    return e.kernel(f"window_max_grad_{spec.name}{'_tiled' * tiled}{'_strips' * strips}")
+    name = f"window_max_grad_{spec.name}{'_tiled' * tiled}{'_strips' * strips}"
+    return RecordedKernel(e.kernel(name), p)
 
 
 class _MaximaGrad:
     """Parameters, and the loops over a strip of an image."""
 
-    def __init__(
-        self, e: Builder, spec: WindowConfig, kept: DType, tiled: bool, strips: bool
-    ) -> None:
-        self.e, self.spec, self.kept, self.tiled, self.strips = e, spec, kept, tiled, strips
-        self.target, self.x = Volume.of(e, kept, "target"), Volume.of(e, spec.dtype, "x")
-        self.dy, self.covers = Volume.of(e, spec.dtype, "dy"), e.pointer(dt.int64, "covers")
-        self.channels, self.strip, self.count = e.sizes("channels", "strip", "strips")
-        self.geometry = Geometry(e)
+    def __init__(self, spec: WindowConfig, kept: DType, tiled: bool, strips: bool) -> None:
+        self.spec, self.kept, self.tiled, self.strips = spec, kept, tiled, strips
+        self.e = e = RowBuilder()
+        self.p = e.record(
+            MaximaParameters[Pointer, Value],
+            target=partial(volume, e, kept, "target"),
+            x=partial(volume, e, spec.dtype, "x"),
+            dy=partial(volume, e, spec.dtype, "dy"),
+        )
+        self.geometry = self.p.windows
 
     def write(self, n: Value, rows: Rows, windows: tuple[Value, Value]) -> None:
         """The rows of cells, from rows of windows.
 
         They are cleared shortly before they are added to, but for windows along depth.
         """
-        e, to, deep = self.e, self.target.at(n), self.spec.deep
+        e, to, deep = self.e, self.p.target.at(n), self.spec.deep
         rolling = not (self.tiled or deep)
         if deep and not self.tiled:
             self._clear(to, rows)
@@ -89,22 +110,22 @@ class _MaximaGrad:
         self, n: Value, at: tuple[Value, Value], outside: Bounds, to: Pointer, rows: Rows
     ) -> None:
         """A row of windows."""
-        source, given = self.x.at(n), self.dy.at(n, *at)
+        source, given = self.p.x.at(n), self.p.dy.at(n, *at)
         with self.e.loop(self.geometry.counts[2]) as w:
             bounds = (*outside, self.geometry.window(2, w))
-            place = given + w * self.dy.steps[3]
-            for c in each_channels(self.e, self.spec, self.channels):
+            place = given + w * self.p.dy.steps[3]
+            for c in each_channels(self.e, self.spec, self.p.channels):
                 self._window(bounds, rows, (source, to, place), c)
 
     def _clear(self, to: Pointer, rows: Rows) -> None:
         """Zeros in rows of cells, at all depths."""
         e, (depth, _, width) = self.e, self.geometry.extents
-        _, *steps = self.target.steps
+        _, *steps = self.p.target.steps
         with e.loop(depth) as d, e.loop(*rows) as h:
             start = to + (d * steps[0] + h * steps[1])
             with e.loop(width) as w:
                 place = start + w * steps[2]
-                for c in each_channels(e, self.spec, self.channels):
+                for c in each_channels(e, self.spec, self.p.channels):
                     c.store(place, c.constant(0.0, self.kept))
 
     def _window(self, bounds: Bounds, rows: Rows, places: Places, channels: Channels) -> None:
@@ -136,7 +157,7 @@ class _MaximaGrad:
         """The greatest cell of a window, if none is NaN, and a sum that is NaN if one is."""
         best = channels.constant(-math.inf, self.spec.wide)
         total = channels.constant(0.0, self.spec.wide)
-        with self._cells(bounds, [self.x], (best, total)) as (place,):
+        with self._cells(bounds, [self.p.x], (best, total)) as (place,):
             here = channels.load(source, place)
             best[:] = map(maximum, here, best)
             total[:] = map(operator.add, here, total)
@@ -145,7 +166,7 @@ class _MaximaGrad:
     def _exactly_greatest(self, bounds: Bounds, source: Pointer, channels: Channels) -> list[Value]:
         """The greatest cell of a window, NaN if one is."""
         best = channels.constant(-math.inf, self.spec.wide)
-        with self._cells(bounds, [self.x], best) as (place,):
+        with self._cells(bounds, [self.p.x], best) as (place,):
             here = channels.load(source, place)
             best[:] = map(greater, best, here)
         return best
@@ -165,7 +186,7 @@ class _MaximaGrad:
         """
         (source, to), (best, values) = places, given
         left = [*values]
-        with self._cells(bounds, [self.x, self.target], left) as at:
+        with self._cells(bounds, [self.p.x, self.p.target], left) as at:
             chosen: list[Value] = []
             cells = channels.load(source, at[0])
             for i, (x, greatest, value) in enumerate(zip(cells, best, [*left], strict=True)):
@@ -196,27 +217,42 @@ class _MaximaGrad:
         return before, (along_d, (edge, minimum(stop, high), counted), along_w)
 
 
+class AveragesParameters(Record[P, S], windows=Windows):
+    """Parameters of `averages_grad_kernel`."""
+
+    target: VolumeRecord[P, S]
+    dy: VolumeRecord[P, S]
+    counts: P
+    channels: S
+    windows: Windows[P, S]
+
+
 @functools.cache
-def averages_grad_kernel(spec: WindowConfig) -> Kernel:
+def averages_grad_kernel(spec: WindowConfig) -> RecordedKernel:
     """A row of the launch is a row of cells: what the windows over a cell have, each divided.
 
-    Here `Geometry` tells of cells: (first window, behind the last one, 0) along every axis. What
+    Here `windows` tell of cells: (first window, behind the last one, 0) along every axis. What
     windows are divided by is the product of three factors of `counts`, along each axis.
     """
     e = RowBuilder()
-    target, dy = Volume.of(e, spec.dtype, "target"), Volume.of(e, spec.dtype, "dy")
-    counts, channels, geometry = e.pointer(spec.wide, "counts"), e.size("channels"), Geometry(e)
+    p = e.record(
+        AveragesParameters[Pointer, Value],
+        target=partial(volume, e, spec.dtype, "target"),
+        dy=partial(volume, e, spec.dtype, "dy"),
+        counts=spec.wide,
+    )
+    geometry = p.windows
     depths, heights, widths = geometry.counts
     starts = e.index(0), geometry.extents[0], geometry.extents[0] + geometry.extents[1]
     with e.rows(depths, depths, heights) as (_, n, d, h):
         outside = geometry.window(0, d), geometry.window(1, h)
-        source, to = dy.at(n), target.at(n, d, h)
+        source, to = p.dy.at(n), p.target.at(n, d, h)
         with e.loop(widths) as w:
             bounds = (*outside, geometry.window(2, w))
-            place = to + w * target.steps[3]
-            for c in each_channels(e, spec, channels):
-                c.store(place, _shares(e, spec, bounds, dy, source, (counts, starts), c))
-    return e.kernel(f"window_average_grad_{spec.name}")
+            place = to + w * p.target.steps[3]
+            for c in each_channels(e, spec, p.channels):
+                c.store(place, _shares(e, spec, bounds, p.dy, source, (p.counts, starts), c))
+    return RecordedKernel(e.kernel(f"window_average_grad_{spec.name}"), p)
 
 
 def _shares(

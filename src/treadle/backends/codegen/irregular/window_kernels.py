@@ -6,15 +6,16 @@ import operator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 from treadle.backends.codegen.irregular.pool_rows import lowest
-from treadle.backends.codegen.irregular.pool_tables import Bounds, Geometry
+from treadle.backends.codegen.irregular.pool_tables import Bounds, Geometry, Windows
 from treadle.backends.codegen.irregular.rows import RowBuilder
 from treadle.backends.codegen.irregular.window_parts import (
     Channels,
     Volume,
+    VolumeRecord,
     WindowConfig,
     each_cell,
     each_channels,
@@ -22,40 +23,54 @@ from treadle.backends.codegen.irregular.window_parts import (
     first_cell,
     greater,
     has_cells,
+    volume,
     wins,
 )
 from treadle.backends.codegen.kernel.builder import Builder, Changing
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, select
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 
 Kind = Literal["max", "gather", "average"]
 
 
+class WindowParameters(Record[P, S], windows=Windows):
+    """Parameters of `window_kernel`; operands are x and, for a gather, what is gathered."""
+
+    target: VolumeRecord[P, S]
+    operands: tuple[VolumeRecord[P, S], ...]
+    channels: S
+    windows: Windows[P, S]
+
+
 @cache
-def window_kernel(kind: Kind, spec: WindowConfig) -> Kernel:
-    """A row of the launch is a row of windows; `values` are what is gathered."""
+def window_kernel(kind: Kind, spec: WindowConfig) -> RecordedKernel:
+    """A row of the launch is a row of windows."""
     e = RowBuilder()
-    target, x = Volume.of(e, spec.dtype, "target"), Volume.of(e, spec.dtype, "x")
-    others = [Volume.of(e, spec.dtype, "values")] if kind == "gather" else []
-    channels, geometry = e.size("channels"), Geometry(e)
+    names = ("x", "values") if kind == "gather" else ("x",)
+    p = e.record(
+        WindowParameters[Pointer, Value],
+        target=partial(volume, e, spec.dtype, "target"),
+        operands=lambda: tuple([volume(e, spec.dtype, name) for name in names]),
+    )
+    geometry, x = p.windows, p.operands[0]
     depths, heights, widths = geometry.counts
     with e.rows(depths, depths, heights) as (_, n, d, h):
         outside = geometry.window(0, d), geometry.window(1, h)
-        sources = [volume.at(n) for volume in (x, *others)]
-        to = target.at(n, d, h)
+        sources = [operand.at(n) for operand in p.operands]
+        to = p.target.at(n, d, h)
         with e.loop(widths) as w:
             bounds = (*outside, geometry.window(2, w))
-            place = to + w * target.steps[3]
-            for c in each_channels(e, spec, channels):
+            place = to + w * p.target.steps[3]
+            for c in each_channels(e, spec, p.channels):
                 window = _Window(e, spec, geometry, bounds, c)
                 if kind == "gather":
-                    found = window.gathered(x, others[0], *sources)
+                    found = window.gathered(x, p.operands[1], *sources)
                 elif kind == "max":
                     found = window.maximum(x, sources[0])
                 else:
                     found = window.average(x, sources[0])
                 c.store(place, found)
-    return e.kernel(f"window_{kind}_{spec.name}")
+    return RecordedKernel(e.kernel(f"window_{kind}_{spec.name}"), p)
 
 
 @dataclass(frozen=True, slots=True)

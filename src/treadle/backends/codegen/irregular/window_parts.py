@@ -13,6 +13,7 @@ from typing import Any
 from treadle.backends.codegen.irregular.pool_tables import Bounds, Geometry
 from treadle.backends.codegen.kernel.builder import Builder, Changing
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum, select
+from treadle.backends.codegen.kernel.records import P, Record, S
 from treadle.backends.codegen.scalars.code import compute_dtype, load_value, store_value
 from treadle.backends.codegen.views import Strided
 from treadle.backends.program import Ref
@@ -47,20 +48,13 @@ class WindowConfig:
         return f"{self.dtype.name}{'_deep' * self.deep}{'_masked' * self.masked}"
 
 
-@dataclass(frozen=True, slots=True)
-class Volume:
+class VolumeRecord(Record[P, S]):
     """An array [N,D,H,W,C] whose channels are neighbors."""
 
-    pointer: Pointer
-    steps: tuple[Value, ...]
+    pointer: P
+    steps: tuple[S, ...]
 
-    @staticmethod
-    def of(e: Builder, dtype: DType, name: str) -> Volume:
-        """Parameters of a kernel, in the order of `arguments`."""
-        start = e.pointer(dtype, name)
-        return Volume(start, tuple(e.sizes(*(f"{name}_{s}" for s in STEPS))))
-
-    def at(self, *position: Value) -> Pointer:
+    def at(self: Volume, *position: Value) -> Pointer:
         """A pointer to the first channel of a position of some leading axes."""
         place: Value | int = 0
         for number, step in zip(position, self.steps, strict=False):
@@ -68,11 +62,19 @@ class Volume:
         return self.pointer + place
 
 
-def arguments(ref: Ref, view: Strided, itemsize: int) -> tuple[Ref | Dim, ...]:
-    """Arguments for the parameters of a `Volume`, whose view is [N,C,*S]."""
+Volume = VolumeRecord[Pointer, Value]
+
+
+def volume(e: Builder, dtype: DType, name: str) -> Volume:
+    """Parameters of a kernel."""
+    return VolumeRecord(e.pointer(dtype, name), (*e.sizes(*[f"{name}_{s}" for s in STEPS]),))
+
+
+def volume_of(ref: Ref, view: Strided, itemsize: int) -> VolumeRecord[Ref, Dim]:
+    """The array that a view [N,C,*S] shows."""
     batch, _, *steps = view.strides
     place = Ref(ref.kind, ref.index, ref.offset + view.offset * itemsize)
-    return (place, batch, *(0,) * (3 - len(steps)), *steps)
+    return VolumeRecord(place, (batch, *(0,) * (3 - len(steps)), *steps))
 
 
 @dataclass(frozen=True, slots=True)

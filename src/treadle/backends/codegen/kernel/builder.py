@@ -37,6 +37,13 @@ from treadle.base.dtype import DType
 R = TypeVar("R")
 Changing = list[V] | tuple[list[Any], ...]
 """Lists whose items a block may replace: what a loop carries, or a branch decides on."""
+Given = DType | str | tuple[str, ...] | type[Any] | Callable[[], Any] | None
+"""The making of a field of a record: see `Builder.record`."""
+
+
+def numbered(name: str, count: int) -> tuple[str, ...]:
+    """Names of `count` parameters."""
+    return tuple([f"{name}{i}" for i in range(count)])
 
 
 class Builder(Emitter):
@@ -72,21 +79,31 @@ class Builder(Emitter):
         """Several of these."""
         return [self.size(name) for name in names]
 
-    def record(self, kind: type[R], **given: DType | Callable[[], Any]) -> R:
-        """Further parameters, one for each field of a named tuple, in order.
+    def record(self, kind: type[R], **given: Given) -> R:
+        """Further parameters, one for each field of a record, in order.
 
-        A field is a pointer to elements of the type that is given for it, what a function that is
-        given makes of it, or a size.
+        A field for which nothing is given is a size. Others are pointers to elements of a type,
+        a size or a tuple of sizes of some names, records, what a function makes, and None.
         """
-        fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+        names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+        given = {**getattr(kind, "given", {}), **given}
+        if unknown := given.keys() - {*names}:
+            raise KernelError(f"{kind} has no {sorted(unknown)}")
 
         def made(name: str) -> Any:
-            how = given.get(name)
-            if how is None:
-                return self.size(name)
-            return self.pointer(how, name) if isinstance(how, DType) else how()
+            match given.get(name, name):
+                case str() as size_name:
+                    return self.size(size_name)
+                case DType() as dtype:
+                    return self.pointer(dtype, name)
+                case tuple() as sizes:
+                    return tuple(self.sizes(*sizes))
+                case type() as sizes:
+                    return self.record(sizes)
+                case how:
+                    return how and how()
 
-        return kind(*map(made, fields))
+        return kind(*map(made, names))
 
     # -- instructions ----------------------------------------------------------------------
 

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
 
 from treadle.backends.codegen.irregular.rows import BITS, RowBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
-P = TypeVar("P")
-S = TypeVar("S")
 
-
-class _Parameters(NamedTuple, Generic[P, S]):
+class _Parameters(Record[P, S]):
     """Parameters of kernels: memory, `Windows`, and the steps of the matrices."""
 
     source: P
@@ -93,18 +89,17 @@ def to_columns(
 ) -> Launch:
     """Write the matrices; `steps` are elements from image to image, and from row to row."""
     items = windows.images * windows.rows * windows.columns
-    arguments = (*windows.arguments(source, target, steps), items, 1)
-    nbytes = 2 * items * dtype.itemsize
-    return Launch(_gathering(BITS[dtype.itemsize]), arguments, items, nbytes=nbytes)
+    given, kernel = windows.arguments(source, target, steps), _gathering(BITS[dtype.itemsize])
+    return kernel.launch(given, items, 1, items=items, nbytes=2 * items * dtype.itemsize)
 
 
 def from_columns(windows: Windows, dtype: DType, source: Ref, target: Ref) -> Launch:
     """Add up matrices that lie one after the other, row by row."""
     items = windows.images * windows.channels * windows.height * windows.width
     steps = windows.rows * windows.columns, windows.columns
-    arguments = (*windows.arguments(source, target, steps), items, 1)
+    given = windows.arguments(source, target, steps)
     nbytes = (items + windows.images * windows.rows * windows.columns) * dtype.itemsize
-    return Launch(_adding(dtype), arguments, items, nbytes=nbytes)
+    return _adding(dtype).launch(given, items, 1, items=items, nbytes=nbytes)
 
 
 def _split(number: Value, *extents: Value) -> list[Value]:
@@ -117,7 +112,7 @@ def _split(number: Value, *extents: Value) -> list[Value]:
 
 
 @functools.cache
-def _gathering(dtype: DType) -> Kernel:
+def _gathering(dtype: DType) -> RecordedKernel:
     """Each row of the launch is an element of the matrices."""
     e = RowBuilder()
     s = e.record(_Parameters[Pointer, Value], source=dtype, target=dtype)
@@ -131,11 +126,11 @@ def _gathering(dtype: DType) -> Kernel:
         inside = (y >= 0) & (y < s.height) & ((x >= 0) & (x < s.width))
         found = s.source.load(place, 1, inside)
         s.target.store(_element(s, image, channel, (p, q), (i, j)), found)
-    return e.kernel(f"columns_{dtype.name}")
+    return RecordedKernel(e.kernel(f"columns_{dtype.name}"), s)
 
 
 @functools.cache
-def _adding(dtype: DType) -> Kernel:
+def _adding(dtype: DType) -> RecordedKernel:
     """Each row of the launch is a cell of the images."""
     wide = compute_dtype(dtype)
     e = RowBuilder()
@@ -160,7 +155,7 @@ def _adding(dtype: DType) -> Kernel:
                 at = _element(s, image, channel, (p, q), (i, j))
                 total[0] = total[0] + s.source.load(at, 1, inside).cast(wide)
         s.target.store(number, total[0].cast(dtype))
-    return e.kernel(f"add_columns_{dtype.name}")
+    return RecordedKernel(e.kernel(f"add_columns_{dtype.name}"), s)
 
 
 def _element(

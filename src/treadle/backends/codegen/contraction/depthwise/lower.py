@@ -42,8 +42,7 @@ from treadle.backends.codegen.contraction.shared.pack import Packing, order_of
 from treadle.backends.codegen.contraction.shared.problem import Matrix
 from treadle.backends.codegen.contraction.shared.spread import Margins, SpreadOperand, spread
 from treadle.backends.codegen.contraction.shared.tile import Tile
-from treadle.backends.codegen.irregular.pool_formulas import BYTES
-from treadle.backends.codegen.irregular.pool_formulas import steps as formula_of_steps
+from treadle.backends.codegen.irregular.pool_formulas import BYTES, Formula, Steps
 from treadle.backends.codegen.irregular.rows import MOST_ITEMS, divide
 from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.backends.codegen.target import Target
@@ -505,7 +504,7 @@ def _lower_open(problem: _Depthwise, op: Convolution, weight: Matrix, after: _Af
     depth, height, width = (replace(side, padding=0) for side in problem.axes)
     table = made.workspace(BYTES * (depth.positions + height.positions))
     for side, at in ((depth, 0), (height, BYTES * depth.positions)):
-        rows = formula_of_steps(side.positions, (side.kernel, 0), (0, 0), (0, side.stride))
+        rows = Formula(side.positions, Steps(side.kernel, 0, 0, 0, 0, side.stride))
         made.launches.append(rows.launch(replace(table, offset=at)))
     opened = replace(
         problem,

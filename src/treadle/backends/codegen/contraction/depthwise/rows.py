@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
 from treadle.backends.codegen.contraction.depthwise.taps import Pattern
 from treadle.backends.codegen.contraction.shared.epilogue import Sides
-from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.builder import KernelBuilder, numbered
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum
+from treadle.backends.codegen.kernel.records import P, S
 from treadle.backends.codegen.scalars.code import compute_dtype, load_value
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
-P = TypeVar("P")
-S = TypeVar("S")
 _LINE = 64
 """Bytes of a cache line."""
 
@@ -202,9 +201,9 @@ class Rows:
             table=dt.int64,
             memory=lambda: operands.map(lambda given: e.pointer(given[1], given[0])),
             origins=lambda: e.pointer(dt.int64, "index") if spec.repeats > 1 else None,
-            sizes=lambda: e.record(RowSizes[Value]),
-            tables=lambda: e.record(SumTables[Value]) if sums else None,
-            stops=lambda: tuple(e.sizes(*[f"stop{i}" for i in range(len(spec.patterns))])),
+            sizes=RowSizes,
+            tables=SumTables if sums else None,
+            stops=numbered("stop", len(spec.patterns)),
             steps=lambda: operands.map(lambda given: steps(given[0])),
         )
 

@@ -6,7 +6,7 @@ Every item adds up its own rows in a table [taps][channels]; then the tables are
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
 from treadle.backends.codegen.contraction.depthwise.rows import Rows, RowsConfig, Spot
 from treadle.backends.codegen.contraction.shared.epilogue import (
@@ -23,12 +23,9 @@ from treadle.backends.codegen.contraction.shared.epilogue import (
 )
 from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.language import Pointer, Value, fma
-from treadle.backends.codegen.kernel.records import RecordedKernel, required
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S, required
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.base.dtype import DType
-
-P = TypeVar("P")
-S = TypeVar("S")
 
 
 @lru_cache(maxsize=256)

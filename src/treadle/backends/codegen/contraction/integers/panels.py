@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
 from treadle.backends.codegen.contraction.integers.tile import WORDS
 from treadle.backends.codegen.contraction.shared.pack import Copies, at_position, copies
@@ -26,7 +26,7 @@ from treadle.backends.codegen.kernel.language import (
     select,
     shuffle,
 )
-from treadle.backends.codegen.kernel.records import RecordedKernel
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
@@ -36,8 +36,6 @@ _OFFSET = 128
 """The number that is added to the bytes of a."""
 
 Change = Callable[[Value, Value], Value]
-P = TypeVar("P")
-S = TypeVar("S")
 """From words and what was seen before to what is seen then."""
 
 

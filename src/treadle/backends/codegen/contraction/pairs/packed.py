@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple
 
 from treadle.backends.codegen.contraction.shared.pack import (
     Copies,
@@ -34,12 +34,10 @@ from treadle.backends.codegen.kernel.language import (
     select,
     shuffle,
 )
-from treadle.backends.codegen.kernel.records import RecordedKernel
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
-P = TypeVar("P")
-S = TypeVar("S")
 LINES = 16
 """Lines of a group."""
 WORDS = 16
@@ -284,7 +282,7 @@ def panels_kernel(spec: Panels) -> RecordedKernel:
         PanelsParameters[Pointer, Value],
         source=spec.source,
         made=dt.int32,
-        order=lambda: e.pointer(dt.int32, "order") if tabled else None,
+        order=dt.int32 if tabled else None,
         batch=lambda: copies(e, spec.batch),
     )
 

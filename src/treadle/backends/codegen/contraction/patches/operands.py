@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
-from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.builder import KernelBuilder, numbered
 from treadle.backends.codegen.kernel.language import Pointer, Value
-from treadle.backends.codegen.kernel.records import RecordedKernel
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
 AXES = 3
 """Spatial axes of the kernel that spreads; those a source lacks have extent 1."""
-
-P = TypeVar("P")
-S = TypeVar("S")
 
 
 class SpreadParameters(NamedTuple, Generic[P, S]):
@@ -39,17 +36,13 @@ def spread_kernel(source: DType, target: DType, lanes: int, *, apart: bool) -> R
     `rows` rows of `pitch` elements, `height` of them per d. `apart` allows for a last step over 1.
     """
     e = KernelBuilder()
-
-    def along(name: str) -> tuple[Value, ...]:
-        return tuple(e.sizes(*(f"{name}{i}" for i in range(AXES))))
-
     p = e.record(
         SpreadParameters[Pointer, Value],
         source=source,
         target=target,
-        extents=lambda: along("extent"),
-        steps=lambda: along("step"),
-        lows=lambda: along("low"),
+        extents=numbered("extent", AXES),
+        steps=numbered("step", AXES),
+        lows=numbered("low", AXES),
     )
     (deep, high, wide), steps, lows = p.extents, p.steps, p.lows
     size = p.rows * p.pitch

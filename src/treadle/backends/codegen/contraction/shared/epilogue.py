@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.kernel.builder import Builder, builder_of
 from treadle.backends.codegen.kernel.language import Number, Pointer, Value
+from treadle.backends.codegen.kernel.records import S
 from treadle.backends.codegen.scalars.code import apply, compute_dtype, convert
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -20,7 +21,6 @@ from treadle.ops.families import Elementwise
 
 T = TypeVar("T")
 R = TypeVar("R")
-S = TypeVar("S")
 Column = Literal["same", "next", "far", "table"]
 """Distance of an operand's elements of neighboring columns: none, one, more, or as a table of
 offsets says.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 from treadle.backends.codegen.contraction.shared.epilogue import (
     Access,
@@ -14,13 +14,11 @@ from treadle.backends.codegen.contraction.shared.epilogue import (
     declare_pointers,
     declare_steps,
 )
-from treadle.backends.codegen.kernel.builder import KernelBuilder
+from treadle.backends.codegen.kernel.builder import KernelBuilder, numbered
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum
+from treadle.backends.codegen.kernel.records import P, S
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-
-P = TypeVar("P")
-S = TypeVar("S")
 
 
 class Division(NamedTuple, Generic[S]):
@@ -184,11 +182,11 @@ def declare_items(e: KernelBuilder, spec: ItemSpec) -> ItemParameters[Pointer, V
         memory=lambda: declare_pointers(e, spec.epilogue),
         tables=tables,
         statistics=statistics,
-        division=lambda: e.record(Division[Value]),
-        panel_terms=lambda: e.size("panel_terms") if wanted.b_table or wanted.run_table else None,
-        runs=lambda: e.record(RunSizes[Value]) if wanted.run_table else None,
+        division=Division,
+        panel_terms="panel_terms" if wanted.b_table or wanted.run_table else None,
+        runs=RunSizes if wanted.run_table else None,
         steps=lambda: declare_steps(e, spec.epilogue, RowSteps[Value]),
-        batch=lambda: tuple(e.sizes(*[f"batch{i}" for i in axes])),
+        batch=numbered("batch", spec.batch),
         axes=lambda: tuple([axis_steps(i) for i in axes]),
         shifts=shifts,
     )

@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows, unravel
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.builder import numbered
+from treadle.backends.codegen.kernel.language import Pointer, Value
+from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.estimates import estimate
@@ -161,12 +163,12 @@ def table_launch(table: Sums, columns: Ref, target: Ref) -> Launch:
     axes = (*((1, 0),) * (_AXES - len(table.axes)), *table.axes)
     if len(axes) > _AXES:
         raise NotImplementedError("a table of so many axes")
-    counts, steps = ([x[i] for x in axes] for i in (0, 1))
-    factors = [factor for _, factor in table.terms]
+    counts, steps = zip(*axes, strict=True)
+    factors = tuple([factor for _, factor in table.terms])
     kernel = table_kernel(len(factors))
     lines = product(counts[:-1])
     cost = 4 + estimate(counts[-1]) * table.length * (1 + 0.5 * len(factors))
-    given = (target, columns, *counts, *steps, table.length, *factors)
+    given = TableParameters(target, columns, counts, steps, table.length, factors)
     return over_rows(kernel, given, lines, cost, 4 * table.count)
 
 
@@ -176,25 +178,36 @@ def columns_of(table: Sums) -> Offsets:
     return np.concatenate(columns) if columns else np.zeros(1, np.int64)
 
 
+class TableParameters(Record[P, S], target=dt.int32, columns=dt.int32):
+    """Parameters of `table_kernel`."""
+
+    target: P
+    columns: P
+    counts: tuple[S, ...]
+    steps: tuple[S, ...]
+    length: S
+    factors: tuple[S, ...]
+
+
 @lru_cache(maxsize=16)
-def table_kernel(factors: int) -> Kernel:
+def table_kernel(factors: int) -> RecordedKernel:
     """A kernel whose rows are lines of a table: all of its axes but the last one."""
-    e = RowBuilder()
-    target, columns = e.pointer(dt.int32, "target"), e.pointer(dt.int32, "columns")
-    counts, steps = (e.sizes(*(f"{n}{i}" for i in range(_AXES))) for n in ("count", "step"))
-    length, by = e.size("length"), e.sizes(*(f"factor{i}" for i in range(factors)))
+    e, by = RowBuilder(), numbered("factor", factors)
+    sizes = {"counts": numbered("count", _AXES), "steps": numbered("step", _AXES), "factors": by}
+    p = e.record(TableParameters[Pointer, Value], **sizes)
+    counts, steps, length = p.counts, p.steps, p.length
     with e.loop(e.first, e.stop) as row:
         start, places = e.index(0), unravel(row, counts[:-1])
         for place, step in zip(places, steps, strict=False):
             start = start + place * step
-        made = target + row * (counts[-1] * length)
+        made = p.target + row * (counts[-1] * length)
         with e.loop(counts[-1]) as i:
             at = start + i * steps[-1]
             line = i * length
             with e.loop(length) as j:
                 total = at
-                for c, factor in enumerate(by):
-                    column = columns[j + length * c]
+                for c, factor in enumerate(p.factors):
+                    column = p.columns[j + length * c]
                     total = total + column.cast(dt.int64) * factor
                 made.store(line + j, total.cast(dt.int32))
-    return e.kernel(f"offsets_{factors}")
+    return RecordedKernel(e.kernel(f"offsets_{factors}"), p)

@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple
 
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
 from treadle.backends.codegen.kernel.ir import Function
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, shuffle
-from treadle.backends.codegen.kernel.records import RecordedKernel
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.base.dtype import DType
 from treadle.base.symbol import Dim, is_identical
 
-P = TypeVar("P")
-S = TypeVar("S")
 Order = Literal["straight", "transposed", "strided"]
 """The step of the source that is 1: the inner one, the outer one, or neither."""
 

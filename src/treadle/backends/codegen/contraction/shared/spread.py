@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol
 
 from treadle.backends.codegen.contraction.shared.pack import Order, order_of, pack_function
 from treadle.backends.codegen.contraction.shared.problem import Matrix
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
 from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.language import Pointer, Value
-from treadle.backends.codegen.kernel.records import RecordedKernel
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Dims, Shape, dense
 from treadle.backends.program import Launch, Ref
@@ -30,8 +30,6 @@ _LINE = 64
 """Bytes of a cache line."""
 CLASH = 1024
 """Cells that are a multiple of this many bytes apart compete for a few lines of the first cache."""
-P = TypeVar("P")
-S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
 from treadle.backends.codegen.contraction.shared.epilogue import (
     Access,
@@ -32,12 +32,9 @@ from treadle.backends.codegen.contraction.shared.tile import Form, Tile, full_ti
 from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
 from treadle.backends.codegen.kernel.ir import Function
 from treadle.backends.codegen.kernel.language import Operand, Pointer, Value, minimum, select
-from treadle.backends.codegen.kernel.records import RecordedKernel, required
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S, required
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-
-P = TypeVar("P")
-S = TypeVar("S")
 
 
 class Steps(NamedTuple, Generic[S]):
@@ -209,7 +206,7 @@ class _Writer:
             WeightParameters[Pointer, Value],
             a=tile.dtype,
             b=spec.b,
-            partials=lambda: e.pointer(tile.dtype, "partials") if spec.parts else None,
+            partials=tile.dtype if spec.parts else None,
             term_table=dt.int32,
             row_table=dt.int32,
             order=dt.int32,

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple
 
 from treadle.backends.codegen.contraction.shared.epilogue import (
     NOTHING,
@@ -42,11 +42,9 @@ from treadle.backends.codegen.contraction.winograd.transforms import (
 from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
 from treadle.backends.codegen.kernel.ir import Function
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum, select
-from treadle.backends.codegen.kernel.records import RecordedKernel, required
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S, required
 from treadle.base.dtype import DType
 
-P = TypeVar("P")
-S = TypeVar("S")
 Part = Literal["whole", "inputs", "gradients", "results"]
 """The part that a kernel does: everything, or what comes before or after the products.
 
@@ -307,20 +305,15 @@ def map_kernel(spec: WinogradConfig) -> RecordedKernel:
 
 
 def _parameters(e: Builder, spec: WinogradConfig) -> MapParameters[Pointer, Value]:
-    def memory(name: str) -> Pointer | None:
-        return e.pointer(spec.tile.dtype, name) if name in spec.memory else None
-
+    names = ("x", "panels", "values", "sums")
     epilogue = spec.epilogue if spec.makes_results else NOTHING
     return e.record(
         MapParameters[Pointer, Value],
-        x=lambda: memory("x"),
-        panels=lambda: memory("panels"),
-        values=lambda: memory("values"),
-        sums=lambda: memory("sums"),
+        **{name: spec.tile.dtype if name in spec.memory else None for name in names},
         memory=lambda: declare_pointers(e, epilogue),
-        block=lambda: e.record(BlockSizes[Value]),
-        source=lambda: e.record(SourceSizes[Value]) if spec.reads_maps else None,
-        result=lambda: e.record(ResultSizes[Value]) if spec.makes_results else None,
+        block=BlockSizes,
+        source=SourceSizes if spec.reads_maps else None,
+        result=ResultSizes if spec.makes_results else None,
         steps=lambda: declare_steps(e, epilogue, MapSteps[Value]),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
 from treadle.backends.codegen.contraction.shared.epilogue import (
     Block,
@@ -26,10 +26,8 @@ from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.contraction.winograd.transforms import of_taps, twice
 from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum
-from treadle.backends.codegen.kernel.records import RecordedKernel
+from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 
-P = TypeVar("P")
-S = TypeVar("S")
 TAPS = 9
 _EIGHT = 8
 """Taps that are transposed in registers; the last one is copied number by number."""
