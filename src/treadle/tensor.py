@@ -182,6 +182,9 @@ class Tensor(ArrayMethods, HandleMembers):
                 return hook.apply(op, inputs)
         return execute(op, inputs) if inputs else create(op, self._kind.device)
 
+    def _as_operand_of(self, op: Op) -> Tensor:
+        return LOCAL.casting(op, (self,))[0] if ACTIVE.count and LOCAL.casting else self
+
     def constant(self, value: Any, dtype: DType | None = None) -> Tensor:
         """A tensor of `value` on this device that gradients do not flow into."""
         if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):

@@ -37,6 +37,7 @@ HIGH = {
     "divide": lambda x: x / x,
     "divide by a number": lambda x: x / 2.0,
     "power": lambda x: x**3.0,
+    "square as a power": lambda x: x**2,
     "sqrt": F.sqrt,
     "softplus": F.softplus,
     "logsumexp": lambda x: F.logsumexp(x, 1),
@@ -47,6 +48,8 @@ HIGH = {
 KEPT = {
     "add": lambda x: x + x,
     "sum": lambda x: x.sum(),
+    "square": F.square,
+    "dot": lambda x: F.dot(x.reshape(-1), x.reshape(-1)),
     "relu": F.relu,
     "softmax": lambda x: F.softmax(x, 1),
     "max_pool2d": lambda x: F.max_pool2d(x, 2),
@@ -67,6 +70,33 @@ def test_result_types(name: str, given: str, low: str) -> None:
 def test_mixed_operands_promote() -> None:
     with autocast():
         assert (_x(2, dtype="float16") + _x(2)).dtype == np.float32
+
+
+IMAGES = _x(1, 3, 40, 40) * 100
+TURN = Tensor([[[1.01, 0.02, 3.0], [-0.03, 0.98, 5.0], [1e-4, 2e-4, 1.0]]])
+IN_FULL = {
+    "warp_perspective": lambda: F.vision.warp_perspective(IMAGES, TURN, (40, 40)),
+    "warp_affine": lambda: F.vision.warp_affine(IMAGES, TURN[:, :2], (40, 40), format="NCHW"),
+    "cvt_color": lambda: F.vision.cvt_color(IMAGES.transpose(0, 2, 3, 1), "RGB2GRAY"),
+    "roi_pooling": lambda: F.vision.roi_pooling(
+        IMAGES, Tensor([[0.0, 1.0, 2.0, 30.0, 35.0]]), (3, 3), mode="average"
+    ),
+    "area": lambda: F.vision.resize(IMAGES, (9, 7), "NCHW", "area"),
+}
+
+
+@pytest.mark.parametrize("name", IN_FULL)
+def test_products_inside_of_other_functions_stay_in_full_precision(name: str) -> None:
+    """Their operands are places or weights; in 16 bits an image was shifted by parts of a pixel."""
+    with autocast():
+        found = IN_FULL[name]()
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found.numpy(), IN_FULL[name]().numpy())
+
+
+def test_a_square_does_not_overflow() -> None:
+    with autocast():
+        assert (Tensor([300.0]).astype("float16") ** 2).item() == 90000.0
 
 
 def test_values_are_those_of_cast_operands() -> None:

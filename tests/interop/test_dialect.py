@@ -125,6 +125,25 @@ def test_ctc_is_megengines_recurrence(alias: None, label: list[int]) -> None:
     assert found == pytest.approx(spelled(pred[:, 0].astype(np.float64), label, 0), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("extent", "parts", "means", "largest"),
+    [(8, 3, [1.5, 3.5, 5.5], [3.0, 5.0, 7.0]), (7, 2, [1.5, 4.5], [3.0, 6.0])],
+)
+def test_adaptive_pools_have_windows_of_one_size(
+    alias: None, extent: int, parts: int, means: list[float], largest: list[float]
+) -> None:
+    x = F.broadcast_to(F.arange(extent), (1, 1, extent, extent))
+    assert F.adaptive_avg_pool2d(x, parts)[0, 0, 0].tolist() == means
+    assert F.adaptive_max_pool2d(x, parts)[0, 0, 0].tolist() == largest
+    assert F.adaptive_avg_pool2d(x, extent + 2).shape == (1, 1, extent + 2, extent + 2)
+
+
+def test_ranges_are_counted_in_float32(alias: None) -> None:
+    assert F.arange(7.8, 8.4, 0.05).shape == (12,)
+    assert F.arange(0, 2.1, 0.3).shape == (7,)
+    assert F.arange(0, 1, 0.1).shape == (10,)
+
+
 def test_windows_are_added_in_their_order() -> None:
     patches = RNG.normal(size=(1, 1, 5, 5, 3, 3)).astype(np.float32)
     wanted = np.zeros((1, 1, 7, 7), np.float32)

@@ -220,6 +220,11 @@ def test_what_can_be_optimized() -> None:
         assert SGD(given, 0.1).param_groups[0]["params"][0] is param
     with pytest.raises(ValueError, match="empty parameter list"):
         SGD([], 0.1)
+    # Programs sort parameters into groups with and without decay, and one may stay empty.
+    groups = SGD([{"params": []}, {"params": param, "weight_decay": 0.1}], 0.1)
+    groups.add_param_group({"params": []})
+    param.grad = Tensor([2.0])
+    assert groups.step() is groups and param.item() == pytest.approx(0.79)
     with pytest.raises(TypeError, match=r"only optimize Parameters, .* Tensor"):
         SGD([Tensor([1.0])], 0.1)
     with pytest.raises(TypeError, match="one of the params is tuple"):

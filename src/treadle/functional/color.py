@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle.base.dtype import float32, uint8
 from treadle.base.errors import DTypeError, ShapeError
+from treadle.base.modes import uncast
 from treadle.functional.arguments import as_tensor
 from treadle.functional.elemwise import maximum
 from treadle.functional.math import matmul
@@ -106,7 +107,8 @@ def cvt_color(inp: Tensor, mode: str = "") -> Tensor:
     offset = np.array([0, half, half], np.float32)
     if chroma == 2:
         values = values - offset
-    out = matmul(values, values.constant(matrix.T.astype(np.float32)))
+    with uncast():
+        out = matmul(values, values.constant(matrix.T.astype(np.float32)))
     return like_image(out + offset if chroma == -2 else out, x)
 
 
@@ -135,4 +137,5 @@ def _planar(x: Tensor, limited: str | None, target: str, layout: str) -> Tensor:
     matrix = np.array(_FROM_BT601 if limited else _FROM_JPEG, np.float32)
     matrix = matrix if target == "RGB" else matrix[::-1]
     pixels = concat([maximum(luma - 16.0, 0.0) if limited else luma, *wide], 3)
-    return matmul(pixels, x.constant(np.ascontiguousarray(matrix.T)))
+    with uncast():
+        return matmul(pixels, x.constant(np.ascontiguousarray(matrix.T)))

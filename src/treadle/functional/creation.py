@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.dialect import Dialect
 from treadle.base.dtype import DType, as_dtype, float32
 from treadle.base.errors import DTypeError, ShapeError, TreadleError
 from treadle.base.guards import data_decide
@@ -142,9 +143,16 @@ def arange(
     if not all(math.isfinite(v) for v in (first, last, stride) if not isinstance(v, Expr)):
         raise ValueError(f"arange: bounds and step must be finite, got {start}, {stop}, {step}")
     exact = all(isinstance(v, (int, Expr)) for v in (first, last, stride))
-    length = -((first - last) // stride) if exact else math.ceil((last - first) / stride)
+    length = -((first - last) // stride) if exact else _steps(first, last, stride)
     count = maximum(0, length) if data_decide(length) else max(0, length)
     return _create("arange", creation.Iota(first, stride, count, as_dtype(dtype)), device)
+
+
+def _steps(first: Any, last: Any, stride: Any) -> int:
+    """Count the values from `first` on before `last`; MegEngine counts in float32."""
+    kind = np.float32 if Dialect.megengine else float
+    start, end, step = (kind(v) for v in (first, last, stride))
+    return math.ceil((end - start) / step)
 
 
 def linspace(

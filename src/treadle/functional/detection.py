@@ -14,6 +14,7 @@ import numpy as np
 
 from treadle.base.dialect import Dialect
 from treadle.base.errors import ShapeError, UnsupportedOp
+from treadle.base.modes import uncast
 from treadle.base.shape import require_equal
 from treadle.base.symbol import Dim
 from treadle.functional.arguments import as_float, as_tensor, call, pair, promote_all
@@ -122,7 +123,8 @@ def _mean_of_parts(x: Tensor, rois: Tensor, grid: tuple[int, ...], scale: float)
     )
     rows, columns = rows.astype(x.dtype), columns.astype(x.dtype)
     images = call("roi_pooling", Take(0), x, _images("roi_pooling", x, rois))
-    sums = matmul(expand_dims(rows, 1) @ images, expand_dims(columns, 1), transpose_b=True)
+    with uncast():
+        sums = matmul(expand_dims(rows, 1) @ images, expand_dims(columns, 1), transpose_b=True)
     counts = expand_dims(rows.sum(2), 2) * expand_dims(columns.sum(2), 1)
     return sums / expand_dims(maximum(counts, 1), 1)
 

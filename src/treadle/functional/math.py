@@ -14,6 +14,7 @@ from typing import Any
 from treadle.base.dtype import bool_, int32, uint8
 from treadle.base.errors import ShapeError
 from treadle.base.guards import at_most
+from treadle.base.modes import uncast
 from treadle.base.quantized import BUILTIN, quantized_type
 from treadle.engine.eager.dispatch import eager_type
 from treadle.functional import elemwise as ew
@@ -494,10 +495,10 @@ def dot(inp1: Tensor, inp2: Tensor) -> Tensor:
     """
     x, y = (_factor(t) for t in promote_all([as_tensor(inp1), as_tensor(inp2)]))
     if x.ndim != 1 or y.ndim != 1 or x.shape != y.shape:
-        raise ShapeError(
-            "dot", "takes two vectors of one length", saw=f"{x.type}, {y.type}", hint="use matmul"
-        )
-    return product_of(x._kind.dtype)(x.reshape(1, -1), y.reshape(-1, 1)).reshape(())
+        saw = f"{x.type}, {y.type}"
+        raise ShapeError("dot", "takes two vectors of one length", saw=saw, hint="use matmul")
+    with uncast():  # Mixed precision takes products of matrices in few bits, not this sum.
+        return product_of(x._kind.dtype)(x.reshape(1, -1), y.reshape(-1, 1)).reshape(())
 
 
 def matinv(inp: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.modes import uncast
 from treadle.functional.arguments import call
 from treadle.functional.math import matmul
 from treadle.ops.remap import Remap
@@ -102,8 +103,9 @@ def resized_by_weights(image: Tensor, size: Sequence[int], mode: str) -> Tensor:
         weigh = _lanczos_rows
     down, across = (weigh(a, b) for a, b in zip(have, size, strict=True))
     dtype = image._kind.dtype
-    tall = matmul(image.constant(down, dtype), image)
-    return matmul(tall, image.constant(across, dtype), transpose_b=True)
+    with uncast():
+        tall = matmul(image.constant(down, dtype), image)
+        return matmul(tall, image.constant(across, dtype), transpose_b=True)
 
 
 def _means(have: int, want: int) -> Weights:

@@ -13,6 +13,7 @@ import numpy as np
 
 from treadle.base.dialect import Dialect
 from treadle.base.errors import ShapeError
+from treadle.base.modes import uncast
 from treadle.functional.arguments import as_float, as_tensor, call, indices_of, pair, promote_all
 from treadle.functional.math import matmul
 from treadle.functional.sampling import sampled
@@ -187,6 +188,7 @@ def _warp(
     return like_image(out.transpose(0, 2, 3, 1) if format == "NHWC" else out, given)
 
 
+@uncast()  # Sixteen bits do not tell pixels apart.
 def _places(matrix: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Map each pixel by the matrices (M, 2 or 3, 3): positions (M, OH, OW, 2)."""
     height, width = shape

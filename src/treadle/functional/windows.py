@@ -6,10 +6,12 @@ image is a `ShapeError`.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from treadle.base.dialect import Dialect
 from treadle.base.errors import DTypeError
 from treadle.base.quantized import to_stored
 from treadle.base.shape import Shape
@@ -26,6 +28,8 @@ from treadle.functional.arguments import (
 from treadle.ops import adaptive_pool, pool, slicing, sliding
 from treadle.ops.methods import either
 from treadle.tensor import Tensor
+
+Windows: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 __all__ = [
     "adaptive_avg_pool2d",
@@ -193,13 +197,17 @@ def adaptive_avg_pool2d(inp: Tensor, oshp: Any) -> Tensor:
     """Mean of windows that cut x (N, C, H, W) into a grid of fixed size: (N, C, *oshp).
 
     Row i of the grid covers the rows from floor(i H / OH) to ceil((i + 1) H / OH). None in `oshp`
-    keeps the extent of x.
+    keeps the extent of x. In programs that import `megengine` the windows have one size, as there:
+    H - (OH - 1) S rows at a stride of S = floor(H / OH).
 
     Example:
         >>> F.adaptive_avg_pool2d(F.arange(16).reshape(1, 1, 4, 4), (1, 2)).tolist()
         [[[[6.5, 8.5]]]]
     """
-    op = adaptive_pool.AdaptiveAvgPool(_grid(oshp, inp))
+    grid, windows = _adaptive(inp, oshp)
+    if windows is not None:
+        return avg_pool2d(inp, *windows)
+    op = adaptive_pool.AdaptiveAvgPool(grid)
     return on_own_scale(lambda x: call("adaptive_avg_pool2d", op, x), inp)
 
 
@@ -212,8 +220,30 @@ def adaptive_max_pool2d(inp: Tensor, oshp: Any) -> Tensor:
         >>> F.adaptive_max_pool2d(F.arange(16).reshape(1, 1, 4, 4), (1, 2)).tolist()
         [[[[13.0, 15.0]]]]
     """
-    op = adaptive_pool.AdaptiveMaxPool(_grid(oshp, inp))
-    return call("adaptive_max_pool2d", op, as_tensor(inp))
+    grid, windows = _adaptive(inp, oshp)
+    if windows is not None:
+        return max_pool2d(inp, *windows)
+    return call("adaptive_max_pool2d", adaptive_pool.AdaptiveMaxPool(grid), as_tensor(inp))
+
+
+def _adaptive(inp: Any, oshp: Any) -> tuple[tuple[int, ...], Windows | None]:
+    """The grid of an adaptive pool, and windows of one size where these are to be taken."""
+    grid = _grid(oshp, inp)
+    return grid, even_windows(as_tensor(inp).shape[-2:], grid) if Dialect.megengine else None
+
+
+def even_windows(have: Sequence[Any], grid: Sequence[Any]) -> Windows | None:
+    """Sizes and strides of MegEngine's adaptive pools; None where the usual windows are the same.
+
+    Extents that are not known yet, and grids finer than the image, have the usual ones, too.
+    """
+    if not all(isinstance(n, int) for n in (*have, *grid)) or any(
+        h < n for h, n in zip(have, grid, strict=True)
+    ):
+        return None
+    strides = tuple(h // n for h, n in zip(have, grid, strict=True))
+    sizes = tuple(h - (n - 1) * s for h, n, s in zip(have, grid, strides, strict=True))
+    return None if sizes == strides else (sizes, strides)
 
 
 def _grid(oshp: Any, inp: Any) -> tuple[int, ...]:

@@ -64,6 +64,10 @@ class Operators:
         """A constant on this operand's device."""
         raise NotImplementedError
 
+    def _as_operand_of(self: T, op: Op) -> T:
+        """This operand as mixed precision hands it to `op`; only tensors are cast."""
+        return self
+
     def is_operand(self, other: object) -> bool:
         """Return whether another value is an operand of this kind, and not data to be made one."""
         return isinstance(other, type(self))
@@ -249,9 +253,10 @@ def power(x: T, other: Any) -> T:
             hint="cast with astype() to a floating type, or write the exponent as a float",
         )
     simple = _POWERS.get(other)
-    return (
-        binary(ew.Pow(), x, other) if wanted is None or simple is None else simple(_cast(x, wanted))
-    )
+    if wanted is None or simple is None:
+        return binary(ew.Pow(), x, other)
+    # A square that is written as a power is as precise as other powers.
+    return simple(_cast(x, wanted)._as_operand_of(ew.Pow()))
 
 
 def product_of(dtype: DType, transpose_x: bool = False, transpose_y: bool = False) -> MatrixProduct:

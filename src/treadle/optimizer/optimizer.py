@@ -65,7 +65,10 @@ class Optimizer(metaclass=Constructed):
         self._state: dict[Parameter, dict[str, Tensor]] = {}
         self._defaults = dict(defaults)
         self.param_groups: list[Group] = []
-        for group in _groups(params):
+        groups = _groups(params)
+        if not groups:
+            raise ValueError(f"{type(self).__name__} got an empty parameter list")
+        for group in groups:
             self.add_param_group(group)
 
     def add_param_group(self, param_group: Group) -> None:
@@ -87,8 +90,6 @@ class Optimizer(metaclass=Constructed):
         self._create_state(group)
 
     def _check_params(self, params: list[Any]) -> None:
-        if not params:
-            raise ValueError(f"{type(self).__name__} got an empty parameter list")
         taken = {id(p) for group in self.param_groups for p in group["params"]}
         for param in params:
             if not isinstance(param, Parameter):
@@ -328,7 +329,7 @@ def _groups(params: Any) -> list[Any]:
     several = list(params)
     if any(isinstance(p, dict) for p in several):
         return several
-    return [{"params": several}]
+    return [{"params": several}] if several else []
 
 
 def _state_dtype(param: Parameter) -> DType:

@@ -320,9 +320,9 @@ def test_noise_and_lighting() -> None:
     assert abs(noisy.mean() - 128 - 25.5) < 1 and abs(noisy.std() - 0.05 * 255) < 1
     assert GaussianNoise(0, 5).apply(flat).min() == 0
     np.random.seed(2)
-    alpha = np.random.normal(scale=30, size=3)
+    alpha = np.random.normal(scale=0.1 * 255, size=3)
     np.random.seed(2)
-    light = Lighting(30)
+    light = Lighting(0.1)
     lit = light.apply(flat.astype(np.float32))
     expected = 128 + light.eigvec @ (alpha * light.eigval)
     np.testing.assert_allclose(lit[0, 0], expected, rtol=1e-5)

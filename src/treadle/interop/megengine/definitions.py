@@ -15,6 +15,7 @@ import numpy as np
 import treadle.functional as F
 from treadle.distributed import WORLD
 from treadle.distributed import functional as D
+from treadle.functional.windows import even_windows
 from treadle.interop.megengine.streams import stream_of
 from treadle.tensor import Tensor
 
@@ -118,6 +119,9 @@ def _pooling(p: SimpleNamespace, x: Tensor) -> Tensor:
 def _adaptive(p: SimpleNamespace, x: Tensor, shape: Any = None) -> Tensor:
     size = tuple(p.shape) if shape is None else tuple(int(n) for n in Tensor(shape).tolist())
     maximum = str(p.mode).upper() == "MAX"
+    windows = even_windows(x.shape[-2:], size)
+    if windows is not None:
+        return F.max_pool2d(x, *windows) if maximum else F.avg_pool2d(x, *windows)
     return F.adaptive_max_pool2d(x, size) if maximum else F.adaptive_avg_pool2d(x, size)
 
 

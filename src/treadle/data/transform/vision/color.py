@@ -290,12 +290,12 @@ class ColorJitter(_ColorTransform):
 class Lighting(_ColorTransform):
     """Adds a random mixture of the principal color components of ImageNet.
 
-    After Krizhevsky et al. (2012), section 4.1, without their factor for images from 0 to 255, as
-    in MegEngine: the strengths are drawn from a normal distribution of deviation `scale` and
-    multiplied by the eigenvalues (0.2175, 0.0188, 0.0045).
+    After Krizhevsky et al. (2012), section 4.1, for images from 0 to 255: the strengths are drawn
+    from a normal distribution of deviation `255 scale` and multiplied by the eigenvalues (0.2175,
+    0.0188, 0.0045).
 
     Args:
-        scale: standard deviation of the strengths.
+        scale: standard deviation of the strengths, as a part of 255; usually 0.1.
         order: see `VisionTransform`.
 
     Raises:
@@ -317,7 +317,7 @@ class Lighting(_ColorTransform):
             return array
         if array.shape[2] != 3:
             raise ShapeError("Lighting", "the image must have 3 channels", saw=f"{array.shape}")
-        strengths = np.random.normal(scale=self.scale, size=3)
+        strengths = np.random.normal(scale=self.scale * 255, size=3)
         return _clipped(array + self.eigvec.dot(strengths * self.eigval), array.dtype)
 
 
