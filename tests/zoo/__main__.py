@@ -1,4 +1,4 @@
-"""Models that people publish: eagerly, compiled, as model files, through PyTorch's compiler.
+"""Models that people publish: eagerly, compiled, at other sizes, as files, through PyTorch.
 
 `python -m tests.zoo FOLDER` runs them beside ONNX Runtime or PyTorch and prints a table; `make zoo`
 fetches the packages into the folder first. Each model runs in a process that may crash or hang.
@@ -21,7 +21,7 @@ from treadle.conformance.answering_process import AnsweringProcess
 KNOWN = Path(__file__).with_name("known.toml")
 LIMIT = 1e-4
 """Largest difference, relative to the largest number of a result."""
-WAYS = ("eager", "compiled", "file", "backend", "gradients")
+WAYS = ("eager", "compiled", "sizes", "file", "backend", "gradients")
 
 
 def problem_of(found: dict[str, Any], limit: float) -> str:
@@ -66,7 +66,10 @@ def main(arguments: list[str]) -> int:
     worker, began = AnsweringProcess(*command, environment=passive, quiet=True), time.monotonic()
     listed = worker.start()["names"]
     chosen = [n for n in listed if not options.only or any(o in n for o in options.only)]
-    print(f"| model | {' | '.join(WAYS)} | ms | peer, ms | ratio |\n|---|{'--:|' * 8}", flush=True)
+    print(
+        f"| model | {' | '.join(WAYS)} | ms | peer, ms | ratio |\n|---|{'--:|' * (len(WAYS) + 3)}",
+        flush=True,
+    )
     problems: dict[str, str] = {}
     stale: list[str] = []
     ran = 0

@@ -179,6 +179,22 @@ def require(relation: Relation, otherwise: Callable[[], Exception]) -> None:
     raise error
 
 
+def granted(relation: Relation) -> bool:
+    """Return whether a program for many extents may rely on what its graph does not guard.
+
+    Passes write ops that need more than those they replace (a softmax of no elements is one, the
+    maximum in it is an error). What holds in the call that is compiled for becomes a guard of its
+    program; other extents get another one.
+    """
+    call = _CALL.get()
+    if call is None or not call.hints or not call.knows(relation.expr):
+        return False
+    if not relation.holds(call.values):
+        return False
+    call.guards[relation] = None
+    return True
+
+
 def _may_hold(relation: Relation) -> bool:
     """Return whether the relation holds at the extents of the call, where those are known."""
     call = _CALL.get()

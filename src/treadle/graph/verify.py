@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.base.errors import GraphError, TreadleError
-from treadle.base.guards import recording_guards
+from treadle.base.guards import granted, recording_guards
 from treadle.base.symbol import Relation
 from treadle.graph.analysis import live_nodes, topological_order
 from treadle.graph.ir import (
@@ -95,9 +95,9 @@ def _check_types(graph: Graph, node: Node) -> None:
 def _check_guards(
     graph: Graph, node: Node, guards: set[Relation], needed: dict[Relation, None]
 ) -> None:
-    """Return whether the graph has the guards that the node's type rule asked for just now."""
+    """Raise unless the guards cover what the node's type rule asked for just now."""
     for relation in needed:
-        if relation not in guards:
+        if relation not in guards and not granted(relation):
             raise _error(graph, node, f"needs the guard {relation}, which the graph lacks")
     needed.clear()
 

@@ -117,3 +117,11 @@ def _at(value: object, values: dict[str, int]) -> object:
     if isinstance(value, tuple):
         return tuple(evaluate(v, values) for v in value)
     return value
+
+
+def test_expressions_whose_products_do_not_look_equal_need_a_copy() -> None:
+    n, m = symbol("n", 2), symbol("m", 2)
+    columns = Strided(0, (n // 2, 8), 0, (1, n // 2))
+    with deciding({"n": 12, "m": 6}, {"n": 12, "m": 6}):
+        assert columns.after(Reshape((m, 8))) is None
+        assert columns.after(Reshape((4, m * 2))) is None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.backends.interpreted import interpreting
 
 import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle import jit
+from treadle.backends.codegen.target import TARGETS
 from treadle.engine.extents import plans
 from treadle.jit.family import Family
 
@@ -214,3 +217,20 @@ def test_bits_of_convolutions_do_not_depend_on_the_order_of_extents() -> None:
         for n in order:
             found.setdefault(n, set()).add(compiled(maps(n, CHANNELS, 12, 13)).numpy().tobytes())
     assert {n: len(bits) for n, bits in found.items()} == {3: 1, 6: 1, 7: 1, 15: 1}
+
+
+def test_products_of_pairs_have_one_plan_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a processor with dot products of bfloat16 runs them: tables of rows are computed."""
+    kind = replace(TARGETS["avx512"], name="pairs", dot_bfloat16=True)
+    monkeypatch.setitem(TARGETS, "pairs", kind)
+    taps = (np.random.default_rng(0).standard_normal((16, 16, 3, 3)) / 8).astype("float32")
+    factors = mge.tensor(taps).astype("bfloat16")
+    compiled = jit.compile(dynamic={0: {2: "h", 3: "w"}})(lambda x: F.conv2d(x, factors, padding=1))
+    with interpreting("pairs"):
+        for height, width in ((8, 9), (11, 5)):
+            x = maps(1, 16, height, width).astype("bfloat16")
+            exact = F.conv2d(x.astype("float32"), factors.astype("float32"), padding=1).numpy()
+            found = compiled(x).astype("float32").numpy()
+            np.testing.assert_allclose(found, exact, rtol=1e-2, atol=1e-2 * abs(exact).max())
+    (family,) = families_of(compiled)
+    assert not family.alone and len(family.regimes) == 1

@@ -167,6 +167,70 @@ def test_a_convolution_of_planes_whose_height_is_a_number(height: int) -> None:
     check(proto, {3: "w"}, [(1, 3, height, n) for n in (40, 33, 90)])
 
 
+def test_a_softmax_over_axes_that_might_be_empty() -> None:
+    """A softmax of nothing is nothing; the largest number in it needs one: a guard."""
+    nodes = [
+        node("MaxPool", "x", "some", kernel_shape=[1, 1], strides=[16, 1]),
+        node("AveragePool", "some", "p", kernel_shape=[3, 2], strides=[3, 2]),
+        node("Reshape", "p flat", "r"),
+        node("Softmax", "r", "y", axis=-1),
+    ]
+    given = [integers("flat", 0, 0, -1)]
+    proto = models.model(nodes, {"x": (1, 3, "h", "w")}, {"y": ("y0", "y1", "y2")}, given)
+    check(proto, {2: "h", 3: "w"}, [(1, 3, 40, 64), (1, 3, 96, 33), (1, 3, 120, 17)])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "strides", "group"), [(3, [1, 1], 1), (3, [2, 1], 1), (1, [1, 1], 1), (3, [1, 1], 8)]
+)
+def test_convolutions_of_bytes(kernel: int, strides: list[int], group: int) -> None:
+    nodes = [
+        node("QuantizeLinear", "x scale zero", "q"),
+        node("ConvInteger", "q w zero", "c", strides=strides, group=group, dilations=[1, 1]),
+        node("Cast", "c", "y", to=TensorProto.FLOAT),
+    ]
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-128, 128, (16, 8 // group, kernel, kernel)).astype(np.int8)
+    given = [
+        numpy_helper.from_array(np.float32(0.02), "scale"),
+        numpy_helper.from_array(np.uint8(128), "zero"),
+        numpy_helper.from_array(weight, "w"),
+    ]
+    proto = models.model(nodes, {"x": (1, 8, "h", "w_")}, {"y": ("y0", "y1", "y2", "y3")}, given)
+    check(proto, {2: "h", 3: "w_"}, [(1, 8, 40, 64), (1, 8, 50, 33), (1, 8, 90, 17)])
+
+
+def test_products_of_bytes_by_columns_of_any_number() -> None:
+    """Terms of a column lie as many elements apart as there are columns."""
+    nodes = [
+        node("QuantizeLinear", "x scale zero", "q"),
+        node("MatMulInteger", "w q", "c"),
+        node("Cast", "c", "y", to=TensorProto.FLOAT),
+    ]
+    given = [
+        numpy_helper.from_array(np.float32(0.02), "scale"),
+        numpy_helper.from_array(np.int8(0), "zero"),
+        numpy_helper.from_array(np.random.default_rng(0).integers(0, 255, (20, 37), np.uint8), "w"),
+    ]
+    proto = models.model(nodes, {"x": (37, "n")}, {"y": ("y0", "y1")}, given)
+    check(proto, {1: "n"}, [(37, 40), (37, 33), (37, 90)])
+
+
+def test_products_of_bytes_over_terms_of_any_number() -> None:
+    nodes = [
+        node("QuantizeLinear", "x scale zero", "q"),
+        node("Transpose", "q", "t", perm=[1, 0]),
+        node("MatMulInteger", "t q", "c"),
+        node("Cast", "c", "y", to=TensorProto.FLOAT),
+    ]
+    given = [
+        numpy_helper.from_array(np.float32(0.02), "scale"),
+        numpy_helper.from_array(np.int8(0), "zero"),
+    ]
+    proto = models.model(nodes, {"x": ("n", 24)}, {"y": ("y0", "y1")}, given)
+    check(proto, {0: "n"}, [(40, 24), (33, 24), (90, 24)])
+
+
 def test_padding_that_keeps_planes_has_a_program_for_each_remainder() -> None:
     nodes = [node("Conv", "x w", "y", strides=[2], auto_pad="SAME_UPPER")]
     proto = models.model(

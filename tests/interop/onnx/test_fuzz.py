@@ -8,6 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.onnx
 
+numpy_helper = pytest.importorskip("onnx.numpy_helper", reason="needs the onnx extra")
 helper = pytest.importorskip("onnx.helper", reason="needs the onnx extra")
 pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
 
@@ -140,3 +141,24 @@ def test_a_step_behind_a_number_that_one_side_makes_0_is_nobodys_fault(
     monkeypatch.setattr(judging, "by_treadle", broken)
     found = {f.key for f in judging.judged(model, {"x": x}, values)}
     assert found == {"model eager differs", "model compiled differs"}
+
+
+def test_what_follows_a_slice_of_the_runtimes_own_is_nobodys_fault() -> None:
+    """ONNX Runtime goes backwards to the first element where a slice ends at the largest number."""
+    x = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
+    last = 2**31 - 1
+    given = [
+        numpy_helper.from_array(np.array([v], np.int64), n)
+        for n, v in {"start": -last - 1, "end": last, "axis": 1, "step": -2}.items()
+    ]
+    given.append(numpy_helper.from_array(np.full((2, 3, 1), -1, np.int64), "at"))
+    nodes = [
+        helper.make_node("Slice", ["x", "start", "end", "axis", "step"], ["y"], "slice"),
+        helper.make_node("GatherND", ["y", "at"], ["z"], "gather", batch_dims=1),
+    ]
+    ends = [helper.make_tensor_value_info(n, 1, (2, 3)) for n in "xz"]
+    graph = helper.make_graph(nodes, "slice", ends[:1], ends[1:], given)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 15)], ir_version=10)
+    values = {"x": x, "y": x[:, :1], "z": np.repeat(x[:, :1], 3, 1)}
+    values |= {g.name: numpy_helper.to_array(g) for g in given}
+    assert judging.judged(model, {"x": x}, values) == []

@@ -115,7 +115,7 @@ def _split_and_joined(shape: Dims, strides: Dims, wanted: Dims) -> Dims | None:
     """Strides of the same elements under another shape; None where they need a copy.
 
     Runs of axes with equal products are the same elements; in each, old axes must follow one
-    another as in one axis.
+    another as in one axis. Expressions whose products are equal and do not look so need a copy.
     """
     own = [(n, s) for n, s in zip(shape, strides, strict=True) if not is_identical(n, 1)]
     made: list[Dim] = [1] * len(wanted)
@@ -125,8 +125,12 @@ def _split_and_joined(shape: Dims, strides: Dims, wanted: Dims) -> Dims | None:
         new, old = wanted[at], own[first][0]
         while not is_identical(new, old):
             if _is_less(new, old):
+                if end == len(wanted):
+                    return None
                 new, end = new * wanted[end], end + 1
             else:
+                if last == len(own):
+                    return None
                 old, last = old * own[last][0], last + 1
         run = own[first:last]
         if not all(is_identical(x[1], y[0] * y[1]) for x, y in pairwise(run)):

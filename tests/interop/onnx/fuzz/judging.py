@@ -119,6 +119,8 @@ def _refused(
     found = _alone(model, values, how)
     if any("differs" not in f.what for f in found):
         return found
+    if not found and any(_excused(node, values, how, model) for node in model.graph.node):
+        return []
     return [*found, Finding("", f"{how} {_verdict(error)}", _said(error))]
 
 

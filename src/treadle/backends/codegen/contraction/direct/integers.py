@@ -15,7 +15,16 @@ from treadle.backends.codegen.contraction.integers.lower import multiply_words, 
 from treadle.backends.codegen.contraction.integers.packed import terms_per_word
 from treadle.backends.codegen.contraction.shared.body import Reading
 from treadle.backends.codegen.contraction.shared.launch import Launches
-from treadle.backends.codegen.contraction.shared.offsets import Offsets, fixed, grid, steps_of
+from treadle.backends.codegen.contraction.shared.offsets import (
+    Offsets,
+    Table,
+    along,
+    every,
+    grid,
+    joined,
+    length_of,
+    steps_of,
+)
 from treadle.backends.codegen.contraction.shared.positions import forward_part
 from treadle.backends.codegen.contraction.shared.problem import Matrix
 from treadle.backends.codegen.contraction.shared.spread import SpreadOperand, spread
@@ -80,13 +89,13 @@ def lower_pixel_words(
     if source.reach >= _MOST:
         return no("size-limit", "offsets into the operand do not fit in 31 bits")
     spatial = source.strides[2:]
-    rows = fixed(part.rows(spatial))
+    rows = part.rows(spatial)
     if window.flat:
-        rows = grid(steps_of(x.shape[0], source.strides[0]), rows)
+        rows = joined(along(x.shape[0], source.strides[0]), rows)
     group = window.channels * source.strides[1]
     batch = (group,) if window.flat else (source.strides[0], group)
     a = replace(source.matrix, batch=batch, row=1, column=1)
-    starts, order = _runs(window, source, fixed(part.reads(spatial)))
+    starts, order = _runs(window, source, part.reads(spatial))
     runs = runs_of(starts, order, terms_per_word(target, kind, weight.dtype))
     whole = replace(reading.problem, a=a, b=weight, k=order.size, tables=True)
     launches.problem = whole.simplified()
@@ -104,10 +113,10 @@ def _matrix(window: Window) -> Matrix | None:
     return matrix if window.flat else replace(matrix, batch=(0, *matrix.batch))
 
 
-def _runs(window: Window, source: SpreadOperand, reads: Offsets) -> tuple[Offsets, Offsets]:
+def _runs(window: Window, source: SpreadOperand, reads: Table) -> tuple[Table, Offsets]:
     """Return the starts of runs in a row, and those of their terms in a line of the weight."""
-    taps, line = len(reads), window.weight.shape[-1]
+    taps, line = length_of(reads), window.weight.shape[-1]
     order = grid(steps_of(taps, 1), steps_of(window.channels, taps))
     if window.is_merged(source):
-        return reads[::line], order.reshape(taps // line, -1)
+        return every(reads, line), order.reshape(taps // line, -1)
     return reads, order.reshape(taps, -1)

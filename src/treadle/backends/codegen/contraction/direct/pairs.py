@@ -18,12 +18,21 @@ from treadle.backends.codegen.contraction.pairs.packed import terms_per_step
 from treadle.backends.codegen.contraction.pairs.tiles import Unit
 from treadle.backends.codegen.contraction.shared.body import Reading
 from treadle.backends.codegen.contraction.shared.launch import Launches
-from treadle.backends.codegen.contraction.shared.offsets import Offsets, fixed, grid, steps_of
+from treadle.backends.codegen.contraction.shared.offsets import (
+    Offsets,
+    Table,
+    along,
+    count_of,
+    every,
+    joined,
+    steps_of,
+)
 from treadle.backends.codegen.contraction.shared.positions import Part
 from treadle.backends.codegen.contraction.shared.problem import Matrix
 from treadle.backends.codegen.contraction.shared.spread import Margins, SpreadOperand, spread
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered
+from treadle.base.symbol import Dim, is_identical
 
 _MOST = 1 << 31
 """Offsets are numbers of 32 bits."""
@@ -61,17 +70,17 @@ def lower_pixel_pairs(
     if source.reach >= _MOST:
         return no("size-limit", "offsets into the operand do not fit in 31 bits")
     spatial = source.strides[2:]
-    rows = fixed(part.rows(spatial))
+    rows = part.rows(spatial)
     channels = source.shape[1] // weight.groups
-    batch: tuple[int, ...] = (channels,)
+    batch: tuple[Dim, ...] = (channels,)
     if pixels.flat:
-        rows = grid(steps_of(source.shape[0], source.strides[0]), rows)
+        rows = joined(along(source.shape[0], source.strides[0]), rows)
     else:
         batch = (source.strides[0], channels)
-    starts, order = _runs(pixels, channels, fixed(part.reads(spatial)), spatial[-1])
+    starts, order = _runs(pixels, channels, part.reads(spatial), spatial[-1])
     b = _matrix(weight, flat=pixels.flat)
     a = replace(source.matrix, batch=batch, row=1, column=1)
-    launches.problem = replace(problem, a=a, b=b, k=order.size, m=len(rows)).simplified()
+    launches.problem = replace(problem, a=a, b=b, k=order.size, m=count_of(rows)).simplified()
     multiply_tabled(launches, unit, rows, steps_of_runs(starts, order, unit.a))
     return launches.lowered()
 
@@ -83,14 +92,16 @@ def _matrix(weight: Weight, *, flat: bool) -> Matrix:
     return replace(matrix, batch=matrix.batch if flat else (0, *matrix.batch), row=1, column=step)
 
 
-def _runs(pixels: Pixels, channels: int, reads: Offsets, neighbor: int) -> tuple[Offsets, Offsets]:
+def _runs(pixels: Pixels, channels: int, reads: Table, neighbor: Dim) -> tuple[Table, Offsets]:
     """Return the starts of runs in a row, and of their terms behind the start of a column."""
     weight, taps = pixels.weight, pixels.part.taps
     step = int(weight.matrix.row) if weight.turned else weight.taps
     order = np.add.outer(taps, steps_of(channels, step))
     line = pixels.line
-    follows = line > 1 and neighbor == channels and weight.groups == 1 and not weight.turned
+    follows = (
+        line > 1 and is_identical(neighbor, channels) and weight.groups == 1 and not weight.turned
+    )
     many = terms_per_step(weight.matrix.dtype)
     if follows and -(-line * channels // many) < line * -(-channels // many):
-        return reads[::line], order.reshape(len(taps) // line, -1)
+        return every(reads, line), order.reshape(len(taps) // line, -1)
     return reads, order

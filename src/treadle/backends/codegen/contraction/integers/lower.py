@@ -18,7 +18,13 @@ from treadle.backends.codegen.contraction.integers.panels import (
 from treadle.backends.codegen.contraction.integers.tile import DEPTH, choose_word_tile, deepest
 from treadle.backends.codegen.contraction.shared.items import Division, ItemTables, RunSizes
 from treadle.backends.codegen.contraction.shared.launch import Launches
-from treadle.backends.codegen.contraction.shared.offsets import Offsets, steps_of
+from treadle.backends.codegen.contraction.shared.offsets import (
+    Offsets,
+    Table,
+    joined,
+    length_of,
+    steps_of,
+)
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.target import Target
@@ -26,7 +32,7 @@ from treadle.backends.program import Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.estimates import estimate
 from treadle.base.shape import product
-from treadle.base.symbol import Dim
+from treadle.base.symbol import Dim, is_identical
 
 _CACHE = 2 << 20
 """Most bytes of the second cache that are counted on."""
@@ -55,16 +61,16 @@ class Runs:
 
     length: int
     words: int
-    starts: Offsets
+    starts: Table
     order: Offsets
 
     @property
     def count(self) -> int:
         """Words of a row."""
-        return len(self.starts) * self.words
+        return length_of(self.starts) * self.words
 
 
-def runs_of(starts: Offsets, order: Offsets, terms: int) -> Runs:
+def runs_of(starts: Table, order: Offsets, terms: int) -> Runs:
     """Runs that begin at `starts`; row q of `order` says where their terms lie in b.
 
     Long ones are cut. The last piece may repeat terms of the one before, with zeros for factors.
@@ -74,24 +80,30 @@ def runs_of(starts: Offsets, order: Offsets, terms: int) -> Runs:
     size = min(length, -(-length // (pieces * _PIECE)) * _PIECE)
     firsts = np.minimum(steps_of(pieces, size), length - size)
     words = -(-size // terms)
-    table = np.full((len(starts), pieces, words * terms), -1, np.int64)
+    table = np.full((length_of(starts), pieces, words * terms), -1, np.int64)
     for i, first in enumerate(firsts):
         table[:, i, :size] = order[:, first : first + size]
         table[:, i, : i * size - first] = -1
-    return Runs(size, words, np.add.outer(starts, firsts).ravel(), table.ravel())
+    return Runs(size, words, joined(starts, firsts), table.ravel())
 
 
 def claims(problem: Problem, target: Target) -> Support:
     """Claim products of small integers."""
-    return yes() if problem.a.integer else no("dtype", f"{problem.a.dtype.name} are no integers")
+    if not problem.a.integer:
+        return no("dtype", f"{problem.a.dtype.name} are no integers")
+    if not isinstance(problem.k, int):
+        return no("shape", "words are made of a fixed number of terms")
+    return yes()
 
 
 def lower(launches: Launches) -> Lowered:
     """A product of two matrices of small integers."""
     problem, target = launches.problem, launches.target
-    if problem.a.column != 1:
-        kind = problem.a.dtype
-        launches.pack_rows(Tile(kind, 8, 4, 2, target.lanes(dt.int32)))
+    lanes = target.lanes(dt.int32)
+    if not is_identical(problem.a.column, 1):
+        launches.pack_rows(Tile(problem.a.dtype, 8, 4, 2, lanes))
+    if not isinstance(problem.b.row, int):  # The panels are made by a table of numbers.
+        launches.pack_columns(Tile(problem.b.dtype, 8, 4, 2, lanes))
     problem = launches.problem
     terms = terms_per_word(target, problem.a.dtype, problem.b.dtype)
     order = steps_of(int(problem.k), int(problem.b.row))[None]
@@ -100,7 +112,7 @@ def lower(launches: Launches) -> Lowered:
 
 
 def multiply_words(
-    launches: Launches, runs: Runs, rows: Offsets | None = None, *, loose: bool = False
+    launches: Launches, runs: Runs, rows: Table | None = None, *, loose: bool = False
 ) -> None:
     """The product; `rows` say where rows of a begin, `loose` that there is slack behind it."""
     problem, target = launches.problem, launches.target
@@ -109,8 +121,8 @@ def multiply_words(
     tile = choose_word_tile(target, estimate(problem.m), estimate(problem.n), terms)
     depth = _depth(runs.count, runs.words, terms)
     launches.problem = replace(problem, b=_panels(launches, tile, runs, depth))
-    run_table = launches.constant(runs.starts.astype(np.int32))
-    row_table = None if rows is None else launches.constant(rows.astype(np.int32))
+    run_table = launches.offsets(runs.starts)
+    row_table = None if rows is None else launches.offsets(rows)
     launches.tables = ItemTables(row_table=row_table, run_table=run_table)
     words = Words(source, rows is not None, loose, not target.dot_int8)
     _launch(launches, tile, words, runs, depth)

@@ -26,7 +26,7 @@ from treadle.backends.codegen.contraction.pairs.tiles import Unit
 from treadle.backends.codegen.contraction.shared.epilogue import Sides
 from treadle.backends.codegen.contraction.shared.items import Division, ItemTables, Shifts
 from treadle.backends.codegen.contraction.shared.launch import Launches
-from treadle.backends.codegen.contraction.shared.offsets import Offsets
+from treadle.backends.codegen.contraction.shared.offsets import Offsets, Table, joined, length_of
 from treadle.backends.codegen.contraction.shared.pack import Order, order_of
 from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
 from treadle.backends.codegen.target import Target
@@ -104,30 +104,30 @@ class Steps:
         order: for every term that there is room for, where it lies in a column of b, or -1.
     """
 
-    starts: Offsets
+    starts: Table
     terms: Offsets
     order: Offsets
 
 
-def steps_of_runs(starts: Offsets, order: Offsets, dtype: DType) -> Steps:
+def steps_of_runs(starts: Table, order: Offsets, dtype: DType) -> Steps:
     """Runs of neighbors begin at `starts`; row q of `order` says where their terms lie in b."""
     many, length = terms_per_step(dtype), order.shape[1]
     pieces = -(-length // many)
-    table = np.full((len(starts), pieces * many), -1, np.int64)
+    table = np.full((length_of(starts), pieces * many), -1, np.int64)
     table[:, :length] = order
-    firsts = np.add.outer(starts, np.arange(pieces) * many).ravel()
+    firsts = joined(starts, np.arange(pieces) * many)
     counts = (table >= 0).reshape(-1, many).sum(1)
     return Steps(firsts, counts, table.ravel())
 
 
-def multiply_tabled(launches: Launches, unit: Unit, rows: Offsets, steps: Steps) -> None:
+def multiply_tabled(launches: Launches, unit: Unit, rows: Table, steps: Steps) -> None:
     """The product of rows that begin where `rows` says."""
-    problem, count = launches.problem, len(steps.starts)
+    problem, count = launches.problem, length_of(steps.starts)
     order = launches.constant(steps.order.astype(np.int32))
     ragged = bool((steps.terms < terms_per_step(unit.a)).any())
     b = _panels(launches, "table", count, order)
     launches.problem = replace(problem, b=b, k=count * terms_per_step(unit.a))
-    tables = [launches.constant(t.astype(np.int32)) for t in (rows, steps.starts, steps.terms)]
+    tables = [launches.offsets(t) for t in (rows, steps.starts, steps.terms)]
     launches.tables = ItemTables(row_table=tables[0], step_table=tables[1], terms_table=tables[2])
     _multiply(launches, unit, "ragged" if ragged else "table", count)
 

@@ -85,20 +85,28 @@ class Launches:
         return Ref("kept", len(self.kept) - 1)
 
     def pack_rows(self, tile: Tile) -> None:
-        """Make a's rows contiguous and of the type of the sums."""
-        problem, a = self.problem, self.problem.a
+        """Make a's rows contiguous and of the tile's type."""
+        self.problem = replace(self.problem, a=self._packed(tile, self.problem.a, self.problem.m))
+
+    def pack_columns(self, tile: Tile) -> None:
+        """Make b's columns contiguous and of the tile's type."""
+        made = self._packed(tile, self.problem.b.transposed(), self.problem.n)
+        self.problem = replace(self.problem, b=made.transposed())
+
+    def _packed(self, tile: Tile, a: Matrix, count: Dim) -> Matrix:
+        """Return a copy of a matrix of so many rows, which it has the launches of."""
+        problem = self.problem
         # Rows a power of two apart would compete for the same few lines of the cache.
         pitch = -(-problem.k // 16) * 16 + 16
         packing = Packing(tile, a.dtype, order_of(a.row, a.column), False, len(problem.batch))
-        steps, count = self.distinct(a, problem.m * pitch)
-        frozen, nbytes = self.is_frozen(a), count * tile.dtype.itemsize + 64
+        steps, elements = self.distinct(a, count * pitch)
+        frozen, nbytes = self.is_frozen(a), elements * tile.dtype.itemsize + 64
         place = self.keep(nbytes) if frozen else self.workspace(nbytes)
-        area = Area(problem.m, problem.k, a.row, a.column, pitch, steps)
+        area = Area(count, problem.k, a.row, a.column, pitch, steps)
         launches = self.prelude if frozen else self.launches
         launches.append(packing_launch(packing, a, place, area))
         made = replace(a, kind=place.kind, index=place.index, dtype=tile.dtype, offset=0)
-        made = replace(made, batch=tuple(s.target for s in steps), row=pitch, column=1)
-        self.problem = replace(problem, a=made)
+        return replace(made, batch=tuple(s.target for s in steps), row=pitch, column=1)
 
     def distinct(self, matrix: Matrix, count: Dim) -> tuple[tuple[Copies[Dim], ...], Dim]:
         """Batch axes of a packed operand, `count` elements per matrix, and all its elements.

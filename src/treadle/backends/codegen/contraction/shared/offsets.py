@@ -147,10 +147,24 @@ def combined(columns: Offsets, by: Sequence[Dim]) -> Table:
 
 
 def fixed(table: Table) -> Offsets:
-    """A table of numbers, for kernels that take no other."""
+    """A table of numbers, for kernels that are asked where extents are numbers."""
     if isinstance(table, Sums):
         raise NotImplementedError("a table of numbers is needed")
     return table
+
+
+def every(table: Table, step: int) -> Table:
+    """Every so many-th element of a list."""
+    if not isinstance(table, Sums):
+        return table[::step]
+    if table.axes:
+        raise NotImplementedError("a list is needed, not axes")
+    return Sums(terms=tuple((column[::step], by) for column, by in table.terms))
+
+
+def length_of(table: Table) -> int:
+    """Elements of a list."""
+    return table.length if isinstance(table, Sums) else len(table)
 
 
 def count_of(table: Table) -> Dim:
