@@ -291,3 +291,17 @@ def test_sinks_train_like_single_steps_bit_for_bit(name: str) -> None:
     assert got == [want[2], want[5], want[6]]
     for (_, x), (_, y) in zip(one.named_tensors(), two.named_tensors(), strict=True):
         np.testing.assert_array_equal(x.numpy(), y.numpy())
+
+
+def test_a_quotient_has_one_value_in_all_kernels() -> None:
+    """Where a sum decides the divisor, its kernel multiplies by an inverse; a copy would divide."""
+
+    def below(x: mge.Tensor) -> mge.Tensor:
+        y = x / F.sum(F.abs(x), axis=-1, keepdims=True)
+        return y < F.cumsum(F.relu(y), axis=0)
+
+    compiled = mge.jit.compile(below)
+    for seed in range(20):
+        x = mge.tensor(np.random.default_rng(seed).standard_normal((5, 4)).astype("float32"))
+        first = compiled(x).numpy()[0]
+        np.testing.assert_array_equal(first, x.numpy()[0] < 0)  # y < relu(y) where y is negative

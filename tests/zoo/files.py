@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,9 @@ def _at_other_sizes(name: str, network: Any, session: Any) -> float:
         given = sample(described, {described.name: shape}, 0)
         found = program(mge.tensor(given, dtype=given.dtype))
         worst = max(worst, gap(found, session.run(None, {described.name: given})))
-    for families in program._captures.families.values():
-        assert not any(f.alone for f in families), [f.alone for f in families]
+    for family in chain.from_iterable(program._captures.families.values()):
+        is_open = any(not t.is_static for t in family.captured.graph.input_types)
+        assert not (is_open and family.alone), family.alone
     return worst
 
 

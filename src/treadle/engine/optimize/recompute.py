@@ -7,12 +7,16 @@ its means and deviations for the backward pass in place of the normalized values
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from treadle.base.estimates import estimate
 from treadle.engine.optimize.bodies import Trial, accepted
 from treadle.engine.optimize.groups import Group, Groups
 from treadle.engine.optimize.kinds import is_closed, is_free
 from treadle.graph.cells import is_scalar_op
-from treadle.graph.ir import Value
+from treadle.graph.ir import Node, Value
+from treadle.ops.elementwise import Div
+from treadle.ops.reduce import Mean, Sum
 
 MOST_OPS = 6
 """Elementwise ops that are run again instead of reading a value."""
@@ -70,7 +74,7 @@ def _cone(groups: Groups, group: Group, value: Value) -> tuple[set[int], set[Val
             border.add(v)
             continue
         i = groups.position[node]
-        if i not in order or not is_scalar_op(node.op):
+        if i not in order or not is_scalar_op(node.op) or _inverts(groups, order, node):
             border.add(v)
         elif i not in cone:
             if node.op.costly or len(cone) == MOST_OPS:
@@ -78,6 +82,23 @@ def _cone(groups: Groups, group: Group, value: Value) -> tuple[set[int], set[Val
             cone.add(i)
             waiting += node.inputs
     return (cone, border) if cone else None
+
+
+def _inverts(groups: Groups, order: Collection[int], node: Node) -> bool:
+    """Return whether the group may multiply by the inverse of a divisor in place of a division.
+
+    It does so by what its sums decide (`loops.quotients`), the reader would divide, and a value
+    that is compared with itself must be one number.
+    """
+    waiting = [node.inputs[1]] if isinstance(node.op, Div) else []
+    while waiting:
+        made = waiting.pop().producer
+        if made is None or groups.position[made] not in order:
+            continue
+        if isinstance(made.op, Sum | Mean):
+            return True
+        waiting += made.inputs
+    return False
 
 
 def widen_again(groups: Groups, trial: Trial) -> None:
