@@ -231,6 +231,16 @@ def test_products_of_bytes_over_terms_of_any_number() -> None:
     check(proto, {0: "n"}, [(40, 24), (33, 24), (90, 24)])
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_over_any_number_of_sequences(kind: str) -> None:
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    nodes = [node(kind, "x w r", "y", hidden_size=5)]
+    given = [models.array("w", 1, gates * 5, 6), models.array("r", 1, gates * 5, 5, seed=1)]
+    proto = models.model(nodes, {"x": (3, "n", 6)}, {"y": ("y0", "y1", "y2", "y3")}, given)
+    family = check(proto, {1: "n"}, [(3, 40, 6), (3, 33, 6), (3, 90, 6)])
+    assert not family.captured.pins
+
+
 def test_padding_that_keeps_planes_has_a_program_for_each_remainder() -> None:
     nodes = [node("Conv", "x w", "y", strides=[2], auto_pad="SAME_UPPER")]
     proto = models.model(

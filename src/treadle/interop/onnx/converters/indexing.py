@@ -8,7 +8,7 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.interop.conventions import extremum_last, from_start, scattered_products
-from treadle.interop.onnx.converters.shapes import extents, reshaped
+from treadle.interop.onnx.converters.shapes import extents, filled, reshaped
 from treadle.interop.onnx.nodes import (
     Array,
     Node,
@@ -95,7 +95,7 @@ def _scatter_nd(node: Node, x: Value, index: Value, updates: Value) -> Value:
         op = (IndexUpdate if how == "none" else IndexAdd)(tuple(range(depth)))
         return op(x, updates, *columns)
     # All indexed axes as one: rows that are combined.
-    places = x.constant(np.zeros(extents(index)[:-1], np.int64), dt.int64)
+    places = filled(x, 0, extents(index)[:-1], dt.int64)
     for column, extent in zip(columns, shape, strict=False):
         places = places * extent + column
     width, count = math.prod(shape[depth:]), math.prod(extents(index)[:-1])
@@ -121,7 +121,7 @@ def _combined(node: Node, x: Value, axis: int, places: Value, updates: Value, ho
     if 0 in extents(places):
         return x
     if how == "mul":
-        ones = x.constant(np.ones(extents(x)), dtype_of(x))
+        ones = filled(x, 1, extents(x), dtype_of(x))
         return x * scattered_products(ones, axis, places, updates)
     found = ScatterAlongAxis(axis)(x, *extremum_last(axis, places, updates, least=how == "min"))
     return (ew.Maximum() if how == "max" else ew.Minimum())(x, found)

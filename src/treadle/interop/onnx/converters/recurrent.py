@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
-
 from treadle.base import dtype as dt
 from treadle.interop.onnx.converters.quantized_ops import dynamic_product
-from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
+from treadle.interop.onnx.converters.shapes import extents, filled, joined, part, reshaped
 from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of
 from treadle.interop.onnx.registry import converts
 from treadle.ops import activation, unary
@@ -126,7 +124,7 @@ def _recur(
     ways = [False, True] if direction == "bidirectional" else [direction == "reverse"]
     hidden = int(node.attributes["hidden_size"])
     time, batch = extents(x)[:2]
-    zero = x.constant(np.zeros((batch, hidden)), dtype_of(x))
+    zero = filled(x, 0, (batch, hidden), dtype_of(x))
     sequences, lasts = [], []
     for number, backward in enumerate(ways):
         state = tuple(zero if v is None else _one(v, number) for v in initial[:states])

@@ -14,9 +14,9 @@ from treadle.interop.onnx.converters.quantized_ops import (
     dynamic_product,
     integer_product,
 )
-from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
+from treadle.interop.onnx.converters.shapes import extents, filled, joined, part, reshaped
 from treadle.interop.onnx.converters.windows import convolved
-from treadle.interop.onnx.nodes import Node, Value, dtype_of, known
+from treadle.interop.onnx.nodes import Node, Value, dtype_of
 from treadle.interop.onnx.registry import converts
 from treadle.ops import activation, logic, reduce, unary
 from treadle.ops.gather import Take
@@ -174,8 +174,9 @@ def _embed(
     if segments is not None:
         total = total + Take(0)(kinds, segments)
     y = _normalized(node, total, gamma, beta)[0]
-    count: Value = known(np.zeros(batch, np.int32))
-    if mask is not None:
+    if mask is None:
+        count = filled(total, 0, (batch,), dt.int32)
+    else:
         count = reduce.Sum((1,))(mask.astype(dt.int32))
     return y, count, total
 

@@ -229,6 +229,11 @@ def _expand(node: Node, x: Value, shape: Array) -> Value:
     return _broadcast(node, x, made)
 
 
+def filled(like: Value, value: float, shape: Sequence[int], dtype: dt.DType) -> Value:
+    """One number in every element of a shape, whose extents may be symbols."""
+    return Broadcast(tuple(shape))(like.constant(value, dtype))
+
+
 def _broadcast(node: Node, x: Value, shape: Sequence[int]) -> Value:
     if is_known(x):
         node.made(shape, x.array.itemsize)
