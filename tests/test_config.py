@@ -1,6 +1,7 @@
 """Switches of `treadle.config`: checked when set, and changed for a while."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ from treadle.backends import measuring
 from treadle.backends.codegen import tuned
 from treadle.backends.program import MeasuringCompiler
 from treadle.base import log
+from treadle.base.process import RUNTIME
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
 from treadle.runtime.synchronous import SYNCHRONOUS
@@ -130,10 +132,15 @@ def test_values_keep_memory_of_their_own_where_forwarding_is_off() -> None:
     assert room() == shared
 
 
-def test_maps_stay_in_their_order_of_axes_where_formats_are_not_converted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path))  # Reports are of what is compiled anew.
+@pytest.fixture
+def empty_cache(tmp_path: Path) -> Iterator[None]:
+    """Nothing is taken from disk: reports are of what is compiled anew."""
+    with mock.patch.dict(os.environ, TREADLE_CACHE_DIR=str(tmp_path)), RUNTIME.anew():
+        yield
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_maps_stay_in_their_order_of_axes_where_formats_are_not_converted() -> None:
     rng = np.random.default_rng(1)
     x = mge.tensor(rng.random((1, 32, 56, 56), np.float32))
     w = mge.tensor(rng.random((32, 32, 3, 3), np.float32) / 100)
