@@ -83,6 +83,9 @@ OPS: dict[str, Function] = {
     "adaptive maxima": lambda x: F.adaptive_max_pool2d(x, (5, 2)),
     "of a whole map": lambda x: F.adaptive_avg_pool2d(F.conv2d(x, SQUARE), 1),
     "resizing": lambda x: F.vision.interpolate(x, size=(20, 9)),
+    "samples at places": lambda x: F.vision.remap(
+        x, F.stack([x[:, 0] * 4 + 3, x[:, 1] * 4 + 3], axis=3), border_mode="replicate"
+    ),
     "channels last": lambda x: F.relu(
         F.max_pool2d(F.conv2d(F.relu(F.conv2d(x, SQUARE, padding=1)), LONG), 3, 2)
     ),

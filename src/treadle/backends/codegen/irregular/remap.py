@@ -17,6 +17,7 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.estimates import estimate
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.precision import compute_type
@@ -52,12 +53,12 @@ def lower_remap(
 ) -> Lowered:
     """A line of places at a time, in all channels."""
     x, places = types
-    n, channels, height, width = (int(d) for d in x.shape)
-    rows, columns = (int(d) for d in places.shape[1:3])
+    n, channels, height, width = x.shape
+    rows, columns = places.shape[1:3]
     kernel = _sample_kernel(_rule(op), op.scalar, x.dtype)
     sizes = _Sizes[Ref, Dim](channels, height, width, rows, columns)
     given = _Sampled(Ref("output", 0), Ref("input", 0), Ref("input", 1), sizes)
-    cost = columns * (15 + 6 * channels)
+    cost = estimate(columns) * (15 + 6 * estimate(channels))
     return Lowered((over_rows(kernel, given, n * rows, cost),))
 
 
@@ -67,14 +68,14 @@ def lower_remap_grad(
 ) -> Lowered:
     """A plane at a time, place after place."""
     dy = types[1]
-    n, channels, rows, columns = (int(d) for d in dy.shape)
-    height, width = (int(d) for d in op.spatial)
+    n, channels, rows, columns = dy.shape
+    height, width = op.spatial
     count, half, out = n * channels * height * width, is_half(dy.dtype), Ref("output", 0)
     sums = Ref("workspace", 0) if half else out
     kernel = _spread_kernel(_rule(op), dy.dtype)
     sizes = _Sizes[Ref, Dim](channels, height, width, rows, columns)
     given = _Spread(sums, Ref("input", 1), Ref("input", 0), sizes)
-    cost = rows * columns * 25.0
+    cost = estimate(rows) * estimate(columns) * 25.0
     launches: tuple[Launch, ...] = (over_rows(kernel, given, n * channels, cost),)
     if half:
         launches += (convert(out, sums, dy.dtype, dt.float32, count, target),)
