@@ -77,6 +77,17 @@ def test_extents_whose_number_is_asked_for_are_told_with_the_line(
     assert "arg0_1" not in told
 
 
+def test_extents_with_programs_of_their_own_are_told_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = mge.jit.compile(dynamic=True)(lambda x: x * 2)
+    with listening(caplog):
+        for n in range(2, MANY + 6):
+            made.lower(mge.tensor(np.ones(n)))
+    (told,) = {r.getMessage() for r in caplog.records if "program of its own" in r.getMessage()}
+    assert "since no program for many could be made: its compiler takes numbers" in told
+
+
 def test_a_few_programs_pass_in_silence(caplog: pytest.LogCaptureFixture) -> None:
     made = mge.jit.compile(lambda x, a: x * a)
     with listening(caplog):

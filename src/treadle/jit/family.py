@@ -23,6 +23,7 @@ from treadle.graph.evaluate import broken_guard, specialize
 from treadle.graph.ir import Graph
 from treadle.jit.binding import Binding
 from treadle.jit.captured import CapturedCall, numbers_at, source_at
+from treadle.jit.recaptures import MANY, tell_of_extents
 from treadle.jit.recorded import GraphRule
 from treadle.jit.variants import Single, Variant
 
@@ -49,6 +50,7 @@ class Family:
         if finds_extents(captured.graph) and not captured.spread:
             self.phases = Phases(captured.graph, options, interface, captured.home)
         self._binding: Binding | None = None
+        self._singles = 0
 
     @cached_property
     def rule(self) -> GraphRule:
@@ -91,6 +93,9 @@ class Family:
             return Single(captured, self.options, self.captured.graph, stages)
         found = self.plans.at(extents)
         if found is None:
+            self._singles += 1
+            if self._singles == MANY + 1:
+                tell_of_extents(self.captured.graph.name, self.alone)
             return Single(self.at(extents), self.options, self.captured.graph)
         return Member(self, extents, *found)
 

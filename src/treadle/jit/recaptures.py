@@ -60,6 +60,17 @@ def tell_of_pins(name: str, pins: Mapping[Expr, Loc]) -> None:
     )
 
 
+def tell_of_extents(name: str, reason: str) -> None:
+    """Warn that a function takes any extents, and yet has a program for each of many."""
+    get_logger("jit").warning(
+        "%s: each of its extents has a program of its own, %d so far, since no program for many "
+        "could be made: %s; pad to a few shapes, or say dynamic=False",
+        name,
+        MANY + 1,
+        reason,
+    )
+
+
 def _places(pins: Mapping[Expr, Loc]) -> str:
     return ", ".join(f"{extent} at {place}" for extent, place in pins.items())
 
