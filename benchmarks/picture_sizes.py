@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.threads])
     rng = random.Random(given.seed)
     lines = [(1, 3, 48, w) for w in rng.sample(range(40, 1200), given.widths)]
     sides = range(64, 641, 32)  # the models ask for multiples of 32

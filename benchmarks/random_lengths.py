@@ -57,7 +57,7 @@ def rows(n: int) -> Array:
 # -- frameworks --------------------------------------------------------------------------------
 
 
-def own(threads: int) -> tuple[Call, Any]:
+def own() -> tuple[Call, Any]:
     import treadle as mge
     import treadle.functional as F
 
@@ -130,7 +130,7 @@ def onnxruntime(threads: int) -> Call:
     return lambda x: session.run(None, {"x": x})[0]
 
 
-def jax(threads: int) -> Call:
+def jax() -> Call:
     import jax
     import jax.numpy as jnp
 
@@ -161,10 +161,10 @@ def jax(threads: int) -> Call:
 
 
 FRAMEWORKS: dict[str, tuple[str, Callable[[int], Call]]] = {
-    "Treadle, `dynamic=True`": ("treadle", lambda threads: own(threads)[0]),
+    "Treadle, `dynamic=True`": ("treadle", lambda threads: own()[0]),
     "PyTorch, `torch.compile(dynamic=True)`": ("torch", pytorch),
     "ONNX Runtime, open axis": ("onnxruntime", onnxruntime),
-    "JAX, padded to powers of two": ("jax", jax),
+    "JAX, padded to powers of two": ("jax", lambda threads: jax()),
 }
 
 
@@ -211,9 +211,9 @@ def beside_others(lengths: list[int], threads: int) -> None:
         print(f"| {name} | {' | '.join(texts)} |")
 
 
-def alone(lengths: list[int], threads: int) -> None:
+def alone(lengths: list[int]) -> None:
     """Print what ours has learnt after all lengths, and what their first runs took."""
-    call, transformer = own(threads)
+    call, transformer = own()
     call(rows(50))
     call(rows(77))
     first: dict[int, float] = {}
@@ -223,7 +223,8 @@ def alone(lengths: list[int], threads: int) -> None:
         taken = seconds(call, rows(n))
         if n not in first:
             first[n] = taken
-            programs.add(transformer.variants[-1].runner.executor)
+            runner = transformer.variants[-1].runner
+            programs.add(getattr(runner, "executor", runner))
             later = min(seconds(call, rows(n)) for _ in range(3))
             ratios.append(taken / later)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -241,7 +242,7 @@ def alone(lengths: list[int], threads: int) -> None:
 
 def longest(n: int) -> None:
     """Print the largest memory of a process that runs one length alone."""
-    call, _ = own(2)
+    call, _ = own()
     for _ in range(3):
         call(rows(n))
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
@@ -256,11 +257,13 @@ def main() -> None:
     parser.add_argument("--alone", type=int, default=0, metavar="N")
     parser.add_argument("--longest", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    # Frameworks that are not told how many threads to use take every core of the process.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.threads])
     rng = random.Random(given.seed)
     if given.longest:
         longest(given.longest)
     elif given.alone:
-        alone([rng.randint(1, given.most) for _ in range(given.alone)], given.threads)
+        alone([rng.randint(1, given.most) for _ in range(given.alone)])
     else:
         beside_others([rng.randint(1, given.most) for _ in range(given.lengths)], given.threads)
 

@@ -122,9 +122,8 @@ def while_loop(
     types = [t.type for t in held]
     test, turn = _Region(outer, "condition", types), _Region(outer, "body", types)
     test.run(condition, None)
-    if (
-        test.streams.now
-    ):  # Conditions give no state: turns compute them, and the first one is outside.
+    if test.streams.now:
+        # A condition returns no state: each turn computes the next one, and this the first.
         return while_loop(
             lambda goes_on, *_: goes_on, _with_condition(condition, body), (condition(*held), *held)
         )[1:]

@@ -61,10 +61,10 @@ def tell_of_pins(name: str, pins: Mapping[Expr, Loc]) -> None:
 
 
 def tell_of_extents(name: str, reason: str) -> None:
-    """Warn that a function takes any extents, and yet has a program for each of many."""
+    """Warn that a function whose extents are open has a program for each set of them."""
     get_logger("jit").warning(
-        "%s: each of its extents has a program of its own, %d so far, since no program for many "
-        "could be made: %s; pad to a few shapes, or say dynamic=False",
+        "%s: %d programs were made, one for each set of extents, because one for many of them "
+        "could not be: %s; pad the arguments to a few shapes",
         name,
         MANY + 1,
         reason,

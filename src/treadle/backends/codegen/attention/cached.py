@@ -20,7 +20,8 @@ from functools import cache, partial
 from typing import Generic, TypeVar
 
 from treadle.backends.codegen.attention.operands import LOG2_E, round_up
-from treadle.backends.codegen.attention.row import MOST_UNROLLED, sum_lanes
+from treadle.backends.codegen.attention.packing import tail
+from treadle.backends.codegen.attention.row import over_features, sum_lanes
 from treadle.backends.codegen.attention.softmax import power_of_two
 from treadle.backends.codegen.irregular.cache import bounded
 from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
@@ -353,7 +354,7 @@ class _Cached(Rows[_Scratch]):
         e, s = self.e, self.s
         source, into = self.p.q + place * s.d, r * self.d_pitch
         for column in range(0, s.d, s.lanes):
-            value = source.load(column, s.lanes, _tail(e, s, s.d, column)).cast(s.compute)
+            value = source.load(column, s.lanes, tail(e, s.lanes, s.d - column)).cast(s.compute)
             scaled = value * s.factor
             (scratch.q + into).store(column, scaled, aligned=True)
 
@@ -429,21 +430,13 @@ class _Cached(Rows[_Scratch]):
         e, s = self.e, self.s
         sums = [e.constant(0.0, s.compute, s.lanes)] * s.lanes
 
-        def add(column: Value | int, mask: Value | None = None) -> None:
+        def add(column: Value | int, mask: Value | None) -> None:
             loaded = [x.load(column, s.lanes, mask).cast(s.compute) for x in lines]
             rows = [q.load(column, s.lanes, aligned=True) for q in queries]
             pairs = [(x, y) for x in loaded for y in rows]
             sums[:] = [fma(x, y, t) for (x, y), t in zip(pairs, sums, strict=True)]
 
-        full = s.d // s.lanes * s.lanes
-        if full <= MOST_UNROLLED * s.lanes:
-            for column in range(0, full, s.lanes):
-                add(column)
-        else:
-            with e.loop(0, full, s.lanes, carrying=sums) as place:
-                add(place)
-        if full < s.d:
-            add(full, _tail(e, s, s.d, full))
+        over_features(e, s.d, s.lanes, sums, add)
         return sums
 
     def weigh(
@@ -508,7 +501,9 @@ class _Cached(Rows[_Scratch]):
         read = begin if s.window is None else maximum(begin, least)
         with e.loop(read, stop, carrying=sums) as key:
             line = keys.v + keys.slot(key) * s.e
-            values = [line.load(c, s.lanes, _tail(e, s, s.e, c)).cast(s.compute) for c in columns]
+            values = [
+                line.load(c, s.lanes, tail(e, s.lanes, s.e - c)).cast(s.compute) for c in columns
+            ]
             at = (key - begin) * s.tile
             for i in range(s.tile):
                 weight = scratch.scores[at + i].splat(s.lanes)
@@ -538,13 +533,7 @@ def _finish(
     line = y + place * s.e
     for column in range(0, s.e, s.lanes):
         value = source.load(column, s.lanes, aligned=True) * inverse
-        line.store(column, value.cast(s.dtype), _tail(e, s, s.e, column))
-
-
-def _tail(e: Builder, s: CachedConfig, width: int, column: int) -> Value | None:
-    """The mask of a vector of a row's columns; None where all exist."""
-    left = width - column
-    return None if left >= s.lanes else e.first_lanes(left, s.lanes)
+        line.store(column, value.cast(s.dtype), tail(e, s.lanes, s.e - column))
 
 
 def _over_keys(s: CachedConfig, x: Value, join: Callable[[Value, Value], Value]) -> Value:

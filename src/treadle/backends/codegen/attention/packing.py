@@ -35,7 +35,7 @@ def pack_rows(
         into = target + index * pitch
         for column in range(0, pitch, p.lanes):
             if column < width:
-                value = source.load(start, column, p.lanes, tail(e, p, width - column))
+                value = source.load(start, column, p.lanes, tail(e, p.lanes, width - column))
                 if scale != 1.0:
                     value = value * scale
             else:
@@ -44,9 +44,9 @@ def pack_rows(
     (target + taken * pitch).zero((wanted - taken) * pitch)
 
 
-def tail(e: Builder, p: Problem, left: int) -> Value | None:
+def tail(e: Builder, lanes: int, left: int) -> Value | None:
     """The mask of a vector of which `left` lanes exist; None where all do."""
-    return None if left >= p.lanes else e.first_lanes(left, p.lanes)
+    return None if left >= lanes else e.first_lanes(left, lanes)
 
 
 def pack_panels(
@@ -76,7 +76,7 @@ def pack_panels(
             for i, value in enumerate(transpose(values)):
                 into.store((column + i) * columns, value, aligned=True)
         if whole < width:
-            mask = tail(e, p, width - whole)
+            mask = tail(e, p.lanes, width - whole)
             values = [source.load(row, whole, lanes, mask) for row in rows]
             for i, value in enumerate(transpose(values)[: width - whole]):
                 into.store((whole + i) * columns, value, aligned=True)
@@ -122,4 +122,4 @@ def unpack_rows(
             value = source.load(place, p.lanes, aligned=True)
             if scale is not None:
                 value = value * scale
-            target.store(start, column, value, tail(e, p, width - column))
+            target.store(start, column, value, tail(e, p.lanes, width - column))

@@ -6,7 +6,7 @@ Each key and value is used once per item, so they are read where they lie and no
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from treadle.backends.codegen.attention.operands import UNROLL, Matrix, Problem, padded, parameters
@@ -22,7 +22,7 @@ from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
 from treadle.backends.codegen.kernel.language import Pointer, Value, fma, minimum, shuffle
 from treadle.backends.codegen.kernel.records import RecordedKernel
 
-MOST_UNROLLED = 16
+_MOST_UNROLLED = 16
 """Vectors of a row up to which a product with it is written without a loop."""
 COLUMNS = 4
 """Vectors of the result that are summed at a time: two sums each hide multiply-add's latency."""
@@ -52,7 +52,7 @@ class _RowKernel:
         seen = minimum(keys, query + 1) if p.causal else keys
         row = q.row_at(query)
         for column in range(0, p.d, p.lanes):
-            value = q.load(row, column, p.lanes, tail(e, p, p.d - column))
+            value = q.load(row, column, p.lanes, tail(e, p.lanes, p.d - column))
             self.packed.store(column, value * p.score_scale, aligned=True)
         _score(e, p, k, self.packed, scores, seen)
         line = Rows((scores,), (seen,), padded(seen, p.lanes))
@@ -65,7 +65,7 @@ class _RowKernel:
             columns = tuple(range(first, min(p.e, first + COLUMNS * p.lanes), p.lanes))
             sums = _average(e, p, v, scores, columns, seen)
             for column, value in zip(columns, sums, strict=True):
-                y.store(result, column, value * inverse, tail(e, p, p.e - column))
+                y.store(result, column, value * inverse, tail(e, p.lanes, p.e - column))
 
 
 def _score(e: Builder, p: Problem, k: Matrix, q: Pointer, scores: Pointer, count: Value) -> None:
@@ -90,21 +90,35 @@ def _products(
     """Products of a query with rows of keys; each is the sum of a vector's lanes."""
     sums = [e.constant(0.0, p.compute, p.lanes)] * p.lanes
 
-    def add(column: Value | int, mask: Value | None = None) -> None:
+    def add(column: Value | int, mask: Value | None) -> None:
         x = q.load(column, p.lanes, aligned=True)
         loaded = [k.load(row, column, p.lanes, mask) for row in rows]
         sums[:] = [fma(x, y, s) for y, s in zip(loaded, sums, strict=True)]
 
-    full = p.d // p.lanes * p.lanes
-    if full <= MOST_UNROLLED * p.lanes:
-        for column in range(0, full, p.lanes):
-            add(column)
-    else:
-        with e.loop(0, full, p.lanes, carrying=sums) as place:
-            add(place)
-    if full < p.d:
-        add(full, tail(e, p, p.d - full))
+    over_features(e, p.d, p.lanes, sums, add)
     return sums
+
+
+def over_features(
+    e: Builder,
+    width: int,
+    lanes: int,
+    sums: list[Value],
+    add: Callable[[Value | int, Value | None], None],
+) -> None:
+    """Add a row's features to sums, vector by vector: written out, or in a loop if there are many.
+
+    `add` takes the first feature of a vector, and the mask of the last one where it is not full.
+    """
+    full = width // lanes * lanes
+    if full <= _MOST_UNROLLED * lanes:
+        for column in range(0, full, lanes):
+            add(column, None)
+    else:
+        with e.loop(0, full, lanes, carrying=sums) as place:
+            add(place, None)
+    if full < width:
+        add(full, tail(e, lanes, width - full))
 
 
 def sum_lanes(vectors: Sequence[Value]) -> Value:
@@ -139,7 +153,7 @@ def _average(
         row = values.row_at(key)
         weight = weights[key].splat(p.lanes)
         for i, column in enumerate(columns):
-            value = values.load(row, column, p.lanes, tail(e, p, p.e - column))
+            value = values.load(row, column, p.lanes, tail(e, p.lanes, p.e - column))
             sums[i] = fma(weight, value, sums[i])
 
     whole = count - count % UNROLL

@@ -94,7 +94,7 @@ class Launches:
         self.problem = replace(self.problem, b=made.transposed())
 
     def _packed(self, tile: Tile, a: Matrix, count: Dim) -> Matrix:
-        """Return a copy of a matrix of so many rows, which it has the launches of."""
+        """Append the launch that copies a matrix of `count` rows, and return the copy."""
         problem = self.problem
         # Rows a power of two apart would compete for the same few lines of the cache.
         pitch = -(-problem.k // 16) * 16 + 16

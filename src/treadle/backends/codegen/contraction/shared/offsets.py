@@ -147,7 +147,7 @@ def combined(columns: Offsets, by: Sequence[Dim]) -> Table:
 
 
 def fixed(table: Table) -> Offsets:
-    """A table of numbers, for kernels that are asked where extents are numbers."""
+    """Return a table that is known to be of numbers, since the caller has refused open extents."""
     if isinstance(table, Sums):
         raise NotImplementedError("a table of numbers is needed")
     return table

@@ -138,8 +138,8 @@ def lower(request: Request) -> Answer:
     # A cell that no window meets would bring its NaN to the sums of all.
     covered = taps == 1 or all(n >= step for n, step in zip(kernel, op.strides, strict=True))
     wide = min(channels, outputs) >= LINES  # Words of fewer channels are mostly empty.
-    few = groups == 1 and taps <= MOST_SHIFTS and not whole.is_open
-    if unit is not None and few and covered and wide:
+    fits = groups == 1 and covered and wide and taps <= MOST_SHIFTS
+    if unit is not None and fits and not whole.is_open:  # Shifts are a table of numbers.
         given = views[0], views[1]
         return lower_weight_pairs(body, anchor, given, target, unit)
     launches = Launches(whole, target, reader.constants)
