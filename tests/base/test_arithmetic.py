@@ -17,6 +17,7 @@ from treadle.base.arithmetic import (
     MULTIPLY,
     OVERFLOW,
     REMAINDER,
+    Questions,
     Rows,
     Words,
     Writer,
@@ -95,6 +96,27 @@ def test_code_asks_what_relations_ask(x: Dim, y: Dim, values: tuple[int, ...]) -
             registers = code.start.copy()
             registers[: len(values)] = values
             assert run(code.rows, registers) == (DONE if relation.holds(named) else asked)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(EXTENTS, EXTENTS), max_size=4), VALUES)
+def test_questions_are_answered_as_relations_are(
+    pairs: list[tuple[Dim, Dim]], values: tuple[int, ...]
+) -> None:
+    named = dict(zip(NAMES, values, strict=True))
+    asked = [f(x, y) for x, y in pairs for f in (less_equal, equal)]
+    asked.append(less_equal(5, symbol("not known")))
+    found = Questions(asked, NAMES).answered(values)
+    assert found == all(r.holds(named) for r in asked[:-1])
+
+
+def test_questions_beyond_64_bits_have_no_answer() -> None:
+    m, n, _ = SYMBOLS
+    large = Questions([less_equal(5, m * n * n)], NAMES)
+    assert large.answered((1 << 30, 1 << 20, 0)) is None
+    assert large.answered((3, 2, 0)) is True and large.answered((1, 2, 0)) is False
+    assert Questions([less_equal(m, 1 << 70)], NAMES).answered((1, 1, 1)) is None
+    assert Questions([equal(m % n, 0)], NAMES).answered((4, 0, 0)) is None
 
 
 @WAYS

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.symbol import Apply, Dim, Expr, Function, Relation, Symbol
+from treadle.base.symbol import Apply, Dim, Expr, Function, Relation, Symbol, symbols_of
 
 Words = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int32]
@@ -166,8 +167,15 @@ def evaluate(rows: Rows, registers: Words) -> int:
     Returns:
         DONE; the number of the instruction whose question was answered with no; or OVERFLOW.
     """
-    for number, (code, target, x, y) in enumerate(rows.tolist()):
-        first, second = int(registers[x]), int(registers[y])
+    values = registers.tolist()
+    reached = _evaluated(rows.tolist(), values)
+    registers[:] = values
+    return reached
+
+
+def _evaluated(rows: Sequence[Sequence[int]], registers: list[int]) -> int:
+    for number, (code, target, x, y) in enumerate(rows):
+        first, second = registers[x], registers[y]
         if code >= ZERO:
             if not _ASKED[code](first):
                 return number
@@ -179,6 +187,38 @@ def evaluate(rows: Rows, registers: Words) -> int:
             return OVERFLOW
         registers[target] = made
     return DONE
+
+
+class Questions:
+    """Relations of symbols as code, for extents that come one after the other.
+
+    Args:
+        relations: what is asked.
+        symbols: names, in the order in which their values are given; relations of others are left
+            out.
+    """
+
+    def __init__(self, relations: Iterable[Relation], symbols: Sequence[str]) -> None:
+        writer, known = Writer(symbols), set(symbols)
+        for relation in relations:
+            if symbols_of(relation.expr) <= known:
+                writer.ask(relation)
+        self._code: tuple[list[list[int]], list[int]] | None = None
+        with suppress(OverflowError):  # A constant is beyond 64 bits.
+            code, _ = writer.finished()
+            self._code = code.rows.tolist(), code.start.tolist()
+
+    def answered(self, values: Sequence[int]) -> bool | None:
+        """Return whether all relations hold; None where numbers on the way are beyond 64 bits, or
+        divisors below 1.
+        """
+        if self._code is None:
+            return None
+        rows, start = self._code
+        registers = start.copy()
+        registers[: len(values)] = values
+        reached = _evaluated(rows, registers)
+        return None if reached == OVERFLOW else reached == DONE
 
 
 def evaluate_all(code: Arithmetic, symbols: Words) -> tuple[npt.NDArray[np.bool_], Words]:

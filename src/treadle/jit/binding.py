@@ -97,6 +97,7 @@ class Binding:
         self._readers = [_reader(s, t, at, self._dense) for s, t, at in inputs]
         self._open = [i for i in range(self._varying) if _depends(sources[i], types[i])]
         self._tensors = tuple([s.tensor for s in sources if isinstance(s, State)])
+        self._reads_gradients = any(isinstance(s, GradOf) for s in sources)
         self._types = types[self._varying :]
         self._at = captured.at[self._varying :]
         taken = sorted(i for _, i in updates)
@@ -149,6 +150,15 @@ class Binding:
         elif isinstance(executor, Instance):
             made._run_if_unchanged = executor.run_if_unchanged
         return made
+
+    @property
+    def sees_known_state(self) -> bool:
+        """True if every handle that is read holds what the last run was given, and gradients are
+        not read.
+        """
+        if self._reads_gradients:
+            return False
+        return all(map(is_, [t._data for t in self._tensors], self._state.watch.seen))
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run once.

@@ -105,7 +105,7 @@ class Captures:
         if known is not None:
             return known
         captured = self._captured(leaves, given, axes)
-        if captured.pins and self.families.get(_fixed_part(key, leaves, axes)) and not self._told:
+        if captured.pins and self.families.get(_fixed_part(key, axes)) and not self._told:
             self._told = True
             tell_of_pins(self.name, captured.pins)
         return self._family(key, leaves, axes, captured)
@@ -113,7 +113,7 @@ class Captures:
     def _known(self, key: Any, leaves: list[Any], axes: Axes) -> Variant | None:
         """A program of a capture that there is."""
         extents = extents_of(leaves, axes)
-        for family in self.families.get(_fixed_part(key, leaves, axes), ()):
+        for family in self.families.get(_fixed_part(key, axes), ()):
             if family.serves(leaves, extents):
                 return family.member(extents)
         return None
@@ -121,7 +121,7 @@ class Captures:
     def _family(self, key: Any, leaves: list[Any], axes: Axes, captured: CapturedCall) -> Variant:
         """A program of a new capture."""
         made = Family(captured, self._options, interface_of(captured))
-        fixed = _fixed_part(key, leaves, axes)
+        fixed = _fixed_part(key, axes)
         self.families[fixed] = [*self.families.pop(fixed, ()), made]  # Behind all others.
         while sum(map(len, self.families.values())) > MOST_FAMILIES:
             oldest = next(iter(self.families))
@@ -161,11 +161,17 @@ def structure_of(key: Any) -> Any:
     return head, tuple((p[0], len(p[1]), *p[2:]) if _is_tensor(p) else p[0] for p in parts)
 
 
-def _fixed_part(key: Any, leaves: Sequence[Any], axes: Axes) -> Any:
-    """A signature with symbolic shapes in place of those of some arguments."""
+def _fixed_part(key: Any, axes: Axes) -> Any:
+    """A signature with names in place of the open extents of some arguments, see
+    `symbolic_shapes`.
+    """
     head, parts = _taken_apart(key)
-    shapes = symbolic_shapes(leaves, axes)
-    return head, tuple((p[0], shapes[i], *p[2:]) if i in shapes else p for i, p in enumerate(parts))
+    fixed = [*parts]
+    for i, names in axes.items():
+        kind, shape, *others = parts[i]
+        named = tuple([names.get(k, d) if d > 1 else d for k, d in enumerate(shape)])
+        fixed[i] = (kind, named, *others)
+    return head, tuple(fixed)
 
 
 def _taken_apart(key: Any) -> tuple[Any, Sequence[Any]]:

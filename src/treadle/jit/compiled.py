@@ -52,6 +52,7 @@ class Compiled(Generic[P, R]):
         self._dynamic = checked_axes(dynamic)
         self._captures = Captures(function, options, self._dynamic)
         self._variants: dict[Any, list[Variant]] = {}
+        self._kept = 0
         self._lock = threading.RLock()
         self._runs = False
         self._latest: Any = None
@@ -130,13 +131,15 @@ class Compiled(Generic[P, R]):
             self._latest = key
             kept = self._variants.setdefault(key, [])
             kept.append(variant)
+            self._kept += 1
             self._trim()
             return variant
 
     def _trim(self) -> None:
-        while sum(map(len, self._variants.values())) > MOST_VARIANTS:
+        while self._kept > MOST_VARIANTS:
             oldest = next(iter(self._variants))
             self._variants[oldest].pop(0)
+            self._kept -= 1
             if not self._variants[oldest]:
                 del self._variants[oldest]
 

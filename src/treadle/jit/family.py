@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from treadle.base import tree
+from treadle.base.arithmetic import Questions
 from treadle.engine.execute import Instance, Runner
 from treadle.engine.extents.plans import Plans
 from treadle.engine.extents.regime import Regime
@@ -50,6 +51,7 @@ class Family:
         if finds_extents(captured.graph) and not captured.spread:
             self.phases = Phases(captured.graph, options, interface, captured.home)
         self._binding: Binding | None = None
+        self._questions: dict[tuple[str, ...], Questions] = {}
         self._singles = 0
 
     @cached_property
@@ -69,12 +71,31 @@ class Family:
 
     def serves(self, leaves: Sequence[Any], extents: Mapping[str, int]) -> bool:
         """Return whether the capture's course is the one that these arguments and extents take."""
-        captured = self.captured
         return (
-            captured.holds(leaves)
-            and captured.fits(leaves, extents)
-            and broken_guard(captured.graph.guards, extents) is None
+            self.captured.holds(leaves)
+            and self._fits(leaves, extents)
+            and self._goes_this_way(extents)
         )
+
+    def _fits(self, leaves: Sequence[Any], extents: Mapping[str, int]) -> bool:
+        """Return whether state has the shapes and types it had; not looked at one by one where it
+        is what the last run saw.
+        """
+        binding = self._binding
+        if binding is not None and binding.sees_known_state:
+            return True
+        return self.captured.fits(leaves, extents)
+
+    def _goes_this_way(self, extents: Mapping[str, int]) -> bool:
+        """Return whether the capture's guards hold."""
+        guards, symbols = self.captured.graph.guards, tuple(extents)
+        if not guards:
+            return True
+        asked = self._questions.get(symbols)
+        if asked is None:
+            asked = self._questions[symbols] = Questions(guards, symbols)
+        found = asked.answered(tuple(extents.values()))
+        return broken_guard(guards, extents) is None if found is None else found
 
     def at(self, extents: Mapping[str, int]) -> CapturedCall:
         """Return the capture at extents that it serves."""

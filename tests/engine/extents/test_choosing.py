@@ -203,6 +203,32 @@ def test_state_is_not_copied_where_extents_change() -> None:
     assert len(where) == 1
 
 
+def test_state_of_another_shape_is_another_course() -> None:
+    """A new extent asks for the shapes of state where a handle was rebound."""
+    weight = mge.tensor(np.ones(4, "float32"))
+    compiled = made(lambda x: x * weight, dynamic={0: {0: "n"}})
+    for n, width in ((3, 4), (5, 4), (6, 1), (7, 1), (8, 4), (9, 4), (10, 1), (11, 1)):
+        weight[...] = weight + 1
+        if weight.size != width:
+            weight._reset(mge.tensor(np.full(width, n, "float32")))
+        x = filled(n, 4)
+        np.testing.assert_array_equal(compiled(x).numpy(), x.numpy() * weight.numpy())
+    assert captures(compiled) == 2 and len(families(compiled)) == 2
+
+
+def test_gradients_are_looked_at_with_each_extent() -> None:
+    weight = mge.Parameter(np.ones(4, "float32"))
+    compiled = made(
+        lambda x: x * (0 if weight.grad is None else weight.grad), dynamic={0: {0: "n"}}
+    )
+    given = ((3, None), (4, (4,)), (5, (4,)), (6, None), (7, (4,)), (8, (1, 4)), (9, (1, 4)))
+    for n, shape in given:
+        weight.grad = None if shape is None else mge.tensor(np.full(shape, n, "float32"))
+        x = filled(n, 4)
+        np.testing.assert_array_equal(compiled(x).numpy(), x.numpy() * (n if shape else 0))
+    assert captures(compiled) == 3
+
+
 def test_random_numbers_differ_at_every_extent() -> None:
     compiled = made(lambda x: F.dropout(x, 0.5))
     mge.random.seed(3)
