@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.deploy.networks import image
-from tests.deploy.test_ranged import RANGES, Net, dumped, given
+from tests.deploy.test_ranged import RANGES, Net, Recurrent, dumped, evaluated, given
 
 import treadle as mge
 from treadle.base.errors import ShapeError
@@ -92,11 +92,10 @@ def program(folder: Path) -> Path:
     return folder / "all"
 
 
-def test_one_library_serves_all_extents(tmp_path: Path) -> None:
-    mge.set_default_device("cpux")
+@pytest.mark.parametrize("kind", [Net, Recurrent])
+def test_one_library_serves_all_extents(kind: type[Net], tmp_path: Path) -> None:
     mge.random.seed(0)
-    net = Net()
-    net.eval()
+    net = evaluated(kind())
     made = write_library(
         dumped(net, tmp_path / "net.mge", **given(3, 7)), tmp_path, "net", ranges=RANGES
     )

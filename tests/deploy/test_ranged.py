@@ -48,13 +48,32 @@ class Net(M.Module):
         return F.softmax(y, axis=1), F.concat([y.sum(axis=1), y[:, 0]], axis=1)
 
 
-@pytest.fixture(scope="module")
-def net() -> M.Module:
+class Recurrent(Net):
+    """A scan over an open axis whose turns branch and loop; rows of the table in a branch."""
+
+    def forward(self, x: Any, rows: Any) -> Any:
+        def turn(s: Any, e: Any) -> Any:
+            s = jit.cond(e.sum() > 0, lambda: F.tanh(s + e), lambda: F.softmax(s + e, axis=0))
+            (s,) = jit.while_loop(lambda s: abs(s).sum() > 9, lambda s: (s * 0.5,), (s,))
+            return s, self.fc(s).sum(axis=0)
+
+        table = jit.cond(rows.sum() > 5, lambda: self.table(rows), lambda: self.table(rows) * 2)
+        entries = F.transpose(x, (1, 0, 2)) + table.reshape(-1, 1, 6)
+        (state,), (sums,) = jit.scan(turn, (x[:, 0],), (entries,))
+        return state, sums
+
+
+def evaluated(made: M.Module) -> M.Module:
     mge.set_default_device("cpux")
     mge.random.seed(0)
-    made = Net()
     made.eval()
     return made
+
+
+@pytest.fixture(scope="module")
+def net() -> M.Module:
+    mge.random.seed(0)
+    return evaluated(Net())
 
 
 def dumped(function: Any, path: Path, **arguments: Any) -> Model:
@@ -106,6 +125,20 @@ def test_all_extents_of_the_ranges_run(net: M.Module, file: Path) -> None:
             holds(net, list(offline.run(given(n, length)).values()), n, length)
     assert not offline._compiled
     assert "treadle.engine.package.models" not in vars(offline)
+
+
+def test_branches_and_loops_run_at_all_extents(tmp_path: Path) -> None:
+    net = evaluated(Recurrent())
+    made = compile_offline(dumped(net, tmp_path / "net.mge", **given(3, 7)), ranges=RANGES)
+    assert len(made.native[0].gears) <= 8
+    write_models(tmp_path / "net.tm", [made], "test")
+    offline = load_offline(tmp_path / "net.tm")
+    for n in range(10):
+        for length in (1, 2, 3, 8, 14, 15):
+            holds(net, list(offline.run(given(n, length)).values()), n, length)
+    assert not offline._compiled
+    with pytest.raises(IndexRangeError, match="11"):
+        offline.run({**given(2, 4), "rows": np.array([1, 11, 0, 2], np.int32)})
 
 
 def test_a_handful_of_programs_share_weights(

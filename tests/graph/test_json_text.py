@@ -48,7 +48,7 @@ def test_extents_have_ranges_and_nodes_have_places() -> None:
     assert constant["outputs"][0]["nbytes"] == 8
 
 
-def test_a_function_is_captured_and_no_more() -> None:
+def test_a_function_of_open_extents_is_captured() -> None:
     @mge.jit.compile(dynamic={0: {0: "batch"}})
     def f(x: mge.Tensor) -> Any:
         y = mge.jit.cond(x.sum() > 0, lambda: x * 2, lambda: x)
@@ -60,6 +60,14 @@ def test_a_function_is_captured_and_no_more() -> None:
     assert [n["op"] for n in branch["attributes"]["then"]["nodes"]][-1] == "mul"
     extents = data["nodes"][-1]["outputs"][0]["shape"]
     assert extents[0]["extent"] == "6*batch" and extents[0]["low"] == 12
+
+
+def test_a_graph_is_asked_for_without_a_program() -> None:
+    @mge.jit.compile
+    def f(x: mge.Tensor) -> Any:
+        return mge.jit.cond(x.sum() > 0, lambda: x * 2, lambda: x)
+
+    f.graph(F.ones((4, 3)))
     (variant,) = f.variants
     assert variant.inspected.optimized is None and variant.inspected.executor is None
 

@@ -5,13 +5,15 @@ Every answer is computed from the graph when asked; nothing is kept in step with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from treadle.base.errors import GraphError
+from treadle.base.symbol import Relation, Symbol
+from treadle.base.symbol import symbols_of as symbols_of_extent
 from treadle.base.types import TensorType
-from treadle.graph.ir import Graph, Node, Value, regions_of
+from treadle.graph.ir import Graph, Node, Value, regions_of, symbols_in
 from treadle.ops.check import CheckIndices
 from treadle.ops.collective import Collective
 from treadle.ops.custom import Custom, RuntimeBlob
@@ -123,6 +125,38 @@ def live_nodes(graph: Graph) -> set[Node]:
             live.add(node)
             waiting += [v.producer for v in node.inputs]
     return live
+
+
+# -- extents that data decide ------------------------------------------------------------------
+
+
+def found_by(node: Node) -> tuple[Symbol, ...]:
+    """Extents of a node's results that neither its operands nor its attributes have."""
+    if all(v.type.is_static for v in node.outputs):
+        return ()
+    given = {s.name for v in node.inputs for s in symbols_in(v.type)}
+    given |= {s.name for s in symbols_in(tuple(node.op.attributes.values()))}
+    made = (s for v in node.outputs for s in symbols_in(v.type) if s.name not in given)
+    return tuple(dict.fromkeys(made))
+
+
+def found_in(graph: Graph) -> set[str]:
+    """Names of the extents of a graph that data decide, of those in branches and loops, too."""
+    return {s.name for node in nodes_in(graph) for s in found_by(node)}
+
+
+def nodes_in(graph: Graph) -> Iterator[Node]:
+    """The nodes of a graph, and of what it holds."""
+    for node in graph.nodes:
+        yield node
+        for region in regions_of(node.op):
+            yield from nodes_in(region)
+
+
+def known_guards(region: Graph) -> Iterator[Relation]:
+    """The guards of a branch or body that are the program's, too: those on extents of the call."""
+    own = found_in(region) if region.guards else ()
+    return (g for g in region.guards if symbols_of_extent(g.expr).isdisjoint(own))
 
 
 @dataclass(frozen=True, slots=True)

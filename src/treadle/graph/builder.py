@@ -12,7 +12,17 @@ from treadle.base.guards import is_one_now, recording_guards
 from treadle.base.loc import UNKNOWN, Loc, user_location
 from treadle.base.symbol import Relation, is_identical
 from treadle.base.types import TensorType
-from treadle.graph.ir import Graph, Node, Value, op_key, remake, unnamed, with_types
+from treadle.graph.analysis import known_guards
+from treadle.graph.ir import (
+    Graph,
+    Node,
+    Value,
+    op_key,
+    regions_of,
+    remake,
+    unnamed,
+    with_types,
+)
 from treadle.ops.abstract import constant_array
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.control import Cond, Scan, While
@@ -187,6 +197,8 @@ class GraphBuilder:
         with recording_guards() as guards:
             node = Node(op, inputs, place, names, group)
         self._guards.update(guards)
+        for region in regions_of(op):
+            self.guard(known_guards(region))
         return node
 
     def _with_ones(self, inputs: tuple[Value, ...], place: Loc, group: str) -> tuple[Value, ...]:

@@ -12,13 +12,13 @@ from typing import Any
 
 from treadle.base import tree
 from treadle.base.errors import ShapeError, TraceError
-from treadle.base.guards import data_decide
+from treadle.base.guards import is_equal
 from treadle.base.modes import LOCAL
 from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import resolve
 from treadle.engine.eager.dispatch import EagerType, eager_type
-from treadle.engine.phases import found_in
+from treadle.graph.analysis import found_in
 from treadle.graph.builder import reordered
 from treadle.graph.gradient import differentiable
 from treadle.graph.ir import Graph, Value, symbols_in
@@ -63,7 +63,7 @@ def cond(
     second.run(otherwise, operands)
     for branch in (first, second):
         branch.refuse_found("jit.cond", "data decide an extent of what a branch returns")
-    if first.shape != second.shape or first.types != second.types:
+    if first.shape != second.shape or not _are_equal(first.types, second.types):
         raise TraceError(
             "jit.cond",
             "the branches return different things",
@@ -179,7 +179,7 @@ def scan(
     held, n = tuple(state), len(state)
     outer = _capture()
     turns = _length(stacked, length)
-    # Where the first extent is a symbol of the call, its number is part of the program.
+    # Where the call has made extents equal that are written otherwise, one of them is all.
     stacked = [
         x if is_identical(x.shape[0], turns) else x.reshape((turns, *x.shape[1:])) for x in stacked
     ]
@@ -250,20 +250,16 @@ def _stacked(column: tuple[Tensor, ...]) -> Tensor:
 
 
 def _length(stacked: Sequence[Tensor], length: int | None) -> Dim:
-    """The number of turns; an expression where data decide it."""
-    given = [*(x.shape[0] for x in stacked), *(() if length is None else (length,))]
-    if given and data_decide(given[0]) and all(is_identical(given[0], n) for n in given):
-        turns: Dim = given[0]
-        return turns
-    found = set(map(int, given))
-    if len(found) != 1:
+    """The number of turns; an expression where the call or data decide it."""
+    given: list[Dim] = [*(x.shape[0] for x in stacked), *(() if length is None else (length,))]
+    if not given or not all(is_equal(given[0], n) for n in given):
         raise ShapeError(
             "jit.scan",
             "the number of turns is unclear",
-            saw=f"first extents and length {sorted(map(str, found))}",
+            saw=f"first extents and length {sorted(map(str, given))}",
             hint="stack tensors of one length, or pass length",
         )
-    return found.pop()
+    return given[0]
 
 
 class _Region(Capture):
@@ -399,6 +395,14 @@ def _capture() -> Capture | None:
 def _apply(op: Op, tensors: list[Tensor]) -> tuple[Tensor, ...]:
     """Apply a control-flow op so that an inner tape can differentiate it."""
     return tensors[0].apply(differentiable(op), tuple(tensors))
+
+
+def _are_equal(types: Sequence[TensorType], others: Sequence[TensorType]) -> bool:
+    """Return whether types are equal, as far as the call that is captured tells of extents."""
+    return all(
+        x.dtype is y.dtype and x.ndim == y.ndim and all(map(is_equal, x.shape, y.shape))
+        for x, y in zip(types, others, strict=True)
+    )
 
 
 def _unplaced(type_: TensorType) -> TensorType:

@@ -16,6 +16,7 @@ from onnx import parser  # noqa: E402
 
 import treadle as mge  # noqa: E402
 from treadle.base.errors import UnsupportedOp  # noqa: E402
+from treadle.engine.extents import plans  # noqa: E402
 from treadle.interop.onnx import load  # noqa: E402
 
 X = np.array([1.0, -2.0, 3.0], "float32")
@@ -150,3 +151,37 @@ def test_suppression_with_computed_limits() -> None:
         for most, least in ((3, 0.2), (0, 0.0), (100, 0.9), (1, 2.0))
     ]
     agree(parser.parse_model(text), feeds)
+
+
+def test_branches_and_loops_share_programs_over_open_extents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One program holds an `If` and two `Loop`s over rows of any number."""
+    monkeypatch.setattr(plans, "recall_regime", lambda *given: None)
+    text = """(float[r,4] y, float[r,4] z, float[k,r,4] rows) {
+        zero = Constant<value = float {0.0}>()
+        yes = Constant<value = bool {1}>()
+        sum = ReduceSum<keepdims=0>(x)
+        p = Greater(sum, zero)
+        y = If (p) <
+            then_branch = t () => (float[r,4] a) { b = Softmax<axis=0>(x) a = Add(b, x) },
+            else_branch = e () => (float[r,4] c) { c = Softmax<axis=1>(x) }>
+        z, rows = Loop(n, yes, x) <body = b (int64 i, bool c, float[r,4] s)
+            => (bool d, float[r,4] t, float[r,4] u)
+            { d = Identity(c) u = Softmax<axis=0>(s) t = Add(u, s) }>
+    }"""
+    made = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g (float[r,4] x, int64 n) => {text}'
+    )
+    onnx.checker.check_model(made)
+    session, network = runtime.InferenceSession(made.SerializeToString()), load(made)
+    compiled = mge.jit.compile(dynamic={0: {0: "r"}})(network)
+    for rows in (5, 9, 2, 15, 1, 40):
+        for n, sign in ((3, 1), (1, -1), (7, -1)):
+            x = np.random.default_rng(rows).random((rows, 4), "float32") * np.float32(sign)
+            feed = {"x": x, "n": np.array(n, np.int64)}
+            found = compiled(*[mge.tensor(a, dtype=a.dtype) for a in feed.values()])
+            for got, want in zip(found, session.run(None, feed), strict=True):
+                np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+    families = [f for found in compiled._captures.families.values() for f in found]
+    assert len(families) == 2 and not any(f.alone for f in families), "1 has a capture of its own"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from treadle.backends.program import Compiler
 from treadle.base.estimates import estimate
 from treadle.base.guards import is_open
-from treadle.base.symbol import Dim, Expr, symbol
+from treadle.base.symbol import Dim, Expr
 from treadle.engine.compile.buckets import fill_buckets, overlapped
 from treadle.engine.compile.contents import Contents
 from treadle.engine.compile.control import region_spaces, regions_of, write_control
@@ -18,11 +18,10 @@ from treadle.engine.compile.memory import Buffer, check_memory, plan_memory
 from treadle.engine.compile.order import Task, best_order
 from treadle.engine.compile.place import Home, Placement, place_values
 from treadle.engine.compile.schedule import Schedule, best_schedule
-from treadle.engine.compile.together import units_of
+from treadle.engine.compile.together import Unit, units_of
 from treadle.engine.compile.work import Work, keep_order, lower_nodes, stop_at_checks
 from treadle.engine.options import Options
 from treadle.engine.plan import (
-    ALIGNMENT,
     CHECK,
     FINISH,
     Interface,
@@ -31,6 +30,7 @@ from treadle.engine.plan import (
     Plan,
     Pool,
     aligned,
+    offset_named,
 )
 from treadle.engine.report import CompileReport
 from treadle.graph.ir import Graph, Value
@@ -43,6 +43,7 @@ def assemble(
     interface: Interface,
     options: Options,
     report: CompileReport,
+    within: str = "",
 ) -> Plan:
     """The plan of a graph.
 
@@ -52,6 +53,7 @@ def assemble(
         interface: which inputs are frozen or updated.
         options: of the compilation.
         report: told what is left to the host.
+        within: of a region, what the names of its offsets begin with.
 
     Raises:
         CompileError: a result's extent depends on data.
@@ -64,20 +66,20 @@ def assemble(
     keep_order(work)
     placement = place_values(graph, work, interface, compiler, constants, early, inside)
     before = plan_early(early, work, placement, options)
-    parts = _subplans(work, compiler, options, report)
+    parts = _subplans(work, compiler, options, report, within)
     spaces = _workspaces(work, parts, placement)
     maker = _makers(work, placement)
     order = _order(work, placement, maker)
     units = units_of(work, order, maker)
     schedule = best_schedule(work, order, placement, spaces, units, options)
-    memory = _with_early(_plan(schedule, placement.sizes, options), before.memory)
-    updated = len(interface.updates)
+    memory = _plan(schedule, placement.sizes, options, within, _inner(schedule, units, parts))
+    memory = _with_early(memory, before.memory, parts)
     linker = Linker(
         placement,
         memory,
         constants,
         len(graph.inputs),
-        len(graph.outputs) - updated,
+        len(graph.outputs) - len(interface.updates),
         compiler,
         early=before.memory,
         kept=placement.kept,
@@ -156,12 +158,30 @@ def _workspaces(
     return found
 
 
-def _plan(schedule: Schedule, sizes: Sequence[Dim], options: Options) -> MemoryPlan:
+def _inner(
+    schedule: Schedule, units: Sequence[Unit], parts: Mapping[int, tuple[Plan, ...]]
+) -> dict[int, list[MemoryPlan]]:
+    """The memory of regions whose buffers are not laid out yet, by the slot in which they run."""
+    found: dict[int, list[MemoryPlan]] = {}
+    for slot, members in enumerate(schedule.slots):
+        for plan in parts.get(units[members[0]].work, ()):
+            if plan.memory.open:
+                found.setdefault(slot, []).append(plan.memory)
+    return found
+
+
+def _plan(
+    schedule: Schedule,
+    sizes: Sequence[Dim],
+    options: Options,
+    within: str,
+    inner: Mapping[int, Sequence[MemoryPlan]],
+) -> MemoryPlan:
     """Offsets for all buffers; merged ones get those of what they became."""
     roots = schedule.distinct()
     distinct = list(roots.values())
-    if any(isinstance(size, Expr) for size in sizes):
-        return _open(schedule, roots, sizes)
+    if inner or any(isinstance(size, Expr) for size in sizes):
+        return _open(schedule, roots, sizes, inner, within)
     found = plan_memory(distinct, reuse=options.reuse_memory)
     if options.check:
         check_memory(distinct, found)
@@ -175,34 +195,65 @@ def _plan(schedule: Schedule, sizes: Sequence[Dim], options: Options) -> MemoryP
     return MemoryPlan(offsets, found.peak, found.bound, naive, found.order, spans)
 
 
-def _open(schedule: Schedule, roots: Mapping[int, Buffer], sizes: Sequence[Dim]) -> MemoryPlan:
-    """Symbols for offsets, which are numbers when the sizes of buffers are."""
-    names = {root: f"@{root}" for root in roots}
-    offsets = tuple(
-        symbol(names[schedule.root(i)], 0, multiple=ALIGNMENT) for i in range(len(schedule.buffers))
-    )
-    found = tuple(OpenBuffer(names[r], sizes[r], b.start, b.end) for r, b in roots.items())
-    return MemoryPlan(offsets, 0, 0, 0, "at the call", (), found)
+def _open(
+    schedule: Schedule,
+    roots: Mapping[int, Buffer],
+    sizes: Sequence[Dim],
+    inner: Mapping[int, Sequence[MemoryPlan]],
+    within: str,
+) -> MemoryPlan:
+    """Symbols for offsets, which are numbers when the sizes of buffers are.
+
+    Buffers of regions are buffers of the program. A slot in which regions run is as many as all of
+    them have: they run one after the other, and nothing of one is needed in the next.
+    """
+    names = {root: f"@{within}{root}" for root in roots}
+    at = {root: offset_named(name) for root, name in names.items()}
+    offsets = tuple(at[schedule.root(i)] for i in range(len(schedule.buffers)))
+    begins, now = [], 0
+    found: list[OpenBuffer] = []
+    for slot in range(len(schedule.slots)):
+        begins.append(now)
+        after = now
+        for memory in inner.get(slot, ()):
+            found += [replace(b, start=after + b.start, end=after + b.end) for b in memory.open]
+            after += 1 + max(b.end for b in memory.open)
+        now = max(after, now + 1)
+    begins.append(max(now, 1))
+    own = [
+        OpenBuffer(names[r], sizes[r], begins[b.start], begins[b.end + 1] - 1)
+        for r, b in roots.items()
+    ]
+    return MemoryPlan(offsets, 0, 0, 0, "at the call", (), (*own, *found))
 
 
-def _with_early(memory: MemoryPlan, early: MemoryPlan) -> MemoryPlan:
+def _with_early(
+    memory: MemoryPlan, early: MemoryPlan, parts: Mapping[int, Sequence[Plan]]
+) -> MemoryPlan:
     """The program's arena, with room for what runs before it."""
+    inner = [plan.memory.least for plans in parts.values() for plan in plans]
+    least = max([early.peak, *inner])
     return replace(
         memory,
-        peak=max(memory.peak, early.peak),
-        bound=max(memory.bound, early.bound),
-        naive=max(memory.naive, early.naive),
-        least=early.peak,
+        peak=max(memory.peak, least),
+        bound=max(memory.bound, least),
+        naive=max(memory.naive, least),
+        least=least,
     )
 
 
 def _subplans(
-    work: Sequence[Work], compiler: Compiler, options: Options, report: CompileReport
+    work: Sequence[Work],
+    compiler: Compiler,
+    options: Options,
+    report: CompileReport,
+    within: str,
 ) -> dict[int, tuple[Plan, ...]]:
     """The plans of the regions of each control-flow op."""
     return {
         number: tuple(
-            assemble(region, compiler, Interface(), options, report) for region in regions_of(item)
+            assemble(region, compiler, Interface(), options, report, f"{within}{number}.{i}.")
+            for i, region in enumerate(regions_of(item))
         )
         for number, item in enumerate(work)
         if isinstance(item.op, ControlFlow) and not item.engine

@@ -9,6 +9,7 @@ import numpy as np
 from treadle.backends.program import Address, Jump
 from treadle.base import dtype as dt
 from treadle.base.errors import CompileError
+from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.engine.compile.link import Linker, Placed
 from treadle.engine.compile.place import Home
@@ -16,6 +17,7 @@ from treadle.engine.compile.work import COPY, Work
 from treadle.engine.plan import Plan
 from treadle.graph.ir import Graph
 from treadle.ops.control import Cond, Scan, While
+from treadle.ops.creation import Extent
 from treadle.ops.elementwise import Add
 from treadle.ops.gather import IndexUpdate, Take
 from treadle.ops.logic import Less
@@ -44,23 +46,23 @@ def regions_of(item: Work) -> tuple[Graph, ...]:
     return found
 
 
-def region_spaces(item: Work, parts: Sequence[Plan]) -> list[int]:
+def region_spaces(item: Work, parts: Sequence[Plan]) -> list[Dim]:
     """Bytes of what a control-flow op needs besides its results: arena, test, next state.
 
     A scan that is a loop needs the number of the turn, whether there are more, and rows.
     """
     if not parts:
         return []
-    sizes = [max(p.memory.peak for p in parts)]
+    sizes: list[Dim] = [max([p.memory.peak for p in parts if not p.memory.open], default=0)]
     if isinstance(item.op, While):
         sizes.append(1)
-        sizes += [v.type.nbytes for v in item.outputs]
+        sizes += [v.type.open_nbytes for v in item.outputs]
     elif isinstance(item.op, Scan):
         n = item.op.n_carried
-        sizes += [v.type.nbytes for v in item.outputs[:n]]
-        if item.op.length > MOST_WRITTEN_OUT:
-            sizes += [COUNTER.nbytes, 1]
-            sizes += [_row(v.type).nbytes for v in (*item.inputs[n:], *item.outputs[n:])]
+        sizes += [v.type.open_nbytes for v in item.outputs[:n]]
+        if not _is_written_out(item.op):
+            sizes += [COUNTER.nbytes, COUNTER.nbytes, 1]
+            sizes += [_row(v.type).open_nbytes for v in (*item.inputs[n:], *item.outputs[n:])]
     return sizes
 
 
@@ -148,13 +150,13 @@ def _scan(
         linker.copy(source, target, value)
     stacked = [(a, v.type) for a, v in zip(inputs[n:], item.inputs[n:], strict=True)]
     results = [(a, v.type) for a, v in zip(outputs[n:], item.outputs[n:], strict=True)]
-    if op.length > MOST_WRITTEN_OUT:
+    if not _is_written_out(op):
         _looped(linker, item, op, body, (state, following), stacked, results, spaces)
         return
     turns = int(op.length)
     for turn in range(turns):
-        entries = [_entry(a, kind, turn, turns) for a, kind in stacked]
-        made = [_entry(a, kind, turn, turns) for a, kind in results]
+        entries = [_entry(a, kind, turn) for a, kind in stacked]
+        made = [_entry(a, kind, turn) for a, kind in results]
         linker.splice(body, [*state, *entries], [*following, *made], arena)
         for value, source, target in zip(item.outputs, following, state, strict=False):
             linker.copy(source, target, value)
@@ -173,7 +175,8 @@ def _looped(
     """A scan whose body stands in the program once."""
     state, following = carried
     rest = iter(spaces[1 + len(following) :])
-    turn, more = (next(rest), COUNTER), (next(rest), TensorType(dt.bool_, ()))
+    turn, last = (next(rest), COUNTER), (next(rest), COUNTER)
+    more = next(rest), TensorType(dt.bool_, ())
     entries = [(next(rest), _row(kind)) for _, kind in stacked]
     made = [(next(rest), _row(kind)) for _, kind in results]
 
@@ -181,9 +184,13 @@ def _looped(
         array = np.array(value, COUNTER.dtype.numpy)
         return Address(linker.constants_base, linker.constants.add(array)), COUNTER
 
-    zero, one, length = number(0), number(1), number(int(op.length))
+    zero, one = number(0), number(1)
     linker.apply(COPY, (zero,), turn)
+    linker.apply(Extent(op.length, COUNTER.dtype), (), last)
     again = len(linker.steps)
+    linker.apply(Less(), (turn, last), more)
+    leave = len(linker.steps)
+    linker.write(Jump(0))
     for source, entry in zip(stacked, entries, strict=True):
         linker.apply(Take(0), (source, turn), entry)
     given = [at for at, _ in entries]
@@ -193,16 +200,18 @@ def _looped(
     for row, result in zip(made, results, strict=True):
         linker.apply(IndexUpdate((0,)), (result, row, turn), result)
     linker.apply(Add(), (turn, one), turn)
-    linker.apply(Less(), (turn, length), more)
-    leave = len(linker.steps)
-    linker.write(Jump(0))
     linker.write(Jump(again))
     linker.steps[leave] = Jump(len(linker.steps), more[0])
 
 
-def _entry(start: Address, stacked: TensorType, turn: int, length: int) -> Address:
+def _is_written_out(op: Scan) -> bool:
+    """Return whether every turn has steps of its own."""
+    return isinstance(op.length, int) and op.length <= MOST_WRITTEN_OUT
+
+
+def _entry(start: Address, stacked: TensorType, turn: int) -> Address:
     """Entry number `turn` of a value stacked along its first axis."""
-    return Address(start.base, start.offset + turn * (stacked.nbytes // length))
+    return Address(start.base, start.offset + turn * _row(stacked).open_nbytes)
 
 
 def _row(stacked: TensorType) -> TensorType:

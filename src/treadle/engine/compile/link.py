@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from treadle.backends.api import Support
 from treadle.backends.program import (
@@ -143,7 +144,7 @@ class Linker:
         found: list[tuple[Run, Facts] | None] = []
         for launch in item.lowered.launches:
             run = _run(launch, places, item.label)
-            unmoved = launch.moves and run.arguments[0] == run.arguments[1]
+            unmoved = launch.moves and _is_one(run.arguments[0], run.arguments[1])
             facts = _facts(launch, places, sizes, node, item.lowered.in_place)
             found.append(None if unmoved else (run, facts))
         return found
@@ -195,16 +196,24 @@ class Linker:
                 Address(self.constants_base, self.constants.add(a)) for a in found.constants
             ],
         }
-        sizes = {"input": [kind.nbytes for _, kind in inputs], "output": [output[1].nbytes]}
+        sizes: dict[str, Sequence[Dim]] = {"input": [kind.open_nbytes for _, kind in inputs]}
+        sizes["output"] = [output[1].open_nbytes]
         for launch in found.launches:
             run = _run(launch, places, "copy" if op is COPY else op.name)
-            if not (launch.moves and run.arguments[0] == run.arguments[1]):
+            if not (launch.moves and _is_one(run.arguments[0], run.arguments[1])):
                 self.write(run, _facts(launch, places, sizes, self.node, found.in_place))
 
     def splice(
         self, part: Plan, inputs: Sequence[Address], outputs: Sequence[Address], arena: Address
     ) -> None:
-        """The steps of a region's plan, on these addresses."""
+        """The steps of a region's plan, on these addresses.
+
+        Where offsets are symbols, buffers of the region are the program's. What runs before it is
+        alone in the arena.
+        """
+        whole = Address(self.constants_base + 2)
+        if part.memory.open:
+            arena = whole
         shift = self.constants.nbytes
         for _, array in part.constants.entries:
             self.constants.add(array)
@@ -214,7 +223,7 @@ class Linker:
         self.kept += part.kept
         self.areas += [(kept + offset, size) for offset, size in part.areas]
 
-        def rebase(address: Address) -> Address:
+        def rebase(address: Address, arena: Address = arena) -> Address:
             base, offset = address.base, address.offset
             if base < part.inputs:
                 return Address(inputs[base].base, inputs[base].offset + offset)
@@ -231,7 +240,8 @@ class Linker:
 
         self.steps += relocate(part.steps, rebase, len(self.steps), len(self.host))
         self.facts += [moved(f, rebase, self.node) for f in part.facts]
-        self.prelude += relocate(part.prelude, rebase, len(self.prelude), 0)
+        early = partial(rebase, arena=whole)
+        self.prelude += relocate(part.prelude, early, len(self.prelude), 0)
         self.host += [_moved_task(task, rebase) for task in part.host]
 
     def plan(self, interface: Interface) -> Plan:
@@ -252,9 +262,16 @@ class Linker:
         )
 
 
+def _is_one(x: Address | Dim, y: Address | Dim) -> bool:
+    """Return whether two arguments are one place at all extents."""
+    if not isinstance(x, Address) or not isinstance(y, Address):
+        return False
+    return x.base == y.base and is_identical(x.offset, y.offset)
+
+
 def _refuses(lowered: Lowered, inputs: Sequence[Placed], output: Placed) -> bool:
     """Return whether an op cannot write where it reads, though it is to."""
-    shared = [i for i, (at, _) in enumerate(inputs) if at == output[0]]
+    shared = [i for i, (at, _) in enumerate(inputs) if _is_one(at, output[0])]
     return any((i, 0) not in lowered.in_place for i in shared)
 
 

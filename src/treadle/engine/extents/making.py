@@ -18,7 +18,6 @@ from treadle.engine.plan import Plan
 from treadle.engine.scheme import Open
 from treadle.engine.targets.compiled import Compiled, results_of
 from treadle.ops.collective import Collective
-from treadle.ops.control import ControlFlow
 from treadle.ops.fused import Fused
 
 
@@ -69,8 +68,6 @@ def refusal(origin: Origin) -> str:
         return "the program is on a device"
     if options.memory_budget or options.streams > 1:
         return "a memory budget, or several streams, are decided by numbers"
-    if any(isinstance(n.op, ControlFlow) for n in graph.nodes):
-        return "it has loops or branches"
     if any(isinstance(n.op, Collective) for n in graph.nodes):
         return "ranks agree on every program"
     if MEASURING.on:

@@ -66,7 +66,7 @@ class _Numbering:
         self.writer = Writer(symbols)
         buffers = plan.memory.open
         self._offsets = {b.name: self.writer.unknown(b.name) for b in buffers}
-        self._starts = {str(x): x for x in plan.memory.offsets if isinstance(x, Expr)}
+        self._starts = {b.name: b.offset for b in buffers}
         self._entries = {register: i for i, register in enumerate(self._offsets.values())}
         self._sums: dict[tuple[int, int], int] = {}
 

@@ -4,7 +4,7 @@ How many boxes are kept, or elements not zero, is known when an op has run. What
 program of its own, in which such an extent is a symbol: `parting` cuts a graph, `programs` runs it.
 """
 
-from treadle.engine.phases.parting import finds_extents, found_in, renumbered
+from treadle.engine.phases.parting import finds_extents, renumbered
 from treadle.engine.phases.programs import InPhases, PhasedRunner, Phases, decisions_of, stages_of
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "Phases",
     "decisions_of",
     "finds_extents",
-    "found_in",
     "renumbered",
     "stages_of",
 ]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from treadle.base.guards import recording_guards
 from treadle.base.symbol import Dim, Relation, Symbol, symbol
 from treadle.base.symbol import symbols_of as symbols_of_extent
-from treadle.graph.analysis import has_effect
+from treadle.graph.analysis import found_by, found_in, has_effect, nodes_in
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.evaluate import specialize
 from treadle.graph.ir import Graph, Node, Value, lone_symbol, regions_of, symbols_in
 from treadle.ops.check import CheckIndices
 from treadle.ops.constant import Constant
-from treadle.ops.control import Scan
 from treadle.ops.op import Op
 
 
@@ -41,25 +40,14 @@ class Phase:
     guards: tuple[Relation, ...]
 
 
-def found_by(node: Node) -> tuple[Symbol, ...]:
-    """Extents of a node's results that neither its operands nor its attributes have."""
-    if all(v.type.is_static for v in node.outputs):
-        return ()
-    given = {s.name for v in node.inputs for s in symbols_in(v.type)}
-    given |= {s.name for s in symbols_in(tuple(node.op.attributes.values()))}
-    made = (s for v in node.outputs for s in symbols_in(v.type) if s.name not in given)
-    return tuple(dict.fromkeys(made))
-
-
 def finds_extents(graph: Graph) -> bool:
     """Return whether data decide an extent of a graph, or one in its loops and branches."""
     return any(found_by(node) or finds_inside(node) for node in graph.nodes)
 
 
 def finds_inside(node: Node) -> bool:
-    """Return whether data decide an extent in a branch or loop, or the number of its turns."""
-    is_open = isinstance(node.op, Scan) and not isinstance(node.op.length, int)
-    return is_open or any(map(finds_extents, regions_of(node.op)))
+    """Return whether data decide an extent in a branch or loop."""
+    return any(map(finds_extents, regions_of(node.op)))
 
 
 def guarded(region: Graph, whole: Graph) -> Graph:
@@ -70,23 +58,10 @@ def guarded(region: Graph, whole: Graph) -> Graph:
     return Graph(region.name, region.inputs, region.nodes, region.outputs, guards)
 
 
-def found_in(graph: Graph) -> set[str]:
-    """Names of the extents of a graph that data decide, of those in branches and loops, too."""
-    return {s.name for node in _nodes_in(graph) for s in found_by(node)}
-
-
-def _nodes_in(graph: Graph) -> Iterator[Node]:
-    """The nodes of a graph, and of what it holds."""
-    for node in graph.nodes:
-        yield node
-        for region in regions_of(node.op):
-            yield from _nodes_in(region)
-
-
 def renumbered(graph: Graph) -> Graph:
     """The graph with names of found extents that are the same in every process."""
     names: dict[str, Dim] = {}
-    for node in _nodes_in(graph):
+    for node in nodes_in(graph):
         for s in found_by(node):
             name = f"{node.op.name}_{len(names)}"
             names[s.name] = symbol(name, s.low, s.high, s.multiple)
@@ -308,8 +283,6 @@ __all__ = [
     "Phase",
     "finds_extents",
     "finds_inside",
-    "found_by",
-    "found_in",
     "guarded",
     "phases_of",
     "renumbered",

@@ -27,7 +27,6 @@ from treadle.engine.phases.parting import (
     Phase,
     finds_extents,
     finds_inside,
-    found_by,
     guarded,
     phases_of,
     renumbered,
@@ -36,7 +35,7 @@ from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.engine.spread import Places
 from treadle.engine.targets import StagedProgram, Target
-from treadle.graph.analysis import has_effect
+from treadle.graph.analysis import found_by, has_effect
 from treadle.graph.evaluate import bind, op_at, specialize
 from treadle.graph.ir import Graph, Node, Value, regions_of, symbols_in
 from treadle.ops.control import Cond, ControlFlow, Region, Scan, While

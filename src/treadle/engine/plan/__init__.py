@@ -22,7 +22,7 @@ from treadle.backends.program import (
     Stop,
     Together,
 )
-from treadle.base.symbol import Dim
+from treadle.base.symbol import Dim, Expr, symbol
 from treadle.base.types import TensorType
 from treadle.runtime.host import HostBuffer
 
@@ -42,6 +42,16 @@ class OpenBuffer:
     size: Dim
     start: int
     end: int
+
+    @property
+    def offset(self) -> Expr:
+        """The symbol itself."""
+        return offset_named(self.name)
+
+
+def offset_named(name: str) -> Expr:
+    """The symbol of an offset that is a number when the sizes of buffers are."""
+    return symbol(name, 0, multiple=ALIGNMENT)
 
 
 @dataclass(frozen=True, slots=True)
