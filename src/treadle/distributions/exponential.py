@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from treadle.distributions.distribution import Distribution
-from treadle.functional.elemwise import expm1, log, log1p
+from treadle.functional.elemwise import expm1, log, log1p, square
 from treadle.random import exponential
 from treadle.tensor import Tensor
 
@@ -45,7 +45,7 @@ class Exponential(Distribution):
     @property
     def variance(self) -> Tensor:
         """1 / rate^2."""
-        return 1 / (self.rate * self.rate)
+        return square(1 / self.rate)
 
     @property
     def stddev(self) -> Tensor:

@@ -9,7 +9,16 @@ from typing import Any
 
 from treadle.engine.eager.repeated import repeated
 from treadle.functional import elemwise
-from treadle.functional.arguments import as_float, as_tensor, axis_of, ints, unary, unary_float
+from treadle.functional.arguments import (
+    as_float,
+    as_tensor,
+    axis_of,
+    ints,
+    narrowed,
+    unary,
+    unary_float,
+    widened,
+)
 from treadle.functional.elemwise import exp
 from treadle.ops import activation as act
 from treadle.ops import softmax as sm
@@ -183,7 +192,8 @@ def softmax(inp: Tensor, axis: Any = None, dim: Any = None) -> Tensor:
     if axis is None:
         axis = 0 if x.ndim in (0, 1, 3) else 1
     if isinstance(axis, (list, tuple)):
-        return exp(x - logsumexp(x, axis, keepdims=True))
+        wide = widened(x)
+        return narrowed(exp(wide - logsumexp(wide, axis, keepdims=True)), x._kind.dtype)
     if x.ndim == 0:
         return softmax(x.reshape(1), 0).reshape(())
     return unary(sm.Softmax(axis_of(axis, x, "softmax")), x)
@@ -201,7 +211,8 @@ def logsoftmax(inp: Tensor, axis: Any = None, dim: Any = None) -> Tensor:
     axis = _required("logsoftmax", axis, dim)
     x = as_float(inp)
     if isinstance(axis, (list, tuple)):
-        return x - logsumexp(x, axis, keepdims=True)
+        wide = widened(x)
+        return narrowed(wide - logsumexp(wide, axis, keepdims=True), x._kind.dtype)
     return unary(sm.LogSoftmax(axis_of(axis, x, "logsoftmax")), x)
 
 

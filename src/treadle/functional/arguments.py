@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.dtype import DType, float_for, promote
+from treadle.base.dtype import DType, float32, float_for, promote
 from treadle.base.errors import DTypeError, TreadleError
-from treadle.base.modes import ACTIVE, LOCAL
+from treadle.base.modes import ACTIVE, LOCAL, casting
 from treadle.base.process import RUNTIME
 from treadle.base.shape import Shape, normalize_axis
 from treadle.base.spelling import none_operand
@@ -105,6 +105,21 @@ def as_float(x: Any) -> Tensor:
     operand = as_tensor(x)
     wanted = float_for(operand._kind.dtype)
     return operand if wanted is operand._kind.dtype else operand.astype(wanted)
+
+
+def widened(x: Tensor) -> Tensor:
+    """An operand of a function of several ops: floats of 16 bits in float32, as one op has them.
+
+    Squares and differences overflow or cancel in 16 bits where the function's result does not.
+    """
+    dtype = x._kind.dtype
+    return x.astype(float32) if dtype.is_float and dtype.itemsize == 2 else x
+
+
+def narrowed(result: Tensor, dtype: DType) -> Tensor:
+    """The result of such a function in the type of its operand; mixed precision leaves it wide."""
+    few = dtype.is_float and dtype.itemsize == 2
+    return result.astype(dtype) if few and casting() is None else result
 
 
 def on_own_scale(compute: Callable[[Tensor], Tensor], x: Any) -> Tensor:

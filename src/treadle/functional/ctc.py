@@ -15,7 +15,7 @@ from treadle.base.modes import capturing
 from treadle.base.symbol import Dim
 from treadle.functional import elemwise as ew
 from treadle.functional.activation import logsumexp
-from treadle.functional.arguments import as_float, call, indices_of
+from treadle.functional.arguments import as_float, call, indices_of, narrowed, widened
 from treadle.functional.creation import full, zeros
 from treadle.functional.tensor import concat, cumsum, gather, stack, where
 from treadle.ops.check import InRange
@@ -68,7 +68,8 @@ def ctc_loss(
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-    x = as_float(pred)
+    given = as_float(pred)
+    x = widened(given)
     frames, sizes = (indices_of(t, x, "ctc_loss") for t in (pred_lengths, label_lengths))
     classes = _padded(x, indices_of(label, x, "ctc_loss"), sizes)
     n = x.shape[1]
@@ -78,10 +79,8 @@ def ctc_loss(
         raise ValueError(f"ctc_loss: blank {blank} is none of {x.shape[2]} classes")
     frames, sizes = _inside(frames, x.shape[0] + 1), _inside(sizes, classes.shape[1] + 1)
     each = _losses(x, frames, classes, sizes, blank)
-    if reduction == "none":
-        return each
-    if reduction == "sum":
-        return each.sum()
+    if reduction != "mean":
+        return narrowed(each if reduction == "none" else each.sum(), given._kind.dtype)
     return (each / ew.maximum(sizes.astype(x.dtype), 1)).mean()
 
 

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import ShapeError
-from treadle.functional.arguments import as_float, as_tensor, check_conv_mode, pair, promote_all
+from treadle.functional.arguments import (
+    as_float,
+    as_tensor,
+    check_conv_mode,
+    pair,
+    promote_all,
+    widened,
+)
 from treadle.functional.conv import biased
 from treadle.functional.creation import zeros_like
 from treadle.functional.elemwise import floor
@@ -63,6 +70,7 @@ def deformable_conv2d(
     x, w, shifts, gains = (
         as_float(t) for t in promote_all([as_tensor(t) for t in (inp, weight, offset, mask)])
     )
+    dtype, x, shifts, gains = x._kind.dtype, widened(x), widened(shifts), widened(gains)
     if x.ndim != 4 or w.ndim not in (4, 5):
         raise _misfit("x must have 4 axes and the weight 4, or 5 with groups", x, w)
     n, channels, height, width = x.shape
@@ -84,7 +92,7 @@ def deformable_conv2d(
     ]
     gains = gains.reshape(n, parts, 1, -1)
     read = _sampled(x.reshape(n, parts, channels // parts, -1), places, (height, width))
-    terms = (read * gains).reshape(n, groups, depth * taps, -1)
+    terms = (read * gains).astype(dtype).reshape(n, groups, depth * taps, -1)
     made = matmul(w.reshape(groups, outputs // groups, depth * taps), terms)
     made = made.reshape(n, outputs, *extent)
     return biased(made, bias)

@@ -17,7 +17,14 @@ from treadle.base.errors import ShapeError, UnsupportedOp
 from treadle.base.modes import uncast
 from treadle.base.shape import require_equal
 from treadle.base.symbol import Dim
-from treadle.functional.arguments import as_float, as_tensor, call, pair, promote_all
+from treadle.functional.arguments import (
+    as_float,
+    as_tensor,
+    call,
+    pair,
+    promote_all,
+    widened,
+)
 from treadle.functional.elemwise import abs as magnitude
 from treadle.functional.elemwise import clip, floor, maximum, minimum
 from treadle.functional.elemwise import round as rounded
@@ -104,9 +111,9 @@ def roi_pooling(
     if mode not in ("max", "average"):
         raise ValueError(f"roi_pooling: unknown mode {mode!r}; use 'max' or 'average'")
     x, regions = promote_all([as_float(inp), as_float(rois)])
-    grid = pair(output_shape)
+    grid, dtype = pair(output_shape), x._kind.dtype
     if mode == "average":
-        return _mean_of_parts(x, regions, grid, float(scale))
+        return _mean_of_parts(widened(x), widened(regions), grid, float(scale)).astype(dtype)
     at = call("roi_pooling", RegionArgmax(grid, float(scale)), x, regions.detach())
     inside = at >= 0
     found = Take(0)(x.reshape(-1), where(inside, at, zeros_like(at)))
@@ -187,6 +194,7 @@ def roi_align(
         raise ValueError(f"roi_align: unknown mode {mode!r}; use 'average' or 'max'")
     x, regions = promote_all([as_float(inp), as_float(rois)])
     _check_regions("roi_align", x, regions)
+    dtype, x, regions = x._kind.dtype, widened(x), widened(regions)
     grid, samples = pair(output_shape), pair(sample_points)
     corners = regions[:, 1:] * float(spatial_scale) - (0.5 if aligned else 0.0)
     least = 0.0 if aligned or Dialect.megengine else 1.0
@@ -203,7 +211,7 @@ def roi_align(
         sides = [v for at, n in zip(places, x.shape[2:], strict=True) for v in _lines(at, n)]
         given = x.transpose(0, 2, 3, 1), images.reshape(-1), *sides
         op = RegionMean((grid[0], grid[1]), (samples[0], samples[1]))
-        return call("roi_align", op, *given).transpose(0, 3, 1, 2)
+        return call("roi_align", op, *given).transpose(0, 3, 1, 2).astype(dtype)
     rows, columns = (p.shape[1] for p in places)
     down = places[0].reshape(k, rows, 1) + zeros_like(places[1]).reshape(k, 1, columns)
     right = places[1].reshape(k, 1, columns) + zeros_like(places[0]).reshape(k, rows, 1)
@@ -212,7 +220,7 @@ def roi_align(
     found = _between(_cells(x), images, [down, right], shape)
     found = found * (1 - outside.astype(x.dtype)).reshape(*outside.shape, 1)
     parts = found.reshape(k, grid[0], samples[0], grid[1], samples[1], channels)
-    return parts.max((2, 4)).transpose(0, 3, 1, 2)
+    return parts.max((2, 4)).transpose(0, 3, 1, 2).astype(dtype)
 
 
 def deformable_psroi_pooling(
@@ -257,6 +265,7 @@ def deformable_psroi_pooling(
     """
     x, regions = promote_all([as_float(inp), as_float(rois)])
     _check_regions("deformable_psroi_pooling", x, regions)
+    dtype, x, regions = x._kind.dtype, widened(x), widened(regions)
     groups = 1 if no_trans else _groups_of_offsets(x, regions, trans, part_size)
     k, (n, channels, height, width) = regions.shape[0], x.shape
     low = rounded(regions[:, 1:3]) * spatial_scale - 0.5
@@ -271,7 +280,7 @@ def deformable_psroi_pooling(
             steps.reshape(shape).astype(np.float32)
         )
         if not no_trans:
-            moved = _offsets(as_float(trans)[:k], axis, part_size, (pooled_h, pooled_w))
+            moved = _offsets(widened(as_float(trans))[:k], axis, part_size, (pooled_h, pooled_w))
             at = at + moved.reshape(k, groups, pooled_h, 1, pooled_w, 1) * trans_std * wide
         places.append(at)
     whole = places[0] * 0.0 + places[1] * 0.0
@@ -283,7 +292,8 @@ def deformable_psroi_pooling(
     weights = inside.reshape(*inside.shape, 1)
     found = _between(table, images, [down, right], (height, width)) * weights
     mean = found.sum((3, 5)) / maximum(weights.sum((3, 5)), 1)
-    return mean.transpose(0, 1, 4, 2, 3).reshape(k, channels, pooled_h, pooled_w)
+    mean = mean.transpose(0, 1, 4, 2, 3).reshape(k, channels, pooled_h, pooled_w)
+    return mean.astype(dtype)
 
 
 def _groups_of_offsets(x: Tensor, rois: Tensor, trans: Tensor, part_size: int) -> int:
@@ -414,6 +424,7 @@ def correlation(
     x, y = promote_all([as_float(data1), as_float(data2)])
     if x.ndim != 4 or x.shape != y.shape:
         raise ShapeError("correlation", "takes two images of one shape", saw=f"{x.type}, {y.type}")
+    dtype, x, y = x._kind.dtype, widened(x), widened(y)
     around = ((0, 0), (0, 0), (pad_size, pad_size), (pad_size, pad_size))
     x, y = pad(x, around), pad(y, around)
     far = max_displacement
@@ -433,7 +444,7 @@ def correlation(
         for j in steps:
             other = y[:, :, i : i + height, j : j + width]
             costs.append((center * other if is_multiply else magnitude(center - other)).mean(1))
-    return avg_pool2d(stack(costs, 1), kernel_size, stride1, mode="average")
+    return avg_pool2d(stack(costs, 1), kernel_size, stride1, mode="average").astype(dtype)
 
 
 def nvof(src: Tensor, precision: int = 1) -> Tensor:

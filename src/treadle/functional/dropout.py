@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.functional.arguments import as_tensor
+from treadle.functional.arguments import as_tensor, widened
 from treadle.ops.methods import either
 from treadle.random.generator import default_generator
 from treadle.tensor import Tensor
@@ -35,5 +35,6 @@ def dropout(
     if not training or drop_prob == 0:
         return +x  # not x itself, which in-place operators on the result would change
     draws = default_generator().uniform(size=x.shape).to(x.device)
-    kept = (draws >= drop_prob).astype(x.dtype)
-    return x * (kept * (1 / (1 - drop_prob)))
+    wide = widened(x)  # A scale of 16 bits would move the mean.
+    kept = (draws >= drop_prob).astype(wide.dtype)
+    return (wide * (kept * (1 / (1 - drop_prob)))).astype(x.dtype)

@@ -18,9 +18,11 @@ from treadle.functional.arguments import (
     as_float,
     as_tensor,
     binary,
+    narrowed,
     promote_all,
     unary,
     unary_float,
+    widened,
 )
 from treadle.functional.logic import *  # noqa: F403
 from treadle.ops import elementwise as ew
@@ -447,13 +449,15 @@ def logaddexp(x: Any, y: Any) -> Tensor:
         Tensor([   0.6931 1000.6932], device=xpux:0)
     """
     like = as_tensor(x, y if isinstance(y, Tensor) else None)
-    first, second = (as_float(t) for t in promote_all([like, as_tensor(y, like)]))
+    given = [as_float(t) for t in promote_all([like, as_tensor(y, like)])]
+    first, second = (widened(t) for t in given)
     # Not with maximum and abs, whose gradients at a tie do not add up to one half each.
     larger = first >= second
     high, low = sl.Where()(larger, first, second), sl.Where()(larger, second, first)
     gap = low - high
     equal_infinities = lg.LogicalAnd()(lg.IsInf()(high), low == high)
-    return high + un.Softplus()(sl.Where()(equal_infinities, gap.constant(0.0), gap))
+    excess = un.Softplus()(sl.Where()(equal_infinities, gap.constant(0.0), gap))
+    return narrowed(high + excess, given[0]._kind.dtype)
 
 
 def clip(x: Any, lower: Any = None, upper: Any = None) -> Tensor:

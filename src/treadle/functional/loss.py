@@ -7,9 +7,21 @@ position; it counts here.
 
 from __future__ import annotations
 
+from typing import Any
+
+from treadle.base.dtype import DType
 from treadle.base.errors import ShapeError
 from treadle.functional import elemwise as ew
-from treadle.functional.arguments import as_float, as_tensor, axis_of, call, indices_of
+from treadle.functional.arguments import (
+    as_float,
+    as_tensor,
+    axis_of,
+    call,
+    common_dtype,
+    indices_of,
+    narrowed,
+    widened,
+)
 from treadle.functional.ctc import ctc_loss
 from treadle.ops import loss as ops
 from treadle.ops import unary as un
@@ -43,13 +55,22 @@ class LabelError(ShapeError, AssertionError):
         )
 
 
-def _reduced(each: Tensor, reduction: str) -> Tensor:
-    """A per-element loss, reduced as the user asks."""
+def reduced(each: Tensor, reduction: str, dtype: DType) -> Tensor:
+    """A loss per element, reduced as the user asks; of operands of `dtype`."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-    if reduction == "none":
-        return each
-    return each.mean() if reduction == "mean" else each.sum()
+    if reduction == "mean":
+        return each.mean()
+    return narrowed(each if reduction == "none" else each.sum(), dtype)
+
+
+def difference_of(pred: Any, label: Any) -> tuple[Tensor, DType]:
+    """pred - label in no fewer than 32 bits, and the type that they promote to."""
+    x = as_tensor(pred)
+    if not isinstance(label, Tensor):
+        return widened(x) - label, x._kind.dtype
+    dtype = common_dtype([x._kind.dtype, label._kind.dtype])
+    return widened(x) - widened(label), dtype
 
 
 def l1_loss(pred: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
@@ -59,7 +80,8 @@ def l1_loss(pred: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
         >>> F.loss.l1_loss(mge.tensor([1., 2.]), mge.tensor([0., 5.])).item()
         2.0
     """
-    return _reduced(ew.abs(as_tensor(pred) - label), reduction)
+    distance, dtype = difference_of(pred, label)
+    return reduced(ew.abs(distance), reduction, dtype)
 
 
 def square_loss(pred: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
@@ -70,8 +92,8 @@ def square_loss(pred: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
         >>> F.loss.square_loss(pred, label, reduction="none").tolist()
         [1.0, 9.0]
     """
-    difference = as_tensor(pred) - label
-    return _reduced(difference * difference, reduction)
+    distance, dtype = difference_of(pred, label)
+    return reduced(distance * distance, reduction, dtype)
 
 
 def cross_entropy(
@@ -113,11 +135,12 @@ def cross_entropy(
     if given.ndim != x.ndim - 1:
         raise LabelError(x, given, axis)
     target = indices_of(given, x, "cross_entropy")
+    dtype, x = x._kind.dtype, widened(x)
     if not with_logits:
         x = ew.log(x)
     at = axis_of(axis, x, "cross_entropy")
     op = ops.SoftmaxCrossEntropy(at, float(label_smooth))
-    return _reduced(call("cross_entropy", op, x, target), reduction)
+    return reduced(call("cross_entropy", op, x, target), reduction, dtype)
 
 
 def binary_cross_entropy(
@@ -133,11 +156,14 @@ def binary_cross_entropy(
         >>> F.loss.binary_cross_entropy(logits, label, reduction="none")
         Tensor([0.6931 0.    ], device=xpux:0)
     """
-    x = as_float(pred)
+    given = as_float(pred)
+    x = widened(given)
     y = as_tensor(label, x).astype(x.dtype)
     if with_logits:
-        return _reduced(ops.BinaryCrossEntropyWithLogits()(x, y), reduction)
-    return _reduced(-(y * ew.log(x) + (1 - y) * ew.log(1 - x)), reduction)
+        each = ops.BinaryCrossEntropyWithLogits()(x, y)
+    else:
+        each = -(y * ew.log(x) + (1 - y) * ew.log(1 - x))
+    return reduced(each, reduction, given._kind.dtype)
 
 
 def hinge_loss(pred: Tensor, label: Tensor, norm: str = "L1", reduction: str = "mean") -> Tensor:
@@ -155,7 +181,8 @@ def hinge_loss(pred: Tensor, label: Tensor, norm: str = "L1", reduction: str = "
     """
     if norm not in ("L1", "L2"):
         raise AssertionError(f"norm must be 'L1' or 'L2', got {norm!r}")
-    x = as_float(pred)
+    given = as_float(pred)
+    x = widened(given)
     margin = un.Relu()(1 - x * as_tensor(label, x).astype(x.dtype))
     each = (margin if norm == "L1" else margin * margin).sum(1)
-    return _reduced(each, reduction)
+    return reduced(each, reduction, given._kind.dtype)

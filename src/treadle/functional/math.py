@@ -22,11 +22,13 @@ from treadle.functional.arguments import (
     as_float,
     as_tensor,
     axis_of,
+    narrowed,
     plain_product,
     promote_all,
     stored,
     unary,
     unary_float,
+    widened,
 )
 from treadle.functional.creation import zeros
 from treadle.functional.cross import cross
@@ -554,8 +556,7 @@ def norm(
     """
     if dim is not None or keepdim is not None:
         axis, keepdims = over(axis, keepdims, dim, keepdim)
-    if p is not None:
-        ord = either("ord", ord, p)
+    ord = ord if p is None else either("ord", ord, p)
     x = as_tensor(inp)
     if axis is None:
         if x.ndim != 1:
@@ -566,11 +567,11 @@ def norm(
         return sum((x != 0).astype(x.dtype), axis, keepdims)
     if p in (float("inf"), float("-inf")):
         return (max if p > 0 else min)(ew.abs(x), axis, keepdims)
-    if p == 2:
-        return ew.sqrt(sum(x * x, axis, keepdims))
     if p == 1:
         return sum(ew.abs(x), axis, keepdims)
-    return sum(ew.abs(x) ** p, axis, keepdims) ** (1 / p)
+    wide = widened(x)
+    total = sum(wide * wide if p == 2 else ew.abs(wide) ** p, axis, keepdims)
+    return narrowed(ew.sqrt(total) if p == 2 else total ** (1 / p), x._kind.dtype)
 
 
 def normalize(
@@ -590,11 +591,9 @@ def normalize(
         Tensor([[0.6 0.8]
          [0.  0. ]], device=xpux:0)
     """
-    if p is not None:
-        ord = either("ord", ord, p)
-    if dim is not None:
-        axis = either("axis", axis, dim)
+    ord = ord if p is None else either("ord", ord, p)
+    axis = axis if dim is None else either("axis", axis, dim)
     x = as_tensor(inp)
-    if axis is None:
-        return x / ew.maximum(norm(x.reshape(-1), ord), eps)
-    return x / ew.maximum(norm(x, ord, axis, keepdims=True), eps)
+    wide = widened(x)
+    size = norm(wide.reshape(-1), ord) if axis is None else norm(wide, ord, axis, keepdims=True)
+    return narrowed(wide / ew.maximum(size, eps), x._kind.dtype)

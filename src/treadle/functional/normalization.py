@@ -9,7 +9,7 @@ from typing import Any
 from treadle.base.dtype import float32
 from treadle.base.errors import ShapeError
 from treadle.base.shape import format_shape
-from treadle.functional.arguments import as_float, as_tensor, axis_of, ints
+from treadle.functional.arguments import as_float, as_tensor, axis_of, ints, narrowed, widened
 from treadle.functional.creation import full
 from treadle.functional.elemwise import maximum, sqrt
 from treadle.functional.tensor import concat, ones, split, zeros
@@ -146,7 +146,8 @@ def sync_batch_norm(
         )
         return out
     shape = tuple(x.shape[1] if i == 1 else 1 for i in range(x.ndim))
-    wide = x.astype("float32") if x._kind.dtype.itemsize == 2 else x
+    x = x._as_operand_of(bn.BatchNormTrain(eps))
+    wide = widened(x)
     if training:
         mean, variance, count = _joint_statistics(wide, ranks)
         unbiased = (variance * (count / (count - 1))).detach()
@@ -391,10 +392,10 @@ def local_response_norm(
         Tensor([0.3333 0.25   0.3333], device=xpux:0)
     """
     x = as_float(inp)
-    half = kernel_size // 2
-    squares = pad(x * x, ((0, 0), (half, kernel_size - 1 - half), (0, 0), (0, 0)))
+    half, wide = kernel_size // 2, widened(x)
+    squares = pad(wide * wide, ((0, 0), (half, kernel_size - 1 - half), (0, 0), (0, 0)))
     channels = x.shape[1]
     total = squares[:, 0:channels]
     for shift in range(1, kernel_size):
         total = total + squares[:, shift : shift + channels]
-    return x / (k + alpha * total) ** beta
+    return narrowed(wide / (k + alpha * total) ** beta, x._kind.dtype)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.modes import uncast
-from treadle.functional.arguments import call
+from treadle.functional.arguments import call, widened
 from treadle.functional.math import matmul
 from treadle.ops.remap import Remap
 from treadle.ops.select import Where
@@ -46,6 +46,7 @@ def sampled(
     border = str(border).lower()
     if mode not in _KERNELS:
         return call(name, Remap(mode, border, (0, 0), float(scalar)), image, places)
+    dtype, image, places = image._kind.dtype, widened(image), widened(places)
     reach, kernel = _KERNELS[mode]
     cell = Remap("nearest", border, (0, 0), float(scalar))
     corner = Floor()(places)
@@ -56,7 +57,7 @@ def sampled(
             step = places.constant(np.array([i, j]) - (reach - 1), places._kind.dtype)
             part = call(name, cell, image, corner + step) * (u * v).reshape(-1, 1, *u.shape[1:])
             total = part if total is None else total + part
-    return image if total is None else total
+    return image if total is None else total.astype(dtype)
 
 
 def _cubic(fraction: Tensor) -> list[Tensor]:
@@ -102,10 +103,12 @@ def resized_by_weights(image: Tensor, size: Sequence[int], mode: str) -> Tensor:
     else:
         weigh = _lanczos_rows
     down, across = (weigh(a, b) for a, b in zip(have, size, strict=True))
-    dtype = image._kind.dtype
+    wide = widened(image)
+    dtype = wide._kind.dtype
     with uncast():
-        tall = matmul(image.constant(down, dtype), image)
-        return matmul(tall, image.constant(across, dtype), transpose_b=True)
+        tall = matmul(wide.constant(down, dtype), wide)
+        out = matmul(tall, wide.constant(across, dtype), transpose_b=True)
+    return out.astype(image._kind.dtype)
 
 
 def _means(have: int, want: int) -> Weights:

@@ -14,7 +14,15 @@ import numpy as np
 from treadle.base.dialect import Dialect
 from treadle.base.errors import ShapeError
 from treadle.base.modes import uncast
-from treadle.functional.arguments import as_float, as_tensor, call, indices_of, pair, promote_all
+from treadle.functional.arguments import (
+    as_float,
+    as_tensor,
+    call,
+    indices_of,
+    pair,
+    promote_all,
+    widened,
+)
 from treadle.functional.math import matmul
 from treadle.functional.sampling import sampled
 from treadle.ops import movement
@@ -75,9 +83,10 @@ def rotate(
     y0, x0 = (height - 1) / 2, (width - 1) / 2
     rows = [[cos, -sin, x0 - cos * x0 + sin * y0], [sin, cos, y0 - sin * x0 - cos * y0]]
     matrix = np.broadcast_to(np.array(rows, np.float32), (x.shape[0], 2, 3))
-    return warp_affine(
+    turned = warp_affine(
         x, as_float(x).constant(matrix), (height, width), "constant", 0.0, format, interp_mode
     )
+    return turned.astype(x.dtype)
 
 
 def warp_affine(
@@ -177,6 +186,7 @@ def _warp(
             saw=f"inp {given.type}, mat {matrix.type}",
             hint="give one matrix for each image",
         )
+    dtype, image, matrix = image._kind.dtype, widened(image), widened(matrix)
     if format == "NHWC":
         image = image.transpose(0, 3, 1, 2)
     places = _places(matrix, pair(out_shape))
@@ -185,7 +195,8 @@ def _warp(
         # Gradients are those of the exact places.
         places = _on_grid(matrix, pair(out_shape), interp_mode).detach() + (exact - exact.detach())
     out = sampled(name, image, places, interp_mode, border_mode, border_val)
-    return like_image(out.transpose(0, 2, 3, 1) if format == "NHWC" else out, given)
+    out = (out.transpose(0, 2, 3, 1) if format == "NHWC" else out).astype(dtype)
+    return like_image(out, given)
 
 
 @uncast()  # Sixteen bits do not tell pixels apart.

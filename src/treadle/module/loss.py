@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import treadle.functional as F
+from treadle.base.dtype import DType
 from treadle.base.errors import ShapeError
+from treadle.functional.loss import difference_of, reduced
 from treadle.module.module import Module
 from treadle.tensor import Tensor
 
@@ -122,15 +124,14 @@ class HuberLoss(_Loss):
 
     def forward(self, pred: Tensor, label: Tensor) -> Tensor:
         self._check(pred, label)
-        distance = F.abs(pred - label)
+        difference, dtype = difference_of(pred, label)
+        distance = F.abs(difference)
         # Up to delta the square, beyond it a line: d q - q^2 / 2 with q = min(d, delta).
         near = F.minimum(distance, self.delta)
-        return self._reduced(near * (distance - near / 2))
+        return self._reduced(near * (distance - near / 2), dtype)
 
-    def _reduced(self, each: Tensor) -> Tensor:
-        if self.reduction == "none":
-            return each
-        return each.mean() if self.reduction == "mean" else each.sum()
+    def _reduced(self, each: Tensor, dtype: DType) -> Tensor:
+        return reduced(each, self.reduction, dtype)
 
 
 class SmoothL1Loss(HuberLoss):
@@ -149,8 +150,8 @@ class SmoothL1Loss(HuberLoss):
     def __init__(self, reduction: str = "mean", beta: float = 1.0, name: str | None = None) -> None:
         super().__init__(reduction, beta, name)
 
-    def forward(self, pred: Tensor, label: Tensor) -> Tensor:
-        return super().forward(pred, label) / self.delta
+    def _reduced(self, each: Tensor, dtype: DType) -> Tensor:
+        return super()._reduced(each / self.delta, dtype)
 
 
 class BCEWithLogitsLoss(_Loss):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import treadle.functional as F
+from treadle.base.modes import uncast
 from treadle.module.module import Module
 from treadle.module.vision import require_images
 from treadle.module.window import Extents, extents
@@ -178,7 +179,9 @@ class ActiveBlur(Module):
         channels = x.shape[1]
         around = F.pad(x.astype("float32"), [(0, 0), (0, 0), (1, 1), (1, 1)], "reflect")
         kernel = self.get_kernel(x, channels)
-        return _as_images(F.conv2d(around, kernel, groups=channels), x)
+        with uncast():  # Mixed precision would round pictures to 16 bits.
+            filtered = F.conv2d(around, kernel, groups=channels)
+        return _as_images(filtered, x)
 
 
 def _as_images(result: Tensor, like: Tensor) -> Tensor:
