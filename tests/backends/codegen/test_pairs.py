@@ -11,6 +11,7 @@ from tests.backends.codegen.execution import RUNNABLE, assembly
 from tests.backends.codegen.irregular import native, runner_of
 from tests.backends.codegen.spelled import Builder, kernel
 
+from treadle.backends.codegen.kernel.interpret import _Machine
 from treadle.backends.codegen.kernel.interpret import run as interpret
 from treadle.backends.codegen.kernel.ir import KernelError, pointer
 from treadle.backends.codegen.lower import lower
@@ -111,6 +112,26 @@ def test_products_by_short_vectors():
         check(Matmul(), (x, y), k, (), interpreted, NEON_DOT)
     names = launches(NEON_DOT, 64, 64, 64)
     assert any(name.startswith("contract_bfloat16_pairs") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tiles"), [(8, [8]), (15, [8, 8]), (17, [8, 8, 2]), (12, [8, 4]), (35, [8] * 4 + [4])]
+)
+def test_rows_that_are_left_take_smaller_tiles(rows, tiles, monkeypatch):
+    """The 49 pixels of a network's last maps took the time of 56."""
+    rng = np.random.default_rng(0)
+    x, y = values(rng, (rows, 80), dt.bfloat16), values(rng, (80, 32), dt.bfloat16)
+    called = []
+    function = _Machine.function
+
+    def noted(self, function_, arguments):
+        called.append(function_.name)
+        return function(self, function_, arguments)
+
+    monkeypatch.setattr(_Machine, "function", noted)
+    check(Matmul(), (x, y), 80, (), interpreted, PAIRS)
+    made = [name for name in called if name.startswith("tile_pairs_")]
+    assert [int(name.split("_")[-1].split("x")[0]) for name in made] == tiles
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)

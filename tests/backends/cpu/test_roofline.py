@@ -69,6 +69,18 @@ def test_the_triad_moves_the_bytes_it_counts(compiler: NativeCompiler, streaming
     assert nbytes == x.nbytes + y.nbytes + z.nbytes
 
 
+def test_arrays_are_larger_than_the_caches_of_all_cores(
+    compiler: NativeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum over as many bytes as one cache holds was taken for what memory gives."""
+    monkeypatch.setattr(roofline, "last_cache", lambda: 3 << 20)
+    made: list[int] = []
+    memory = roofline.memory
+    monkeypatch.setattr(roofline, "memory", lambda n: (made.append(n), memory(n))[1])
+    roofline.probe(toolchain().target, get_threads(), compiler.bound)
+    assert sorted(made)[-3:] == [12 << 20] * 3
+
+
 def test_updates_and_sums_move_the_bytes_they_count(compiler: NativeCompiler) -> None:
     """Lines that are written without having been read cost a read more: neither has any."""
     elements = 3 << 13

@@ -130,7 +130,7 @@ class _Writer:
             self.lines = tabled_rows_function(unit.a, ragged=spec.order == "ragged")
         elif spec.order != "words":
             self.lines = lines_function(Lines(unit.a, spec.order, rows=True))
-        sizes = (BLOCK, LINES) if unit.matrices else (unit.rows,)
+        sizes = (BLOCK, LINES) if unit.matrices else unit.heights
         self.tiles = {rows: unit_function(unit, rows) for rows in sizes}
         if self.lines is not None:
             self.words = e.stack(dt.int32, spec.words)
@@ -304,9 +304,17 @@ class _Writer:
             with e.otherwise():
                 call(BLOCK, e.index(0))
             return
-        size = self.spec.unit.rows
-        with e.loop(0, rows, size) as first:
-            call(size, first)
+        whole, half, least = self.spec.unit.heights
+        rest = rows % whole
+        begin = rows - rest
+        with e.loop(0, begin, whole) as first:
+            call(whole, first)
+        with e.when(rest > half):
+            call(whole, begin)
+        with e.otherwise(), e.when(rest > least):
+            call(half, begin)
+        with e.when((rest > 0) & (rest <= least)):
+            call(least, begin)
 
 
 def _whole_blocks(rows: Value) -> Value:

@@ -50,6 +50,11 @@ class Unit:
         return _VECTOR_ROWS if self.lanes == LINES else _SHORT_ROWS
 
     @property
+    def heights(self) -> tuple[int, int, int]:
+        """Rows of tiles of vectors: the largest, and two for rows that are left."""
+        return self.rows, self.rows // 2, self.rows // 4
+
+    @property
     def vectors(self) -> int:
         """Vectors of columns that are multiplied at a time."""
         return 2 * _VECTOR_ROWS // self.rows
