@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import numpy as np
@@ -10,14 +11,17 @@ import pytest
 from treadle.base import dtype as dt
 from treadle.base.guards import deciding
 from treadle.base.loc import UNKNOWN
+from treadle.base.symbol import symbol
 from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder, GraphOperand
-from treadle.graph.ir import Graph
+from treadle.graph.ir import Graph, op_key
 from treadle.graph.repeated_builder import FollowingBuilder, Recorded
 from treadle.graph.value_numbers import Deciding
+from treadle.ops.activation import LeakyRelu
 from treadle.ops.constant import Constant
 from treadle.ops.elementwise import Add, Mul
 from treadle.ops.gather import Nonzero, numbering_anew
+from treadle.ops.movement import Broadcast
 from treadle.ops.op import Op
 from treadle.ops.reduce import Max, Sum
 from treadle.ops.unary import Exp
@@ -132,3 +136,18 @@ def test_constants_are_compared_bit_for_bit() -> None:
         op = found.graph.nodes[0].op
         assert isinstance(op, Constant)
         np.testing.assert_array_equal(op.data.array, np.float32(other))
+
+
+def test_attributes_of_ops_are_told_apart_as_their_keys_tell_them() -> None:
+    n = symbol("n", 2)
+    ops = [LeakyRelu(0.0), LeakyRelu(-0.0), LeakyRelu(float("nan")), LeakyRelu(0.5)]
+    ops += [Sum((0,), True), Sum((0,), False), Sum((-1,), True)]
+    ops += [Broadcast((n, 4)), Broadcast((n + 1, 4)), Broadcast((1, 4)), Broadcast((True, 4))]
+    for op in ops:
+        first = FollowingBuilder("g")
+        first.output(*first.apply(op, (_input(first, 0),)))
+        first.arrange_inputs((0,))
+        first.build()
+        for other in map(copy.copy, ops):
+            builder = FollowingBuilder("g", first.recorded)
+            assert builder.expects(other, (_input(builder, 0),)) == (op_key(op) == op_key(other))

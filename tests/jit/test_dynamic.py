@@ -19,6 +19,8 @@ from treadle.base.errors import ShapeError
 from treadle.base.guards import deciding, require
 from treadle.base.log import get_logger
 from treadle.base.symbol import equal, evaluate, less_equal, maximum, symbol
+from treadle.ops.indexing import bounds_of
+from treadle.ops.methods import resolve_shape
 
 Function = Callable[[mge.Tensor], mge.Tensor]
 LENGTHS = (4, 8, 6, 1, 2, 8)
@@ -226,6 +228,18 @@ def test_numbers_are_pins_with_the_line_that_asked() -> None:
     assert set(map(str, decisions.pins)) == {"((n) // (2))", "n"}
     assert all(place.file.endswith("test_dynamic.py") for place in decisions.pins.values())
     assert [g for g in decisions.guards if not g.holds({"n": 7})]
+
+
+def test_what_ranges_answer_is_no_guard() -> None:
+    n = symbol("n", 2)
+    with deciding({"n": 6}) as decisions:
+        assert n != 1 and n - 1 != -1 and 2 * n - 1 != 2 and symbol("m", 2, 5) != 6
+        assert bounds_of(slice(None), n - 5) == (0, n - 5, 1)
+        assert resolve_shape((n, 4), (2, n, 2)) == (2, n, 2)
+    assert not decisions.guards
+    with deciding({"n": 4}) as decisions:  # As op by op, where an extent that is -1 is computed.
+        assert resolve_shape((n, 3), (n - 5, 3)) == (n, 3)
+    assert [str(g) for g in decisions.guards] == ["n - 4 == 0"]
 
 
 def test_rules_state_and_are_refused_at_the_call() -> None:

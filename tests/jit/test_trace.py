@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import random
 
 import numpy as np
 import pytest
@@ -30,6 +31,24 @@ def test_the_body_runs_at_every_call() -> None:
         assert f(mge.tensor([float(i)])).item() == 2.0 * i
     assert seen == [True] * 3
     assert not is_tracing()
+
+
+def test_numbers_that_python_draws_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    drawn: list[float] = []
+
+    @trace
+    def f(x: mge.Tensor) -> mge.Tensor:
+        drawn.append(random.random() + np.random.rand())
+        return x * 2
+
+    get_logger().addHandler(caplog.handler)
+    try:
+        for i in range(4):
+            assert f(mge.tensor([float(i)])).item() == 2.0 * i
+    finally:
+        get_logger().removeHandler(caplog.handler)
+    assert len(set(drawn)) == 4
+    assert caplog.text.count("drawn from random") == caplog.text.count("drawn from numpy") == 1
 
 
 def test_without_host_it_runs_once() -> None:

@@ -156,6 +156,8 @@ class Expr:
             return True
         if DECISIONS.get() is None or not isinstance(other, int | Expr):
             return False
+        if isinstance(other, int) and not self.bounds[0] <= other <= self.bounds[1]:
+            return False
         return _answer(equal(self, other))
 
     def __lt__(self, other: Dim) -> bool:

@@ -24,6 +24,9 @@ from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.gather import numbering
 from treadle.ops.op import Op
 
+_PLAIN = frozenset({int, str, tuple})
+"""Classes of attributes that are compared as they are; the two zeros of floats have two keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
@@ -97,7 +100,7 @@ class FollowingBuilder(GraphBuilder):
         for operand, value in zip(inputs, given, strict=True):
             if operand.value is not value:
                 return False
-        return node.op is op or op_key(node.op) == op_key(op)
+        return _is_alike(node.op, op)
 
     def apply(
         self, op: Op, inputs: Sequence[GraphOperand], names: tuple[str, ...] = ()
@@ -201,6 +204,27 @@ class FollowingBuilder(GraphBuilder):
         front = tuple([made[v] for v in arranged])
         outputs = tuple([made[v] for v in self._outputs])
         return Graph(self.name, front, tuple(nodes), outputs, tuple(self._guards)), inputs
+
+
+def _is_alike(x: Op, y: Op) -> bool:
+    """Return whether two ops have one key; where plain attributes say so, without writing it."""
+    if x is y or (
+        type(x) is type(y) and all([_is_plainly(x.__dict__[n], y.__dict__[n]) for n in x._fields])
+    ):
+        return True
+    return op_key(x) == op_key(y)
+
+
+def _is_plainly(x: Any, y: Any) -> bool:
+    """Return whether attributes are one object, equal numbers or strings, or tuples of such."""
+    if x is y:
+        return True
+    kind = type(x)
+    if kind is not type(y) or kind not in _PLAIN:
+        return False
+    if kind is tuple:
+        return len(x) == len(y) and all(map(_is_plainly, x, y))
+    return bool(x == y)
 
 
 def _is_same(data: ArrayData, array: Any) -> bool:

@@ -149,6 +149,7 @@ class Capture:
 
     shape_seen: type[tuple[Any, ...]] = tuple  # What the function sees of a shape.
     for_file = False
+    is_repeated = False  # A repeated capture has told of numbers that Python draws.
 
     def __init__(self, name: str) -> None:
         self._builder = GraphBuilder(name, locate=True)
@@ -542,7 +543,7 @@ def capture(
         TraceError: the function's course depends on values that only a run would know.
     """
     recorder = kind(name)
-    drawn = _drawn()
+    drawn = None if recorder.is_repeated else _drawn()
     with _TURN.lock, rare_collections():
         try:
             with recording(recorder), deciding(extents or {}) as decisions:
@@ -550,7 +551,8 @@ def capture(
                 results, shape = tree.flatten(function(*given, **named))
                 for action in recorder.endings:
                     action()
-                _warn_of_frozen_numbers(name, drawn)
+                if drawn is not None:
+                    _warn_of_frozen_numbers(name, drawn)
                 return recorder.finish(results, shape, decisions)
         finally:
             recorder.restore()

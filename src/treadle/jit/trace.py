@@ -465,6 +465,7 @@ class _Following(Traced):
 
     def __init__(self, name: str, ahead: Recorded | None) -> None:
         super().__init__(name)
+        self.is_repeated = ahead is not None
         self._builder: FollowingBuilder = FollowingBuilder(name, ahead)
         self._deciding = Deciding(self._builder)
 

@@ -36,6 +36,7 @@ from treadle.ops.select import Where
 from treadle.ops.slicing import Slice, SliceUpdate
 
 T = TypeVar("T", bound=Operators)
+_WHOLE = slice(None)
 
 
 @dataclass
@@ -137,7 +138,7 @@ def _cuts(shape: Shape, key: tuple[Any, ...]) -> tuple[Op, ...]:
     plan = _parse(TypeOperand(TensorType(float32, shape)), index)
     ops: list[Op] = []
     sliced = shape
-    if any(cut != slice(None) for cut in plan.cuts):
+    if any(cut != _WHOLE for cut in plan.cuts):
         cut_op = Slice(*_bounds(plan, shape))
         sliced = cut_op.infer(TensorType(float32, shape))[0].shape
         ops.append(cut_op)
@@ -299,7 +300,7 @@ def _expanded(x: Operators, items: list[Any]) -> list[Any]:
     if len(at) > 1:
         raise IndexRangeError("index", "an index holds more than one ...")
     place = at[0] if at else len(items)
-    missing: list[Any] = [slice(None)] * (ndim - used) or [...] * len(at)
+    missing: list[Any] = [_WHOLE] * (ndim - used) or [...] * len(at)
     return items[:place] + missing + items[place + bool(at) :]
 
 
@@ -330,7 +331,10 @@ def _is_mask(item: Any) -> bool:
 
 
 def _length(x: Operators, cut: slice, axis: int) -> Dim:
-    start, stop, step = bounds_of(cut, x.type.shape[axis])
+    extent = x.type.shape[axis]
+    if cut == _WHOLE:
+        return extent
+    start, stop, step = bounds_of(cut, extent)
     return (stop - start + step - 1) // step if step > 0 else (start - stop - step - 1) // -step
 
 
@@ -352,7 +356,7 @@ def _pick(x: Operators, plan: _Plan, at: Dim, axis: int, advanced: bool) -> None
         )
     if advanced or data_decide(extent):  # A gathered one is looked at when it is known.
         plan.gathered[len(plan.view) - len(plan.dropped)] = x.constant(np.asarray(at, np.int32))
-        plan.cuts.append(slice(None))
+        plan.cuts.append(_WHOLE)
         plan.view.append(extent)
         return
     plan.cuts.append(_one_place(at, extent))
@@ -365,7 +369,7 @@ def _gather(x: Operators, plan: _Plan, item: Any, axis: int) -> int:
     arrays = _mask_indices(x, item, axis) if _is_mask(item) else [_integers(x, item)]
     for offset, array in enumerate(arrays):
         plan.gathered[len(plan.view)] = array
-        plan.cuts.append(slice(None))
+        plan.cuts.append(_WHOLE)
         plan.view.append(x.type.shape[axis + offset])
     return len(arrays)
 
@@ -412,7 +416,14 @@ def _mask_indices(x: Operators, mask: Any, axis: int) -> list[Any]:
     if isinstance(mask, np.ndarray):
         return [x.constant(i.astype(np.int32)) for i in np.nonzero(mask)]
     found = Nonzero()(mask)
-    return [getitem(found, (slice(None), i)) for i in range(len(shape))]
+    return [_column(found, i) for i in range(len(shape))]
+
+
+def _column(x: T, at: int) -> T:
+    """`x[:, at]` of a table."""
+    rows = x.type.shape[0]
+    column: T = Slice((0, at), (rows, at + 1), (1, 1))(x)
+    return column.reshape((rows,))
 
 
 # -- applying the slicing part -----------------------------------------------------------------
@@ -431,6 +442,8 @@ def _bounds(plan: _Plan, shape: Shape) -> tuple[tuple[Any, ...], tuple[Any, ...]
 
 def bounds_of(cut: slice, extent: Dim) -> tuple[Dim, Dim, int]:
     """Compute `slice.indices`, for symbols as well; the stop never lies before the start."""
+    if cut == _WHOLE:
+        return 0, extent, 1
     step = 1 if cut.step is None else int(cut.step)
     if not any(isinstance(v, Expr) for v in (extent, cut.start, cut.stop)):
         start, stop, step = slice(cut.start, cut.stop, step).indices(int(extent))
@@ -457,7 +470,7 @@ def _one_place(at: Dim, extent: Dim) -> slice:
 
 
 def _sliced(x: T, plan: _Plan) -> T:
-    if all(cut == slice(None) for cut in plan.cuts):
+    if all(cut == _WHOLE for cut in plan.cuts):
         part = x
     else:
         part = Slice(*_bounds(plan, x.type.shape))(x)
