@@ -156,14 +156,25 @@ def test_load_network_and_run(model: Path, tmp_path: Path, capsys: Any) -> None:
 
 def test_network_visualize(model: Path, tmp_path: Path, capsys: Any) -> None:
     totals, rows = network_visualize.visualize(model, log_path=str(tmp_path / "log"))
-    assert totals["flops"] == 2 * 4 * 36 * 27 + 2 * 4 * 5
-    assert totals["params"] >= 4 * 27 + 4 + 4 * 5 + 5
-    assert {"ConvolutionForward", "MatrixMul"} <= {r["type"] for r in rows}
+    assert totals.flops == sum(r["flops_num"] for r in rows.flops[:-1])
+    by_class = {r["class_name"]: r for r in rows.flops[:-1]}
+    assert by_class["ConvolutionForward"]["flops_num"] == 2 * 4 * 36 * 27
+    assert by_class["ConvolutionForward"]["receptive_field"] == (3, 3)
+    assert by_class["MatrixMul"]["flops_num"] == 2 * 4 * 5
+    assert totals.param_dims >= 4 * 27 + 4 + 4 * 5 + 5
+    assert totals.param_size == totals.param_dims * 4
     assert list((tmp_path / "log").iterdir())
+    assert "mean" not in rows.activations[0]
+    data = tmp_path / "data.npz"
+    mge.save(np.ones((2, 3, 8, 8), "float32"), data)
+    assert network_visualize.main([str(model), "--load_input_data", str(data)]) == 0
+    assert "mean" in capsys.readouterr().out
     assert network_visualize.main([str(model), "--cal_flops"]) == 0
     out = capsys.readouterr().out
-    assert "multiply-adds" in out
+    assert "multiply-adds" in out and "activations" not in out
     assert network_visualize.main(["nowhere"]) == 1
+    with pytest.raises(ValueError, match="give an array for each"):
+        network_visualize.visualize(model, inp_dict={})
 
 
 def test_graph_info_and_pictures(model: Path, tmp_path: Path) -> None:

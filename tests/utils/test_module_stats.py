@@ -1,17 +1,21 @@
 """Statistics of models: counts by hand, ResNet-50's, tables, extension points."""
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle.tensor import Parameter, Tensor
 from treadle.utils import module_stats as stats
+from treadle.utils import network_node
 from treadle.utils.module_stats import module_stats
 from treadle.utils.module_stats_rules import FLOPS, HOOKED
+from treadle.utils.network import Network
 
 
 @pytest.fixture(autouse=True)
@@ -262,3 +266,62 @@ def test_weights_that_are_used_without_their_layer() -> None:
     assert totals.param_dims == 30 + 110
     names = [row["name"] for row in rows.params]
     assert names == ["first-w", "first-b", "second-w", "second-b", "total"]
+
+
+def _network_of(function: Any, *inputs: mge.Tensor) -> Network:
+    traced = mge.jit.trace(function, capture_as_const=True)
+    traced(*inputs)
+    file = io.BytesIO()
+    traced.dump(file, optimize_for_inference=False)
+    file.seek(0)
+    return Network.load(file)
+
+
+def test_operators_of_networks_have_rules() -> None:
+    stats.enable_receptive_field()
+    first, second = M.Conv2d(3, 4, 3, stride=2, bias=False), M.Conv2d(4, 8, 5, groups=2, bias=False)
+
+    def function(x: mge.Tensor, y: mge.Tensor) -> Any:
+        return second(F.relu(first(x))), F.matmul(y, y, transpose_a=True)
+
+    net = _network_of(function, F.ones((2, 3, 16, 16)), F.ones((7, 6, 5)))
+    rows = {}
+    for opr in net.all_oprs:
+        row = stats.get_op_stats(opr, opr.inputs, opr.outputs)
+        if row is not None:
+            rows.setdefault(type(opr).__name__, []).append(row)
+    one, two = rows["ConvolutionForward"]
+    assert one["flops_num"] == 2 * 4 * 7 * 7 * 3 * 9
+    assert two["flops_num"] == 2 * 8 * 3 * 3 * 2 * 25
+    assert (one["receptive_field"], one["stride"]) == ((3, 3), (2, 2))
+    assert (two["receptive_field"], two["stride"]) == ((11, 11), (2, 2))
+    assert rows["Elemwise"][0]["flops_num"] == 2 * 4 * 7 * 7
+    assert rows["Elemwise"][0]["receptive_field"] == (3, 3)
+    assert rows["BatchedMatrixMul"][0]["flops_num"] == 7 * 5 * 5 * 6
+
+
+def test_rules_of_operators_are_added() -> None:
+    net = _network_of(lambda x: F.avg_pool2d(x, 2), F.ones((1, 2, 4, 4)))
+    pool = net.get_opr_by_type(network_node.PoolingForward)
+    assert stats.get_op_stats(pool, pool.inputs, pool.outputs) is None
+
+    @stats.register_flops(network_node.PoolingForward)
+    def count(opr: Any, given: Any, made: Any) -> int:
+        return 4 * int(made[0].size)
+
+    row = stats.get_op_stats(pool, pool.inputs, pool.outputs)
+    assert row == {
+        "input_shapes": [(1, 2, 4, 4)],
+        "output_shapes": [(1, 2, 2, 2)],
+        "flops_num": 32,
+    }
+
+
+def test_rules_of_layers_go_by_megengines_names() -> None:
+    mine = M.Linear(3, 4, bias=False)
+    x, y = F.ones((2, 3)), F.ones((2, 4))
+    assert stats.flops_linear(mine, (x,), (y,)) == 24
+    assert stats.flops_norm(mine, (x,), (x,)) == 42
+    assert stats.flops_convNd(M.Conv2d(3, 4, 3), (x,), (F.ones((1, 4, 2, 2)),)) == 16 * 28
+    assert stats.flops_pool(M.MaxPool2d(3), (x,), (y,)) == 72
+    assert stats.preprocess_receptive_field(mine, (x,), (y,)) == ((1, 1), (1, 1))

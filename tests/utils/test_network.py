@@ -17,7 +17,18 @@ from treadle import jit
 from treadle.base.errors import CheckpointError, GraphError, ShapeError, TraceError, TreadleError
 from treadle.utils import comp_graph_tools as cgtools
 from treadle.utils import network_node
-from treadle.utils.network import Network, NodeFilter, as_oprnode, as_varnode, set_symbolic_shape
+from treadle.utils.network import (
+    Network,
+    NodeFilter,
+    NodeFilterCheckType,
+    NodeFilterHasInput,
+    NodeFilterName,
+    NodeFilterNotType,
+    NodeFilterType,
+    as_oprnode,
+    as_varnode,
+    set_symbolic_shape,
+)
 
 
 class Net(M.Module):
@@ -391,14 +402,77 @@ def test_filters() -> None:
     with pytest.raises(ValueError, match="found 2"):
         everything.data_provider().as_unique()
     with pytest.raises(TypeError, match="check_type"):
-        everything.check_type(network_node.Host2DeviceCopy)
+        everything.check_type(network_node.Host2DeviceCopy).as_list()
+    assert everything.check_type(network_node.OpNode).as_list() == everything.as_list()
     assert list(net.all_oprs_dict.values()) == everything.as_list()
-    assert [v.id for v in net.all_vars_dict.values()] == list(net.all_vars_dict)
+    assert net.all_vars_dict["a"] is net.get_var_by_name("a")
+    assert list(net.all_vars_dict) == [v.name for v in net.all_vars]
     assert net.get_var_by_name("a").partial_shape == (2,)
     assert NodeFilter.make_all_deps(*net.dest_vars).as_count() == len(everything)
     assert as_varnode(everything.data_provider().as_list()[0]).name == "a"
     with pytest.raises(TypeError):
         as_varnode(3)
+
+
+def test_filters_are_classes_that_programs_make_themselves() -> None:
+    net = Network.load(sum_of_product())
+    product = net.get_var_receive_oprs(net.get_var_by_name("a"))[0]
+    made = {
+        NodeFilterType: (network_node.Elemwise,),
+        NodeFilterNotType: (network_node.Host2DeviceCopy,),
+        NodeFilterCheckType: (network_node.NetworkNode,),
+        NodeFilterName: ("A", True),
+        NodeFilterHasInput: (product.outputs[0],),
+    }
+    for cls, arguments in made.items():
+        found = cls(net.all_oprs, *arguments)
+        assert isinstance(found, NodeFilter)
+        assert list(found) == list(found)  # Read twice, though MegEngine's is an iterator.
+        assert all(isinstance(n, network_node.OpNode) for n in found.as_list())
+    assert NodeFilterName(net.all_oprs, "A").as_unique().name == "a"
+    assert NodeFilterName(net.all_oprs, "A", False).as_count() == 0
+    assert [o.name for o in net.opr_filter.name("?")] == ["a", "b"]
+    assert NodeFilterName.make_re("a*[0]").match("ab[0]")
+    assert NodeFilterType(net.opr_filter, network_node.Elemwise).as_list()[0] is product
+    # Of a variable: what its owner depends on; of an operator the same.
+    assert [o.name for o in NodeFilter(product.outputs[0])] == ["a", "b"]
+    assert [o.name for o in NodeFilter(product).data_provider()] == ["a", "b"]
+    one_by_one = NodeFilter(iter(net.all_oprs))
+    assert one_by_one.as_count() == one_by_one.as_count() > 2
+    for wrong in (3, None):
+        with pytest.raises(TypeError, match="no node"):
+            NodeFilter(wrong)
+    with pytest.raises(TypeError, match="no node"):
+        NodeFilter([3]).as_list()
+    with pytest.raises(TypeError, match="no class of nodes"):
+        net.opr_filter.type(int)
+    with pytest.raises(TypeError, match="no operator"):
+        net.var_filter.has_input(net.get_var_by_name("a")).as_list()
+    with pytest.raises(TypeError, match="a text"):
+        net.opr_filter.name(3)  # type: ignore[arg-type]
+
+
+def test_classes_of_operators_form_a_tree() -> None:
+    x = F.ones((2, 3, 4))
+    traced = jit.trace(
+        lambda x: F.topk(F.sort(x[:, 1:])[0] + F.floor(x[:, :2] + 0.5), 2), capture_as_const=True
+    )
+    traced(x)
+    file = io.BytesIO()
+    traced.dump(file)
+    file.seek(0)
+    net = Network.load(file)
+    assert net.opr_filter.type(network_node.IndexingBase).as_count() == 2
+    assert net.opr_filter.type(network_node.ArgsortForward).as_count() == 1
+    assert net.opr_filter.type(network_node.MeshIndexing).as_count() == 0
+    assert issubclass(network_node.UniformRNG, network_node.RNGOpr)
+    assert issubclass(network_node.SetSubtensor, network_node.IndexingBase)
+    assert not issubclass(network_node.IndexingBase, network_node.ConstOpBase)
+    assert all(isinstance(v, network_node.NetworkNode) for v in net.all_vars + net.all_oprs)
+    assert network_node.str_to_mge_class("Nobody's") is network_node.ReadOnlyOpNode
+    constant = net.make_const(np.float32([1, 2])).owner
+    assert constant.shape == (2,) and constant.dtype == np.float32
+    assert constant.numpy().tolist() == [1, 2]
 
 
 def test_shapes_are_variables_where_programs_ask_for_them() -> None:

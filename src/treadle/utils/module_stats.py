@@ -20,6 +20,14 @@ from treadle.tensor import Parameter, Tensor
 from treadle.utils.module_stats_rules import (
     FLOPS,
     HOOKED,
+    RECEPTIVE_FIELDS,
+    flops_adaptivePool,
+    flops_batchmatmul,
+    flops_convNd,
+    flops_convNdTranspose,
+    flops_linear,
+    flops_norm,
+    flops_pool,
     register_flops,
     register_hook_module,
     register_receptive_field,
@@ -34,16 +42,24 @@ from treadle.utils.module_stats_table import (
     show,
     sizeof_fmt,
 )
-from treadle.utils.receptive_field import receptive_fields
+from treadle.utils.receptive_field import preprocess_receptive_field, receptive_fields
 
 __all__ = [
     "dict2table",
     "disable_receptive_field",
     "enable_receptive_field",
+    "flops_adaptivePool",
+    "flops_batchmatmul",
+    "flops_convNd",
+    "flops_convNdTranspose",
+    "flops_linear",
+    "flops_norm",
+    "flops_pool",
     "get_activation_stats",
     "get_op_stats",
     "get_param_stats",
     "module_stats",
+    "preprocess_receptive_field",
     "print_activations_stats",
     "print_op_stats",
     "print_param_stats",
@@ -94,6 +110,11 @@ def disable_receptive_field() -> None:
     _Switch.on = False
 
 
+def receptive_field_enabled() -> bool:
+    """Return whether receptive fields are found, too."""
+    return _Switch.on
+
+
 # -- one row -----------------------------------------------------------------------------------
 
 
@@ -102,17 +123,23 @@ def get_param_stats(param: Tensor) -> Row:
     return {**_sizes(param, "param_dim"), **_values(param)}
 
 
-def get_op_stats(module: M.Module, inputs: Any, outputs: Any) -> Row | None:
-    """Shapes and multiply-adds of one call of a layer; None where no rule is known for it."""
-    rule = rule_of(FLOPS, module)
-    if rule is None:
-        return None
+def get_op_stats(module: Any, inputs: Any, outputs: Any) -> Row | None:
+    """Shapes and multiply-adds of one call of a layer; None where no rule is known for it.
+
+    An operator of a network (`utils.network_node`) has its receptive field and stride, too, where
+    `enable_receptive_field` was called; operators are taken in order.
+    """
     given, made = _several(inputs), _several(outputs)
-    return {
+    row: Row = {
         "input_shapes": [x.shape for x in given if isinstance(x, Tensor)],
         "output_shapes": [x.shape for x in tree.flatten(made)[0] if isinstance(x, Tensor)],
-        "flops_num": rule(module, given, made),
     }
+    field = rule_of(RECEPTIVE_FIELDS, module)
+    if _Switch.on and not isinstance(module, M.Module):
+        module._rf, module._stride = (field or preprocess_receptive_field)(module, given, made)
+        row |= {"receptive_field": module._rf, "stride": module._stride}
+    rule = rule_of(FLOPS, module)
+    return None if rule is None else {**row, "flops_num": rule(module, given, made)}
 
 
 def get_activation_stats(output: Tensor, has_input: bool = False) -> Row:

@@ -98,31 +98,35 @@ def rule_of(table: dict[type, Rule], module: M.Module) -> Rule | None:
 
 
 @register_flops(Convolution)
-def _convolution(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+def flops_convNd(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """Return multiply-adds: results times taps of a kernel, and the bias."""
     taps = module.in_channels // module.groups * math.prod(module.kernel_size)
     return int(outputs[0].size * (taps + (module.bias is not None)))
 
 
 @register_flops(_Transposed)
-def _transposed(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+def flops_convNdTranspose(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """Return multiply-adds: cells times taps of a kernel, and the bias for each result."""
     taps = module.out_channels // module.groups * math.prod(module.kernel_size)
     return int(inputs[0].size * taps + outputs[0].size * (module.bias is not None))
 
 
 @register_flops(_BatchNorm, M.LayerNorm, M.GroupNorm, M.InstanceNorm, M.GeneralNorm)
-def _norm(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-    # Two sums, a difference, two products, a sum, a root's share: seven per element.
+def flops_norm(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """Return seven operations per element: sums, a difference, products, a share of the root."""
     return inputs[0].size * 7
 
 
 @register_flops(M.AvgPool2d, M.MaxPool2d)
-def _pool(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+def flops_pool(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """Return multiply-adds: results times cells of a window."""
     size = module.kernel_size
     return int(outputs[0].size * (size * size if isinstance(size, int) else math.prod(size)))
 
 
 @register_flops(M.AdaptiveAvgPool2d, M.AdaptiveMaxPool2d)
-def _adaptive_pool(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+def flops_adaptivePool(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """Return multiply-adds: results times cells of a window, which are those that fit the size."""
     sides = []
     for have, made in zip(inputs[0].shape[2:], outputs[0].shape[2:], strict=True):
         stride = have // max(made, 1)
@@ -131,13 +135,15 @@ def _adaptive_pool(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tens
 
 
 @register_flops(M.Linear)
-def _linear(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+def flops_linear(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """Return multiply-adds: results times features, and the bias."""
     bias = module.out_features if module.bias is not None else 0
     return int(outputs[0].size * module.in_features + bias)
 
 
 @register_flops(M.BatchMatMulActivation)
-def _batch_matmul(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+def flops_batchmatmul(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """Return multiply-adds: results times features, and the bias."""
     return int(outputs[0].size * (module.in_features + (module.bias is not None)))
 
 

@@ -11,9 +11,8 @@ name, type or place, and replaced by what functions make of variables.
 
 from __future__ import annotations
 
-import fnmatch
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any
 
 from treadle.base.errors import DTypeError, GraphError
@@ -24,57 +23,25 @@ from treadle.graph.ir import Graph, Node, Value
 from treadle.jit.dump import Asked, CompGraphDumpResult, checked_options, write
 from treadle.tensor import Tensor
 from treadle.utils.network_extents import OpenOperators, model_of, refit
+from treadle.utils.network_filter import (
+    NodeFilter,
+    NodeFilterCheckType,
+    NodeFilterHasInput,
+    NodeFilterName,
+    NodeFilterNotType,
+    NodeFilterType,
+    as_oprnode,
+    as_varnode,
+)
 from treadle.utils.network_node import (
-    ConstOpBase,
-    Host2DeviceCopy,
     OpNode,
     SymbolicShape,
     VarNode,
     const_var,
     input_var,
     node_of,
-    str_to_mge_class,
 )
-from treadle.utils.network_order import as_made, by_number, order_of, variables_of
-
-
-def as_varnode(obj: Any) -> VarNode:
-    """A variable: itself, the only output of an operator, or the only one of several things.
-
-    Raises:
-        TypeError: it is none of these.
-        ValueError: there is not exactly one.
-    """
-    if isinstance(obj, VarNode):
-        return obj
-    if isinstance(obj, OpNode):
-        if len(obj.outputs) != 1:
-            raise ValueError(f"as_varnode: {obj.name or obj.type} has {len(obj.outputs)} outputs")
-        return obj.outputs[0]
-    if isinstance(obj, Iterable):
-        return as_varnode(_only(list(obj), "as_varnode"))
-    raise TypeError(f"as_varnode: {type(obj).__name__} is no variable of a network")
-
-
-def as_oprnode(obj: Any) -> OpNode:
-    """An operator: itself, the owner of a variable, or the only one of several things.
-
-    Raises:
-        TypeError, ValueError: as `as_varnode`.
-    """
-    if isinstance(obj, OpNode):
-        return obj
-    if isinstance(obj, VarNode):
-        return obj.owner
-    if isinstance(obj, Iterable):
-        return as_oprnode(_only(list(obj), "as_oprnode"))
-    raise TypeError(f"as_oprnode: {type(obj).__name__} is no operator of a network")
-
-
-def _only(found: list[Any], where: str) -> Any:
-    if len(found) != 1:
-        raise ValueError(f"{where}: found {len(found)}, wanted one")
-    return found[0]
+from treadle.utils.network_order import as_made, order_of, variables_of
 
 
 def set_symbolic_shape(option: bool) -> bool:
@@ -372,14 +339,14 @@ class Network:
         return [v for n in self.all_oprs for v in n.outputs]
 
     @property
-    def all_oprs_dict(self) -> OrderedDict[int, OpNode]:
-        """All operators by id."""
-        return by_number(self.all_oprs)
+    def all_oprs_dict(self) -> OrderedDict[str, OpNode]:
+        """All operators by name."""
+        return self.opr_filter.as_dict()
 
     @property
-    def all_vars_dict(self) -> OrderedDict[int, VarNode]:
-        """All variables by id."""
-        return by_number(self.all_vars)
+    def all_vars_dict(self) -> OrderedDict[str, VarNode]:
+        """All variables by name."""
+        return self.var_filter.as_dict()
 
     @property
     def opr_filter(self) -> NodeFilter:
@@ -429,96 +396,6 @@ class Network:
         return order_of([var] if isinstance(var, VarNode) else var)
 
 
-class NodeFilter:
-    """Operators or variables, narrowed down by one condition after the other."""
-
-    def __init__(self, nodes: Iterable[Any]) -> None:
-        self._nodes = list(nodes)
-
-    @classmethod
-    def make_all_deps(cls, *dest_vars: VarNode) -> NodeFilter:
-        """All operators that variables depend on."""
-        return cls(order_of(dest_vars))
-
-    def _kept(self, condition: Callable[[Any], bool]) -> NodeFilter:
-        return NodeFilter(n for n in self._nodes if condition(n))
-
-    def type(self, node_type: Any) -> NodeFilter:
-        """Those of a class, or of a type by name."""
-        wanted = _class(node_type)
-        return self._kept(lambda n: isinstance(n, wanted))
-
-    def check_type(self, node_type: Any) -> NodeFilter:
-        """The same nodes, all of which must be of a class.
-
-        Raises:
-            TypeError: one is not.
-        """
-        wanted = _class(node_type)
-        for node in self._nodes:
-            if not isinstance(node, wanted):
-                raise TypeError(f"check_type: {node!r} is not of type {wanted.__name__}")
-        return NodeFilter(self._nodes)
-
-    def not_type(self, node_type: Any) -> NodeFilter:
-        """Those not of a class."""
-        wanted = _class(node_type)
-        return self._kept(lambda n: not isinstance(n, wanted))
-
-    def param_provider(self) -> NodeFilter:
-        """Constants and parameters."""
-        return self._kept(lambda n: isinstance(as_oprnode(n), ConstOpBase))
-
-    def data_provider(self) -> NodeFilter:
-        """Inputs."""
-        return self._kept(lambda n: isinstance(as_oprnode(n), Host2DeviceCopy))
-
-    def name(self, pattern: str) -> NodeFilter:
-        """Those whose name matches; `*` and `?` stand for anything, all else for itself."""
-        exact = self._kept(lambda n: n.name == pattern)
-        if exact._nodes:
-            return exact
-        if not any(c in pattern for c in "*?"):
-            return self._kept(lambda n: n.name.endswith("." + pattern))
-        wanted = pattern.replace("[", "[[]")
-        return self._kept(lambda n: fnmatch.fnmatchcase(n.name, wanted))
-
-    def has_input(self, var: VarNode) -> NodeFilter:
-        """Operators that take a variable."""
-        wanted = as_varnode(var).key
-        return self._kept(lambda n: any(x.key == wanted for x in as_oprnode(n).inputs))
-
-    def as_list(self) -> list[Any]:
-        """Return those left, in order."""
-        return list(self._nodes)
-
-    def as_unique(self) -> Any:
-        """The only one that is left.
-
-        Raises:
-            ValueError: there is none, or more than one.
-        """
-        return _only(self._nodes, "as_unique")
-
-    def as_dict(self) -> OrderedDict[str, Any]:
-        """Return those left, by name."""
-        return OrderedDict((n.name, n) for n in self._nodes)
-
-    def as_count(self) -> int:
-        """Return how many are left."""
-        return len(self._nodes)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._nodes)
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-
-def _class(given: Any) -> Any:
-    return str_to_mge_class(given) if isinstance(given, str) else given
-
-
 def _named(variables: Sequence[VarNode]) -> list[str]:
     found: list[str] = []
     for number, var in enumerate(variables):
@@ -534,6 +411,11 @@ def _array(data: Any) -> Any:
 __all__ = [
     "Network",
     "NodeFilter",
+    "NodeFilterCheckType",
+    "NodeFilterHasInput",
+    "NodeFilterName",
+    "NodeFilterNotType",
+    "NodeFilterType",
     "as_oprnode",
     "as_varnode",
     "order_of",

@@ -21,6 +21,7 @@ from treadle.base.shape import format_shape
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode, default_device, resolve
 from treadle.engine.eager.dispatch import EagerType, common_device
+from treadle.graph.flop_count import flops
 from treadle.graph.ir import Node, Value, differ_in_new_symbols, with_types
 from treadle.jit.naming import mode_of
 from treadle.jit.ops_table import BY_OP, NAMES
@@ -32,6 +33,8 @@ from treadle.ops.op import Op, as_tuple
 from treadle.ops.operators import Operators
 from treadle.ops.transfer import Transfer
 from treadle.tensor import Tensor
+from treadle.utils.module_stats_rules import register_flops, register_receptive_field
+from treadle.utils.receptive_field import Field, preprocess_receptive_field, through
 
 _KEYS = itertools.count()
 _LOOSE = itertools.count(1_000_000)
@@ -67,7 +70,11 @@ class _Absent:
         return array if dtype is None else array.astype(dtype)
 
 
-class VarNode(Tensor):
+class NetworkNode:
+    """An operator or a variable of a network."""
+
+
+class VarNode(NetworkNode, Tensor):
     """One value of a network: a result of its `owner`.
 
     It is a tensor, whose value is known where it depends on constants alone.
@@ -246,7 +253,7 @@ def _use_general_operators() -> None:
 _use_general_operators()
 
 
-class OpNode:
+class OpNode(NetworkNode):
     """One operator of a network.
 
     Attributes:
@@ -279,6 +286,8 @@ class OpNode:
         self.outputs: list[VarNode] = []
         self.name = name
         self.priority = 0
+        self._rf: tuple[int, int] = (1, 1)
+        self._stride: tuple[int, int] = (1, 1)
 
     @property
     def _node(self) -> OpNode:
@@ -393,6 +402,32 @@ class ConstOpBase(OpNode):
         """Replace the array by another one of its shape."""
         self.outputs[0].set_value(data)
 
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The array, by another name."""
+        return self.get_value()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
+        return self.outputs[0].partial_shape
+
+    @property
+    def dtype(self) -> Any:
+        """Its element type."""
+        return self.outputs[0].dtype
+
+
+class ReadOnlyOpNode(OpNode):
+    """An operator of a kind that has no class of its own; its type is the op's name."""
+
+
+class IndexingBase(OpNode):
+    """An operator that chooses elements."""
+
+
+class RNGOpr(OpNode):
+    """An operator that draws numbers."""
+
 
 class ImmutableTensor(ConstOpBase):
     """A constant without a name: a number that the program was traced with."""
@@ -406,7 +441,9 @@ class SharedDeviceTensor(ConstOpBase):
     type = "SharedDeviceTensor"
 
 
-def _made(name: str, doc: str, base: type[OpNode] = OpNode) -> type[OpNode]:
+def _made(name: str, doc: str) -> type[OpNode]:
+    base = IndexingBase if "Indexing" in name or name.endswith("Subtensor") else OpNode
+    base = RNGOpr if name.endswith("RNG") else base
     return type(name, (base,), {"type": name, "__doc__": doc, "__module__": __name__})
 
 
@@ -421,8 +458,8 @@ globals().update(CLASSES)
 
 
 def str_to_mge_class(name: str) -> type[OpNode]:
-    """The class of operators of a type, by name; `OpNode` where there is none of its own."""
-    return CLASSES.get(name, OpNode)
+    """The class of operators of a type, by name; `ReadOnlyOpNode` where it has none of its own."""
+    return CLASSES.get(name, ReadOnlyOpNode)
 
 
 def class_of(op: Op, inputs: list[VarNode]) -> type[OpNode]:
@@ -436,7 +473,7 @@ def class_of(op: Op, inputs: list[VarNode]) -> type[OpNode]:
         return CLASSES[name]
     if isinstance(op, Reduce):
         return CLASSES["Reduce"]
-    return CLASSES["Elemwise"] if isinstance(op, Elementwise) else OpNode
+    return CLASSES["Elemwise"] if isinstance(op, Elementwise) else ReadOnlyOpNode
 
 
 def _inferred(op: Op, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -466,6 +503,8 @@ def op_node(
     else:
         kind = class_of(op, inputs)
     node = kind(op, inputs, next((n for n in names if n), ""), numbers)
+    if kind is ReadOnlyOpNode:
+        node.type = op.name
     given = names or ("",) * len(types)
     pairs = zip(types, given, strict=True)
     node.outputs = [VarNode(node, i, t, n) for i, (t, n) in enumerate(pairs)]
@@ -519,3 +558,42 @@ def const_var(array: Any, name: str = "") -> VarNode:
 def input_var(shape: tuple[int, ...], dtype: Any, name: str = "") -> VarNode:
     """An input of a network."""
     return Host2DeviceCopy(TensorType(as_dtype(dtype), tuple(shape)), name).outputs[0]
+
+
+# -- what operators cost; see `module_stats.get_op_stats` -----------------------------------------
+
+
+@register_flops(CLASSES["Elemwise"], CLASSES["ElemwiseMultiType"])
+def flops_elemwise(opnode: OpNode, inputs: Sequence[VarNode], outputs: Sequence[VarNode]) -> int:
+    """Return one operation per element."""
+    return outputs[0].size
+
+
+@register_flops(CLASSES["MatrixMul"], CLASSES["BatchedMatrixMul"])
+def flops_matmul(opnode: OpNode, inputs: Sequence[VarNode], outputs: Sequence[VarNode]) -> int:
+    """Return the multiply-adds of products of matrices: results times the inner extent."""
+    return _multiply_adds(opnode)
+
+
+flops_batchmatmul = flops_matmul
+
+
+@register_flops(*(cls for name, cls in CLASSES.items() if name.startswith("Conv")))
+def flops_conv(opnode: OpNode, inputs: Sequence[VarNode], outputs: Sequence[VarNode]) -> int:
+    """Return the multiply-adds of a convolution, one more per element where it adds a bias."""
+    return _multiply_adds(opnode) + outputs[0].size * (opnode.type == "ConvBiasForward")
+
+
+def _multiply_adds(opr: OpNode) -> int:
+    if opr.op is None:
+        return 0
+    return flops(Node(opr.op, tuple(Value(v.type) for v in opr.inputs))) // 2
+
+
+@register_receptive_field(CLASSES["ConvolutionForward"], CLASSES["ConvBiasForward"])
+def receptive_field(opnode: OpNode, inputs: Sequence[VarNode], outputs: Sequence[VarNode]) -> Field:
+    """Return ((height, width), (stride, stride)) in cells of the network's inputs, and keep it."""
+    before = preprocess_receptive_field(opnode, inputs, outputs)
+    values = tuple(Value(v.type) for v in inputs)
+    opnode._rf, opnode._stride = through(Node(opnode.op, values), before)  # type: ignore[arg-type]
+    return opnode._rf, opnode._stride

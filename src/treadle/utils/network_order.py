@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from treadle.base.errors import GraphError
 from treadle.engine.package.models import Model
@@ -98,16 +96,6 @@ def _automatic(opr: OpNode) -> str:
         for x in opr.inputs
     )
     return f"{kind_of(opr.op) if opr.op else opr.type}({','.join(given)})[{opr.id}]"
-
-
-def by_number(found: Iterable[Any]) -> OrderedDict[int, Any]:
-    """Operators or variables by number; a taken number, of another network's, becomes a new one."""
-    table: OrderedDict[int, Any] = OrderedDict()
-    for node in found:
-        if node.id in table:
-            node.id = next(getattr(node, "numbers", None) or node.owner.numbers)
-        table[node.id] = node
-    return table
 
 
 _EITHER_WAY = ("add", "mul", "maximum", "minimum")

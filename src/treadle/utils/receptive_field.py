@@ -73,18 +73,37 @@ def _walk(nodes: Sequence[Node], stated: Mapping[Value, Field]) -> dict[Value, F
     found: dict[Value, Field] = {}
     for node in nodes:
         before = [found.get(v, _CELL) for v in node.inputs] or [_CELL]
-        joined = (_largest([r for r, _ in before]), _largest([s for _, s in before]))
-        after = _through(node, joined)
+        after = through(node, _joined(before))
         for value in node.outputs:
             found[value] = stated.get(value, after)
     return found
+
+
+def preprocess_receptive_field(module: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Field:
+    """The largest field and stride of the operands of a network's operator.
+
+    What a rule that `register_receptive_field` registers begins with. An input of the network, and
+    a tensor, which does not know where it comes from, is one cell.
+
+    Args:
+        module: the operator.
+        inputs: its variables.
+        outputs: its results; not looked at.
+    """
+    owners = [getattr(x, "owner", None) for x in inputs]
+    fields = [(getattr(o, "_rf", (1, 1)), getattr(o, "_stride", (1, 1))) for o in owners]
+    return _joined(fields or [_CELL])
+
+
+def _joined(fields: Sequence[Field]) -> Field:
+    return _largest([r for r, _ in fields]), _largest([s for _, s in fields])
 
 
 def _largest(pairs: Sequence[Pair]) -> Pair:
     return max(p[0] for p in pairs), max(p[1] for p in pairs)
 
 
-def _through(node: Node, field: Field) -> Field:
+def through(node: Node, field: Field) -> Field:
     """The field behind an op, given that before it."""
     window = _window(node)
     if window is None:
