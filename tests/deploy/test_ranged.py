@@ -141,6 +141,21 @@ def test_branches_and_loops_run_at_all_extents(tmp_path: Path) -> None:
         offline.run({**given(2, 4), "rows": np.array([1, 11, 0, 2], np.int32)})
 
 
+def test_recurrent_layers_run_at_any_length(tmp_path: Path) -> None:
+    """Their turns were written out, so a file was for one length."""
+    net = evaluated(M.LSTM(6, 4, bidirectional=True))
+    model = dumped(lambda x: net(x)[0], tmp_path / "net.mge", x=image(5, 3, 6))
+    made = compile_offline(model, ranges={"x": [(1, 9), (1, 4), 6]})
+    write_models(tmp_path / "net.tm", [made], "test")
+    offline = load_offline(tmp_path / "net.tm")
+    for length in (1, 2, 5, 9):
+        for n in (1, 3, 4):
+            x = image(length, n, 6)
+            (found,) = offline.run({"x": x}).values()
+            np.testing.assert_allclose(found, net(mge.tensor(x))[0].numpy(), rtol=1e-4, atol=1e-5)
+    assert not offline._compiled
+
+
 def test_a_handful_of_programs_share_weights(
     compiled: Model, model: Model, file: Path, tmp_path: Path
 ) -> None:

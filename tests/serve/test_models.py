@@ -130,9 +130,8 @@ def test_every_number_of_rows_has_a_program_of_a_plan_that_others_share(model: M
 def test_where_no_plan_serves_many_rows_there_are_powers_of_two(tmp_path: Path) -> None:
     @jit.trace(symbolic=True, capture_as_const=True)
     def scaled(x: mge.Tensor) -> mge.Tensor:
-        start = (mge.tensor(0), mge.tensor(1.0))
-        _, factor = jit.while_loop(lambda n, _: n < 3, lambda n, y: (n + 1, y * 2), start)
-        return x * factor
+        windows = F.nn.sliding_window(x.reshape(-1, 1, 3, 1), 1)  # It takes numbers.
+        return windows.reshape(-1, 3) * 8
 
     scaled(mge.tensor(np.ones((1, 3), np.float32)))
     path = tmp_path / "scaled.tm"
@@ -141,6 +140,24 @@ def test_where_no_plan_serves_many_rows_there_are_powers_of_two(tmp_path: Path) 
     assert served.sizes == {((3,),): (1, 2, 4, 7)}
     (found,) = served.run([np.ones((5, 3), np.float32)])
     assert found.shape == (5, 3) and (found == 8).all()
+
+
+def test_a_model_with_a_loop_takes_any_number_of_rows(tmp_path: Path) -> None:
+    """Loops had programs for 1, 2, 4 and 7 rows."""
+
+    @jit.trace(symbolic=True, capture_as_const=True)
+    def scaled(x: mge.Tensor) -> mge.Tensor:
+        start = (mge.tensor(0), x)
+        return jit.while_loop(lambda n, _: n < 3, lambda n, y: (n + 1, y * 2), start)[1]
+
+    scaled(mge.tensor(np.ones((1, 3), np.float32)))
+    path = tmp_path / "scaled.tm"
+    scaled.dump(str(path), arg_names=["x"], output_names=["y"])
+    served = load_model("scaled", "1", read_models(path)[0], 7)
+    assert served.sizes == {((3,),): tuple(range(1, 8))} and not served.notes
+    for rows in range(1, 8):
+        (found,) = served.run([np.ones((rows, 3), np.float32)])
+        assert found.shape == (rows, 3) and (found == 8).all()
 
 
 def test_a_graph_of_one_batch_size_is_served_as_it_is(tmp_path: Path) -> None:

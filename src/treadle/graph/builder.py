@@ -10,7 +10,7 @@ from treadle.base.dtype import DType
 from treadle.base.errors import GraphError, ShapeError
 from treadle.base.guards import is_one_now, recording_guards
 from treadle.base.loc import UNKNOWN, Loc, user_location
-from treadle.base.symbol import Relation, is_identical
+from treadle.base.symbol import Dim, Relation, is_identical
 from treadle.base.types import TensorType
 from treadle.graph.analysis import known_guards
 from treadle.graph.ir import (
@@ -258,7 +258,7 @@ class GraphBuilder:
         body: Callable[..., Any],
         state: Sequence[GraphOperand],
         stacked: Sequence[GraphOperand],
-        length: int,
+        length: Dim,
     ) -> tuple[GraphOperand, ...]:
         """`length` turns of `body(*state, *entries)` over axis 0 of the stacked operands."""
         entries = [x.type.with_shape(x.type.shape[1:]) for x in stacked]

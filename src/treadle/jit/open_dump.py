@@ -9,10 +9,10 @@ asks the number of are that number.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from treadle.jit.captured import CapturedCall, Output
 from treadle.jit.dump import inference_graph, rewritten
 from treadle.jit.naming import scoped
 from treadle.ops.constant import Constant
+from treadle.ops.control import Scan
 from treadle.ops.creation import Creation
 from treadle.ops.families import Elementwise, Movement
 from treadle.tensor import Tensor, wrap
@@ -165,14 +166,24 @@ def _same(found: CapturedCall, captured: CapturedCall, extents: dict[str, int]) 
 def _course(graph: Graph) -> list[Any]:
     """Ops that do more than arithmetic and movement, in order, and the types of the results.
 
-    Extents that data decide have names of their own in each capture.
+    Extents that data decide have names of their own in each capture. A loop over an open axis may
+    be one turn after the other where its extent is a number.
     """
     ends = [
         (v.type.dtype, tuple(d if isinstance(d, int) else None for d in v.type.shape))
         for v in graph.outputs
     ]
-    plain = Constant | Creation | Elementwise | Movement
-    return [n.op.name for n in graph.nodes if not isinstance(n.op, plain)] + [*map(str, ends)]
+    return [*_named(graph), *map(str, ends)]
+
+
+def _named(graph: Graph) -> Iterator[str]:
+    for node in graph.nodes:
+        op = node.op
+        if isinstance(op, Scan) and isinstance(op.length, int):
+            for _ in range(op.length):
+                yield from _named(cast(Graph, op.body))
+        elif not isinstance(op, Constant | Creation | Elementwise | Movement):
+            yield op.name
 
 
 def _settled(graph: Graph) -> Graph | None:

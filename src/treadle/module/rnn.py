@@ -26,7 +26,8 @@ from treadle.tensor import Parameter, Tensor
 State = tuple[Tensor, ...]
 
 _UNROLLED = 64
-"""Longest sequence that a compiled program unrolls, which runs faster and compiles slower."""
+"""Longest sequence that a compiled program unrolls, which runs faster and compiles slower. One of
+open length is a loop."""
 
 
 class RNNCellBase(Module):
@@ -421,8 +422,8 @@ def _over_time(
 ) -> tuple[Tensor, State]:
     """One cell over x (T, N, features): what it puts out at all moments, and the last state."""
     gates = cell._from_input(x[::-1] if backwards else x)
-    moments = int(gates.shape[0])
-    if capturing() is None or moments <= _UNROLLED:
+    moments: Any = gates.shape[0]
+    if capturing() is None or (isinstance(moments, int) and moments <= _UNROLLED):
         outs = []
         for t in range(moments):
             state = cell._turn(state, gates[t])

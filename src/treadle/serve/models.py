@@ -192,7 +192,7 @@ def load_model(name: str, version: str, model: Model, most: int = 1, level: int 
     options, notes = Options(level=level), []
     graphs, shared = {own: model.graph}, {}
     if most > 1 and one_extent(own):
-        shared = programs_by_rows(model.graph, most, options)
+        shared = programs_by_rows(model, most, options)
         try:
             for shapes in (_of_rows(own, rows) for rows in _powers(most)):
                 if shapes not in graphs and shapes[0][0] not in shared:

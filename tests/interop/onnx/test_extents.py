@@ -9,6 +9,7 @@ import pytest
 pytestmark = pytest.mark.onnx
 
 onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
+runtime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime to compare with")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
@@ -38,6 +39,29 @@ def node(kind: str, inputs: str, output: str, **attributes: Any) -> Any:
 def outputs(reference: ReferenceEvaluator, x: Any) -> list[Any]:
     """What the reference evaluator gives."""
     return list(reference.run(None, {"x": x}))
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize(("kind", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+def test_recurrent_layers_over_time_of_any_length(kind: str, gates: int, direction: str) -> None:
+    """Each length was a program with all turns written out."""
+    random, ways, hidden = np.random.default_rng(0), 1 + (direction == "bidirectional"), 5
+    sizes = {"w": (gates * hidden, 3), "r": (gates * hidden, hidden), "b": (2 * gates * hidden,)}
+    weights = [
+        numpy_helper.from_array(random.standard_normal((ways, *s)).astype("f") / 2, name)
+        for name, s in sizes.items()
+    ]
+    made = node(kind, "x w r b", "y", hidden_size=hidden, direction=direction)
+    proto = models.model([made], {"x": ("t", "n", 3)}, {"y": ("t", ways, "n", hidden)}, weights)
+    session = runtime.InferenceSession(proto.SerializeToString())
+    network = load(proto)
+    compiled = jit.compile(dynamic={0: {0: "t", 1: "n"}})(lambda x: network(x))
+    for shape in ((5, 3, 3), (9, 2, 3), (3, 7, 3), (15, 15, 3)):
+        x = random.standard_normal(shape).astype(np.float32)
+        (expected,) = session.run(None, {"x": x})
+        np.testing.assert_allclose(compiled(mge.tensor(x)).numpy(), expected, atol=1e-5)
+    ((family,),) = compiled._captures.families.values()
+    assert not family.alone and not family.captured.pins and len(family.regimes) == 1
 
 
 def check(proto: Any, axes: dict[int, str], shapes: list[tuple[int, ...]]) -> Any:

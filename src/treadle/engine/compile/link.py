@@ -186,6 +186,8 @@ class Linker:
     def apply(self, op: Op, inputs: Sequence[Placed], output: Placed) -> None:
         """Steps of an op that the program itself does not have; one may write where it reads."""
         found = self.compiler.lower(op, [kind for _, kind in inputs], (False,) * len(inputs))
+        if isinstance(found, Lowered) and not found.launches and not found.views:
+            return  # There is no element.
         if isinstance(found, Support) or found.workspaces or _refuses(found, inputs, output):
             self._host(HostTask(op, tuple(inputs), (output,)))
             return

@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from treadle.base import dtype as dt
+from treadle.base.symbol import Dim
 from treadle.interop.onnx.converters.quantized_ops import dynamic_product
 from treadle.interop.onnx.converters.shapes import extents, filled, joined, part, reshaped
 from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of
 from treadle.interop.onnx.registry import converts
+from treadle.jit.control import scan
 from treadle.ops import activation, unary
 from treadle.ops.matmul import Matmul
-from treadle.ops.movement import Transpose
+from treadle.ops.movement import Flip, Transpose
 from treadle.ops.select import Clip, Where
 
 Activation = Callable[[Value], Value]
@@ -130,7 +132,7 @@ def _recur(
         state = tuple(zero if v is None else _one(v, number) for v in initial[:states])
         cell, step = make(number)
         rows, state = _turns(cell.from_input(x), time, lengths, backward, step, state)
-        sequences.append(_with_axis(joined([_with_axis(r, 0) for r in rows], 0), 1))
+        sequences.append(_with_axis(rows, 1))
         lasts.append([_with_axis(s, 0) for s in state])
     y = joined(sequences, 1)
     last = [joined(list(column), 0) for column in zip(*lasts, strict=True)]
@@ -142,12 +144,15 @@ def _recur(
 
 def _turns(
     x: Value,
-    time: int,
+    time: Dim,
     lengths: Array | None,
     backward: bool,
     step: Step,
     state: tuple[Value, ...],
-) -> tuple[list[Value], tuple[Value, ...]]:
+) -> tuple[Value, tuple[Value, ...]]:
+    """All turns: their first states, stacked, and the last states. Open time makes them a loop."""
+    if lengths is None and not isinstance(time, int):
+        return _loop(Flip((0,))(x) if backward else x, backward, step, state)
     rows: list[Value] = [None] * time
     for t in range(time)[::-1] if backward else range(time):
         made = step(_one(x, t), state)
@@ -157,7 +162,20 @@ def _turns(
             state = tuple(Where()(inside, a, b) for a, b in zip(made, state, strict=True))
         else:
             rows[t], state = made[0], made
-    return rows, state
+    return joined([_with_axis(r, 0) for r in rows], 0), state
+
+
+def _loop(
+    x: Value, backward: bool, step: Step, state: tuple[Value, ...]
+) -> tuple[Value, tuple[Value, ...]]:
+    """The turns over what comes first, first, as a loop of the program that is captured."""
+
+    def turn(*held: Value) -> tuple[Value, ...]:
+        made = step(held[-1], held[:-1])
+        return *made, made[0]
+
+    last, (rows,) = scan(turn, state, (x,))
+    return (Flip((0,))(rows) if backward else rows), last
 
 
 def _with_axis(v: Value, axis: int) -> Value:
