@@ -14,12 +14,18 @@ import treadle.module as M
 import treadle.traced_module as tm
 from treadle.ops.unary import Sqrt
 from treadle.traced_module import CallFunction, Constant, GetAttr, TracedModule
+from treadle.traced_module import expr as expressions
 from treadle.traced_module._passes import (
     PASSES,
+    BackwardPass,
     ExprPattern,
+    ForwardPass,
     Pass,
+    PassContext,
     PatternMatcher,
     any_node,
+    get_default_pass_context,
+    get_registered_pass,
     is_const,
     is_op,
     is_var,
@@ -299,6 +305,140 @@ def test_users_add_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     same(changed(images(2)), F.gelu(images(2)))
 
 
+def seen_by(base: Any) -> list[str]:
+    """Names of what a pass is offered, in order."""
+    seen: list[str] = []
+
+    class Look(base):  # type: ignore[misc]
+        name: ClassVar[str] = "Look"
+
+        def before_visit_graph(self, graph: Any) -> None:
+            seen.append("graph")
+
+        def run_transform(self, expr: Any) -> Any:
+            seen.append(expr.outputs[0].name)
+            return expr
+
+    traced = tm.trace_module(Chain(F.exp, lambda x: F.relu(F.neg(x))), images(2))
+    assert Look()(traced) is traced
+    assert repr(Look()) == "Look"
+    return seen
+
+
+def test_passes_go_with_data_or_against_it() -> None:
+    forward, backward = seen_by(ForwardPass), seen_by(BackwardPass)
+    assert forward[0] == backward[0] == "graph"
+    assert forward[1:] == backward[:0:-1] and len(forward) > 3
+    assert [n.split("_")[0] for n in forward if n.split("_")[0] in ("exp", "neg", "relu")] == [
+        "exp",
+        "neg",
+        "relu",
+    ]
+
+
+@pytest.mark.parametrize("base", [ForwardPass, BackwardPass])
+def test_a_pass_in_megengines_form(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PASSES, "TwiceRelu", Pass)  # Taken out again afterwards.
+
+    @register_pass("TwiceRelu")
+    class TwiceRelu(base):  # type: ignore[misc]
+        """relu(relu(x)) is relu(x)."""
+
+        name: ClassVar[str] = "TwiceRelu"
+        run_once = False
+
+        def __init__(self) -> None:
+            self.inner = is_op(F.relu)(is_var())
+            self.pattern = is_op(F.relu)(self.inner)
+
+        def run_transform(self, expr: Any) -> Any:
+            matcher = PatternMatcher()
+            if not matcher.match(self.pattern, expr):
+                return expr
+            kept = matcher.matched_exprs[self.inner]
+            expr.top_graph.replace_node({expr.outputs[0]: kept.outputs[0]})
+            expr.top_graph.compile()
+            return kept
+
+    traced = tm.trace_module(
+        Chain(M.Identity(), lambda x: F.relu(F.relu(F.relu(x)))), images(2) - 0.5
+    )
+    count = traced.flatten().graph.get_function_by_type(F.relu).as_count()
+    assert count == 3
+    changed = tm.optimize(traced, "TwiceRelu")
+    assert changed.graph.get_function_by_type(F.relu).as_count() == 1
+    assert traced.graph.get_function_by_type(F.relu).as_count() == 3
+    same(changed(images(2) - 0.5), F.relu(images(2) - 0.5))
+    off = PassContext("TwiceRelu", {"level": 2})
+    assert not off.pass_enabled(TwiceRelu()) and off.pass_enabled("FuseConvBn")
+    assert off.pass_config == {"level": 2}
+    TwiceRelu()(traced, off)
+    assert traced.graph.get_function_by_type(F.relu).as_count() == 3
+    off.add_diabled_pass(["FuseConvBn"])
+    assert not off.pass_enabled("FuseConvBn")
+    assert get_default_pass_context().pass_enabled("TwiceRelu")
+    TwiceRelu()(traced)
+    assert traced.graph.get_function_by_type(F.relu).as_count() == 1
+    assert get_registered_pass("TwiceRelu") is TwiceRelu
+    with pytest.raises(AssertionError, match="there is no pass 'Nobody'"):
+        get_registered_pass("Nobody")
+
+
+def test_questions_about_expressions() -> None:
+    def function(x: Any) -> Any:
+        return F.relu(x.reshape(2, -1)) + mge.tensor([1.0])
+
+    traced = tm.trace_module(Chain(M.Conv2d(2, 2, 1), function), images(1, 2, 3, 3))
+    every = list(traced.graph.exprs(recursive=False))
+    e = expressions
+
+    def which(test: Any, *more: Any) -> list[str]:
+        return [x.outputs[0].name for x in every if test(x, *more)]
+
+    assert len(which(e.is_call_module)) == 1
+    assert which(e.is_call_module, M.Conv2d) == which(e.is_call_module)
+    assert which(e.is_call_module, M.Linear) == []
+    assert len(which(e.is_call_function)) == 1
+    assert which(e.is_call_function, F.relu) == which(e.is_call_function, [F.exp, F.relu])
+    assert which(e.is_call_function, F.exp) == []
+    assert len(which(e.is_call_tensor_method)) == 2
+    assert len(which(e.is_call_tensor_method, "reshape")) == 1
+    assert len(which(e.is_call_tensor_method, ("reshape", "__add__"))) == 2
+    assert len(which(e.is_constant)) == 1
+    assert len(which(e.is_getattr)) == 1
+    assert len(which(e.is_input)) == 2
+    assert which(e.is_apply_def) == []
+    assert not e.is_call_module(None) and not e.is_input(3)
+    applied = tm.trace_module(Chain(M.Identity(), np.sqrt), images(2))
+    found = [x for x in applied.graph.exprs() if e.is_apply_def(x, Sqrt)]
+    assert [x for x in found if e.is_apply_def(x)] == found
+    args, kwargs = every[-1].unflatten_args([1, 2])
+    assert (args, kwargs) == ((1, 2), {})
+
+
+def test_expressions_that_stay_though_nothing_takes_them() -> None:
+    traced = tm.trace_module(Chain(M.Identity(), F.relu), images(2))
+    graph = traced.graph
+    with graph.insert_exprs():
+        F.exp(graph.inputs[1])
+    [extra] = graph.get_function_by_type(F.exp).as_list()
+    extra.disable_remove()
+    graph.compile()
+    assert extra in graph._exprs
+    extra.enable_remove()
+    graph.compile()
+    assert extra not in graph._exprs
+
+
+def test_parts_of_names() -> None:
+    assert expressions.get_suffix_name("net", "net.conv.weight") == "conv.weight"
+    assert expressions.get_suffix_name("net", "net") == ""
+    assert expressions.get_suffix_name("net", "network.conv") is None
+    assert expressions.rstrip("a.b_out_out", "_out") == "a.b"
+    assert expressions.rstrip("about", "_out") == "about"
+    assert expressions.rstrip("a", "") == "a"
+
+
 # -- patterns --------------------------------------------------------------------------------
 
 
@@ -348,3 +488,15 @@ def test_patterns_look_at_users() -> None:
     assert not PatternMatcher().match(is_op(F.sigmoid)(inner), sigmoid)
     inner.check_users(False)
     assert PatternMatcher().match(is_op(F.sigmoid)(inner), sigmoid)
+
+
+def test_patterns_ask_for_attributes_and_arguments() -> None:
+    layer = is_op(M.Conv2d).has_attr(groups=1, in_channels=2)  # type: ignore[attr-defined]
+    assert match(is_op(F.relu)(layer(any_node())), F.relu) is not None
+    other = is_op(M.Conv2d).has_attr(groups=2)  # type: ignore[attr-defined]
+    assert match(is_op(F.relu)(other(any_node())), F.relu) is None
+    for axis, fits in ((1, True), (2, False)):
+        pattern = is_op(F.softmax).has_params(axis=axis)  # type: ignore[attr-defined]
+        assert (match(pattern(is_var()), lambda y: F.softmax(y, 1)) is not None) is fits
+    assert match(2.0 - is_var(), lambda y: 2.0 - y) is not None
+    assert match(2.0 / is_var(), lambda y: 2.0 - y) is None

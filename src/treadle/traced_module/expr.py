@@ -106,6 +106,19 @@ class Expr:
         """(args, kwargs) with nodes, or with values in place of them."""
         return self.arg_def.unflatten(self.inputs if values is None else values)
 
+    def unflatten_args(self, inputs: Iterable[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) with other nodes, or values, in the places of the inputs."""
+        found: tuple[tuple[Any, ...], dict[str, Any]] = self._arguments(list(inputs))
+        return found
+
+    def disable_remove(self) -> None:
+        """Stay in the graph, though nothing takes what it makes."""
+        self._disable_remove = True
+
+    def enable_remove(self) -> None:
+        """Leave the graph with the next `compile()` where nothing takes what it makes."""
+        self._disable_remove = False
+
     def _signature(self) -> inspect.Signature | None:
         """Return the callee's signature, where that is known."""
         return None
@@ -475,3 +488,64 @@ class Apply(Expr):
 
     def _right(self) -> str:
         return f"{self.opdef}({self._call_text(self.args, {})})"
+
+
+# -- questions, as MegEngine's programs ask them --------------------------------------------------
+
+
+def is_call_module(expr: Any, module_cls: type | tuple[type, ...] | None = None) -> bool:
+    """Return whether an expression calls a module; of a class, where one is given."""
+    called = isinstance(expr, CallMethod) and expr.method == "__call__"
+    if not called or not isinstance(expr.inputs[0], ModuleNode):
+        return False
+    return module_cls is None or isinstance(expr.inputs[0].owner, module_cls)
+
+
+def is_call_tensor_method(expr: Any, method: str | Iterable[str] | None = None) -> bool:
+    """Return whether an expression calls a method; one of these, where they are given."""
+    if not isinstance(expr, CallMethod) or is_call_module(expr):
+        return False
+    wanted = (method,) if isinstance(method, str) else method
+    return wanted is None or expr.method in tuple(wanted)
+
+
+def is_call_function(expr: Any, func: Any = None) -> bool:
+    """Return whether an expression calls a function; this one or one of these, where given."""
+    if not isinstance(expr, CallFunction):
+        return False
+    wanted = func if isinstance(func, Iterable) else (func,)
+    return func is None or any(expr.func == f for f in wanted)
+
+
+def is_constant(expr: Any) -> bool:
+    """Return whether an expression makes a constant."""
+    return isinstance(expr, Constant)
+
+
+def is_getattr(expr: Any) -> bool:
+    """Return whether an expression fetches an attribute of a module."""
+    return isinstance(expr, GetAttr)
+
+
+def is_apply_def(expr: Any, opdef: type | tuple[type, ...] | None = None) -> bool:
+    """Return whether an expression applies a low-level op; of a class, where one is given."""
+    return isinstance(expr, Apply) and (opdef is None or isinstance(expr.opdef, opdef))
+
+
+def is_input(expr: Any) -> bool:
+    """Return whether an expression is an input of the graph."""
+    return isinstance(expr, Input)
+
+
+def get_suffix_name(prefix: str, name: str) -> str | None:
+    """Return what follows a prefix in a dotted name: "" where it is all, None where it is none."""
+    if name == prefix:
+        return ""
+    return name[len(prefix) + 1 :] if name.startswith(f"{prefix}.") else None
+
+
+def rstrip(s: str, chars: str) -> str:
+    """Return a text without a repeated ending, which is taken as a whole, unlike `str.rstrip`."""
+    while chars and s.endswith(chars):
+        s = s[: -len(chars)]
+    return s

@@ -48,11 +48,15 @@ _ELSEWHERE = {
     "module.lrn": "module",
     "module.pixel_shuffle": "module",
     "module.qat.concat": "module.qat",
+    "module.qat.conv_transpose_bn": "module.qat",
     "module.quantized.concat": "module.quantized",
     "module.quantized.conv_bn": "module.quantized",
+    "module.quantized.conv_transpose_bn": "module.quantized",
+    "module.quantized.linear_bn": "module.quantized",
     "module.sliding_window": "module",
     "optimizer.multi_step_lr": "optimizer",
     "random.rng": "random",
+    "traced_module._passes.utils": "interop.megengine.passes",
     "utils.types": "utils.tuple_function",
 }
 """Modules that stand elsewhere here, by their path in MegEngine."""
@@ -73,6 +77,10 @@ _GUESTS = {
     },
     "device": {"CompNode": "engine.devices.names"},
     "distributed": {"get_free_ports": f"{_MEGENGINE}.internals"},
+    "distributed.helper": {
+        "AllreduceCallback": "distributed:make_allreduce_cb",
+        **dict.fromkeys(("make_allreduce_cb", "synchronized"), "distributed"),
+    },
     "functional": {
         **dict.fromkeys(("interpolate", "nms", "roi_align", "roi_pooling"), "functional.vision"),
         **dict.fromkeys(
@@ -84,6 +92,7 @@ _GUESTS = {
         "Elemwise": f"{_MEGENGINE}.builtin",
         "_elemwise_multi_type": f"{_MEGENGINE}.switches:multi_type",
     },
+    "functional.nn": dict.fromkeys(("expand_dhw", "expand_hw"), f"{_MEGENGINE}.switches"),
     "jit": {
         "set_symbolic_shape": f"{_MEGENGINE}.internals",
         "use_symbolic_shape": f"{_MEGENGINE}.internals",
@@ -104,6 +113,7 @@ _GUESTS = {
         name: f"{_MEGENGINE}.switches"
         for name in ("_expand_structure", "_is_buffer", "_is_module", "_is_parameter", "_is_tensor")
     },
+    "module.qat.conv": {name: "module.qat" for name in ("ConvTranspose2d", "ConvTransposeRelu2d")},
     "module.quantized.conv": {
         name: "module.quantized"
         for name in ("ConvTranspose2d", "ConvTransposeBn2d", "ConvTransposeRelu2d")
@@ -129,7 +139,11 @@ _GUESTS = {
     "utils.custom_op_tools": {"_get_default_build_root": f"{_MEGENGINE}.switches"},
     "utils.module_stats": {"hook_modules": "utils.module_stats_rules:HOOKED"},
     "traced_module.node": {"NodeMixin": "traced_module.node:Node"},
-    "traced_module.traced_module": {"trace_module": "traced_module"},
+    "traced_module.traced_module": {
+        **dict.fromkeys(("ExprFilter", "NodeFilter"), "traced_module.filters"),
+        "BaseFilter": "traced_module.filters:Filter",
+        **dict.fromkeys(("register_as_builtin", "trace_module", "wrap"), "traced_module"),
+    },
 }
 """Names that MegEngine has, or early versions had, in modules whose namesakes here lack them, and
 where they are."""

@@ -6,6 +6,7 @@ the tables below.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle import config
+from treadle import amp, config
 from treadle.autodiff import GradManager
 from treadle.base.errors import UnsupportedOp
 from treadle.base.modes import install
@@ -179,6 +180,25 @@ def make_shape_tuple(shape: Any) -> tuple[int, ...]:
     if isinstance(shape, (tuple, list)):
         return tuple(d for part in shape for d in make_shape_tuple(part))
     return (int(shape),)
+
+
+def cast_tensors(*args: Any, promote: bool = False) -> tuple[Any, ...]:
+    """Tensors in mixed precision's type of few bits, or of many with `promote`; None stays."""
+    dtype = amp.high_prec_dtype if promote else amp.low_prec_dtype
+    return tuple(a if a is None else a.astype(dtype) for a in args)
+
+
+def result_type(*args: Any) -> np.dtype[Any]:
+    """Element type that tensors, arrays and types promote to by NumPy's rules; others are skipped.
+
+    Raises:
+        ValueError: there is none.
+    """
+    dtypes = []
+    for x in args:
+        with contextlib.suppress(TypeError):
+            dtypes.append(np.dtype(x.dtype if isinstance(x, Tensor) else x))
+    return np.result_type(*dtypes)
 
 
 def astensor1d(x: Any, *reference: Any, dtype: Any = None, device: Any = None) -> Tensor:
@@ -376,10 +396,12 @@ def _of_tensors() -> dict[str, dict[str, Any]]:
         "core.tensor.utils": {
             "astensor1d": astensor1d,
             "astype": astype,
+            "cast_tensors": cast_tensors,
             "convert_inputs": convert_inputs,
             "convert_single_value": convert_single_value,
             "isscalar": isscalar,
             "make_shape_tuple": make_shape_tuple,
+            "result_type": result_type,
             "setscalar": setscalar,
             "subgraph": runtime.subgraph,
             "subgraph_fn": runtime.subgraph_fn,

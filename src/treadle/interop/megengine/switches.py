@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from treadle import config, random
@@ -71,3 +72,15 @@ __all__ = [
     "multi_type",
     "set_auto_format_convert",
 ]
+
+
+def expand_hw(x: Any) -> tuple[int, int]:
+    """Two ints from one number, or from a sequence of at least two."""
+    first, second, *_ = x if isinstance(x, Sequence) else (x, x)
+    return int(first), int(second)
+
+
+def expand_dhw(x: Any) -> tuple[int, int, int]:
+    """Three ints from one number, or from a sequence of at least three."""
+    first, second, third, *_ = x if isinstance(x, Sequence) else (x, x, x)
+    return int(first), int(second), int(third)

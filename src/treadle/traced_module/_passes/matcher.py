@@ -37,6 +37,11 @@ class PatternMatcher:
     def __getitem__(self, pattern: ExprPattern) -> Any:
         return self.matched[pattern]
 
+    @property
+    def matched_exprs(self) -> dict[ExprPattern, Expr]:
+        """Expressions that made the nodes that patterns stood for; plain numbers have none."""
+        return {p: v.expr for p, v in self.matched.items() if isinstance(v, Node)}
+
     def expr(self, pattern: ExprPattern) -> Expr:
         """The expression that makes what a pattern stood for."""
         found: Expr = self.matched[pattern].expr

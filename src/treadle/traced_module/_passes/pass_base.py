@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar, overload
 
 import numpy as np
 
@@ -57,10 +57,24 @@ class ExprPass(Pass):
 PASSES: dict[str, type[Pass]] = {}
 
 
-def register_pass(cls: P) -> P:
-    """Make a pass known to `optimize` by its name; a decorator of classes."""
-    PASSES[cls.name] = cls
-    return cls
+@overload
+def register_pass(cls: P) -> P: ...
+@overload
+def register_pass(cls: str | Iterable[str]) -> Callable[[P], P]: ...
+def register_pass(cls: Any) -> Any:
+    """Make a pass known to `optimize` by its name, or by others: a decorator of classes.
+
+    `@register_pass` takes the class's `name`; `@register_pass("Fold")` is MegEngine's form.
+    """
+    if isinstance(cls, type):
+        PASSES[cls.name] = cls  # type: ignore[attr-defined]
+        return cls
+
+    def register(found: P) -> P:
+        PASSES.update(dict.fromkeys([cls] if isinstance(cls, str) else cls, found))
+        return found
+
+    return register
 
 
 def with_required(names: Iterable[str]) -> list[str]:
@@ -87,7 +101,11 @@ def with_required(names: Iterable[str]) -> list[str]:
 
 def run_pass(name: str, graph: InternalGraph) -> None:
     """Run a pass on a graph until it changes nothing any more."""
-    made = PASSES[name]()
+    _most_rounds(PASSES[name](), graph)
+
+
+def _most_rounds(made: Pass, graph: InternalGraph) -> None:
+    """Run a pass again and again while it asks for it."""
     for _ in range(_MOST_ROUNDS):
         if not made.run(graph):
             return
@@ -97,6 +115,130 @@ def is_used(graph: InternalGraph, expr: Expr) -> bool:
     """Return whether anything takes what an expression makes, or it changes something in place."""
     used = any(node.users or node in graph._outputs for node in expr.outputs)
     return used or expr._disable_remove
+
+
+class PassContext:
+    """Passes that are not to run.
+
+    Args:
+        disabled_pass: a name, or several.
+        pass_config: settings by name, for passes that read them.
+    """
+
+    def __init__(
+        self,
+        disabled_pass: Iterable[str] | None = None,
+        pass_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.pass_config = dict(pass_config or {})
+        self._disabled: set[str] = set()
+        self.add_disabled_pass(disabled_pass or ())
+
+    def add_disabled_pass(self, passes: Iterable[str]) -> None:
+        """Disable a pass, or several."""
+        self._disabled |= {passes} if isinstance(passes, str) else set(passes)
+
+    add_diabled_pass = add_disabled_pass
+    """MegEngine's spelling."""
+
+    def pass_enabled(self, pas: Pass | str) -> bool:
+        """Return whether a pass may run."""
+        return (pas if isinstance(pas, str) else pas.name) not in self._disabled
+
+
+_DEFAULT = PassContext()
+
+
+def get_default_pass_context() -> PassContext:
+    """The context of passes that are called without one."""
+    return _DEFAULT
+
+
+def get_registered_pass(pass_name: str) -> type[Pass]:
+    """The class of a pass.
+
+    Raises:
+        AssertionError: the name is unknown.
+    """
+    if pass_name not in PASSES:
+        raise AssertionError(f"there is no pass {pass_name!r}; register_pass makes one known")
+    return PASSES[pass_name]
+
+
+class BasePass(Pass):
+    """A pass that `optimize` runs, and that can be called with a traced module.
+
+    Attributes:
+        run_once: False looks at a graph again until nothing changes.
+    """
+
+    run_once: ClassVar[bool] = True
+
+    def __call__(self, mod: Any, pass_ctx: PassContext | None = None) -> Any:
+        """Run on every graph of a module, after the passes that are required; returns it.
+
+        Nothing happens where this pass, or one it requires, is disabled.
+        """
+        context = _DEFAULT if pass_ctx is None else pass_ctx
+        every = [get_registered_pass(name)() for name in self.required_pass]
+        if not all(context.pass_enabled(p) for p in (*every, self)):
+            return mod
+        for one in (*every, self):
+            for graph in (g for top in mod.argdef_graph_map.values() for g in top._graphs()):
+                _most_rounds(one, graph)
+        return mod
+
+    def run(self, graph: InternalGraph) -> bool:
+        """Change one graph; returns whether to run again."""
+        changed = self.visit_graph(graph)
+        if changed:
+            graph.compile()
+        return changed and not self.run_once
+
+    @abc.abstractmethod
+    def visit_graph(self, graph: InternalGraph) -> bool:
+        """Change one graph; returns whether anything changed."""
+
+    def before_visit_graph(self, graph: InternalGraph) -> None:
+        """Prepare for a graph; nothing here."""
+
+    def run_transform(self, expr: Expr) -> Expr:
+        """Return an expression that has taken the place of this one, or this one."""
+        return expr
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class ForwardPass(BasePass):
+    """A pass that sees what makes a value before what takes it."""
+
+    def visit_graph(self, graph: InternalGraph) -> bool:
+        """Offer expressions to `run_transform`, first ones first; replacements, too."""
+        return self._visit(graph, list(graph._exprs))
+
+    def _visit(self, graph: InternalGraph, exprs: list[Expr]) -> bool:
+        self.before_visit_graph(graph)
+        changed = False
+        waiting = exprs[::-1]
+        while waiting:
+            expr = waiting.pop()
+            # One that an earlier change deleted has no users any more.
+            if expr not in graph._exprs or not is_used(graph, expr):
+                continue
+            made = self.run_transform(expr)
+            if made is not expr:
+                changed = True
+                waiting.append(made)
+        return changed
+
+
+class BackwardPass(ForwardPass):
+    """A pass that sees what takes a value before what makes it."""
+
+    def visit_graph(self, graph: InternalGraph) -> bool:
+        """Offer expressions to `run_transform`, last ones first; replacements, too."""
+        return self._visit(graph, list(graph._exprs)[::-1])
 
 
 def replace(graph: InternalGraph, old: Node, new: Node) -> None:

@@ -10,7 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 from treadle.tensor import Tensor
-from treadle.traced_module.expr import Apply, CallFunction, CallMethod, Constant, Expr
+from treadle.traced_module.expr import (
+    Apply,
+    CallFunction,
+    CallMethod,
+    Constant,
+    Expr,
+    is_call_module,
+)
 from treadle.traced_module.node import ModuleNode, Node, TensorNode
 
 
@@ -55,6 +62,18 @@ class ExprPattern:
     def __truediv__(self, other: Any) -> ExprPattern:
         return is_op("__truediv__")(self, other)
 
+    def __radd__(self, other: Any) -> ExprPattern:
+        return is_op("__radd__")(self, other)
+
+    def __rsub__(self, other: Any) -> ExprPattern:
+        return is_op("__rsub__")(self, other)
+
+    def __rmul__(self, other: Any) -> ExprPattern:
+        return is_op("__rmul__")(self, other)
+
+    def __rtruediv__(self, other: Any) -> ExprPattern:
+        return is_op("__rtruediv__")(self, other)
+
 
 class OpPattern(ExprPattern):
     """The result of a function, of a method, of a layer of a class, or of a low-level op."""
@@ -62,9 +81,31 @@ class OpPattern(ExprPattern):
     def __init__(self, target: Any) -> None:
         super().__init__()
         self.target = target
+        self.attributes: dict[str, Any] = {}
+        self.parameters: dict[str, Any] = {}
+
+    def has_attr(self, **attrs: Any) -> OpPattern:
+        """Match layers alone that have attributes of these values."""
+        self.attributes |= attrs
+        return self
+
+    def has_params(self, **params: Any) -> OpPattern:
+        """Match calls of functions alone whose arguments, by name, have these values."""
+        self.parameters |= params
+        return self
 
     def accepts(self, value: Any) -> bool:
-        return isinstance(value, Node) and self.accepts_expr(value.expr)
+        return isinstance(value, Node) and self.accepts_expr(value.expr) and self._has(value.expr)
+
+    def _has(self, expr: Expr) -> bool:
+        if self.attributes:
+            owner = expr.inputs[0].owner if is_call_module(expr) else None  # type: ignore[attr-defined]
+            if any(getattr(owner, k, None) != v for k, v in self.attributes.items()):
+                return False
+        if not self.parameters:
+            return True
+        given = expr.named_args if isinstance(expr, CallFunction) else {}
+        return all(k in given and given[k] == v for k, v in self.parameters.items())
 
     def accepts_expr(self, expr: Expr) -> bool:
         """Return whether an expression is such a call."""
