@@ -153,6 +153,56 @@ def test_suppression_with_computed_limits() -> None:
     agree(parser.parse_model(text), feeds)
 
 
+def test_a_turn_for_each_row_is_a_loop_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As scripts are exported: `for i in range(x.shape[0])`. Each length was a program."""
+    monkeypatch.setattr(plans, "recall_regime", lambda *given: None)
+    text = """(float[4] y, float[r,4] rows) {
+        shape = Shape<end = 1>(x)
+        axis = Constant<value = int64[1] {0}>()
+        count = Squeeze(shape, axis)
+        yes = Constant<value = bool {1}>()
+        start = ReduceMean<axes = [0], keepdims = 0>(x)
+        y, rows = Loop(count, yes, start) <body = b (int64 i, bool c, float[4] s)
+            => (bool d, float[4] t, float[4] u)
+            { d = Identity(c) e = Gather<axis = 0>(x, i) f = Add(s, e) t = Tanh(f) u = Mul(t, e) }>
+    }"""
+    made = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g (float[r,4] x) => {text}'
+    )
+    onnx.checker.check_model(made)
+    session, network = runtime.InferenceSession(made.SerializeToString()), load(made)
+    compiled = mge.jit.compile(dynamic={0: {0: "r"}})(network)
+    for rows in (5, 9, 2, 15, 1, 40):
+        x = np.random.default_rng(rows).standard_normal((rows, 4), "float32")
+        found = compiled(mge.tensor(x))
+        for got, want in zip(found, session.run(None, {"x": x}), strict=True):
+            np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+    families = [f for found in compiled._captures.families.values() for f in found]
+    shared, one = families
+    assert not shared.alone and not shared.captured.pins and len(shared.regimes) == 2
+    assert one.alone == "no extent is open"
+
+
+def test_a_state_that_grows_with_each_row_has_its_turns_written_out() -> None:
+    text = """(float[k,4] y) {
+        shape = Shape<end = 1>(x)
+        axis = Constant<value = int64[1] {0}>()
+        count = Squeeze(shape, axis)
+        yes = Constant<value = bool {1}>()
+        y = Loop(count, yes, x) <body = b (int64 i, bool c, float[m,4] s)
+            => (bool d, float[p,4] t) { d = Identity(c) t = Concat<axis = 0>(s, x) }>
+    }"""
+    made = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g (float[r,4] x) => {text}'
+    )
+    session, network = runtime.InferenceSession(made.SerializeToString()), load(made)
+    compiled = mge.jit.compile(dynamic={0: {0: "r"}})(network)
+    for rows in (2, 3):
+        x = np.random.default_rng(rows).standard_normal((rows, 4), "float32")
+        (want,) = session.run(None, {"x": x})
+        np.testing.assert_array_equal(compiled(mge.tensor(x)).numpy(), want)
+
+
 def test_branches_and_loops_share_programs_over_open_extents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

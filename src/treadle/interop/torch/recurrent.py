@@ -10,7 +10,7 @@ from treadle.interop.torch.shaping import extents, part
 from treadle.interop.torch.table import Call, lowers
 from treadle.ops import unary
 from treadle.ops.matmul import Matmul
-from treadle.ops.movement import Concat, Flip
+from treadle.ops.movement import Concat
 
 V = GraphOperand
 State = tuple[V, ...]
@@ -62,8 +62,6 @@ def _direction(
     given = given if bias is None else given + bias
     rows = given.reshape((time, batch, extents(given)[-1]))
     own, made = [weights[1], *weights[3:4]], []
-    if not isinstance(time, int):
-        return _loop(rows, state, own, cell, backward)
     for turn in reversed(range(time)) if backward else range(time):
         row = part(rows, 0, turn, turn + 1).reshape(extents(rows)[1:])
         state = cell(row, state, own)
@@ -71,20 +69,6 @@ def _direction(
     if backward:
         made.reverse()
     return (made[0] if len(made) == 1 else Concat(0)(*made)), state
-
-
-def _loop(rows: V, state: State, own: Sequence[V], cell: Cell, backward: bool) -> tuple[V, State]:
-    """The turns over time of an open extent, as a loop of the program."""
-    count = len(state)
-
-    def turn(*given: V) -> tuple[V, ...]:
-        *held, row = given
-        made = cell(row, tuple(held[:count]), held[count:])
-        return *made, *held[count:], made[0]
-
-    stacked = Flip((0,))(rows) if backward else rows
-    found = rows.builder.scan(turn, (*state, *own), (stacked,), extents(rows)[0])
-    return (Flip((0,))(found[-1]) if backward else found[-1]), tuple(found[:count])
 
 
 def _layers(cell: Cell, x: V, states: Sequence[V], *options: Any) -> tuple[V, ...]:

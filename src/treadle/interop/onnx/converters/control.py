@@ -12,7 +12,7 @@ from treadle.base import dtype as dt
 from treadle.base.errors import TreadleError, UnsupportedOp
 from treadle.base.guards import data_decide
 from treadle.base.modes import LOCAL
-from treadle.base.symbol import Dim, evaluate, symbols_of
+from treadle.base.symbol import Dim, Expr, evaluate, symbols_of
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
 from treadle.interop.onnx.nodes import (
     Array,
@@ -30,6 +30,7 @@ from treadle.jit.control import cond, scan, while_loop
 from treadle.ops import logic
 from treadle.ops.abstract import ArrayOperand
 from treadle.ops.check import AssertEqual
+from treadle.ops.creation import Iota
 from treadle.ops.gather import Counted
 from treadle.ops.movement import Flip
 from treadle.ops.select import Where
@@ -161,8 +162,12 @@ def _held(value: Value) -> Value:
 def _loop(
     node: Node, most: Value = None, condition: Value = None, *carried: Value
 ) -> tuple[Value, ...]:
-    most, condition, *state = _without_extents([most, condition, *carried])
     body: onnx.GraphProto = node.attributes["body"]
+    if isinstance(most, Extents) and is_known(condition) and _passes_on(body):
+        results = _for_each(node, body, most, condition, carried)
+        if results is not None:
+            return results
+    most, condition, *state = _without_extents([most, condition, *carried])
     if any(v is not None and not is_concrete(v) for v in (most, condition)):
         return _turning(node, body, most, condition, state)
     turns = None if most is None else int(concrete(most, node, "the limit").reshape(-1)[0])
@@ -199,6 +204,24 @@ def _without_extents(values: list[Value]) -> list[Value]:
         (v.computed() if v.is_found else v.numbers()) if isinstance(v, Extents) else v
         for v in values
     ]
+
+
+def _for_each(
+    node: Node, body: onnx.GraphProto, most: Extents, condition: Value, carried: Sequence[Value]
+) -> tuple[Value, ...] | None:
+    """A loop with a turn for each of an open extent; None where its turns have to be written out.
+
+    A state whose shape changes from turn to turn is a reason.
+    """
+    length = most.array.reshape(-1)[0]
+    if not isinstance(length, Expr) or not (condition is None or bool(condition.array)):
+        return None
+    state = [v.computed() if isinstance(v, Extents) else v for v in carried]
+    try:
+        loop = _Turns(node, body, [_held(v) for v in (None, condition, *state)])
+        return loop.collected(most.anchor.apply(Iota(0, 1, length, dt.int64), ())[0])
+    except TreadleError:
+        return None
 
 
 def _turning(
@@ -265,9 +288,9 @@ class _Turns:
         """The state behind the last turn."""
         return self._ended()[2:]
 
-    def collected(self) -> tuple[Value, ...]:
-        """The same, and what all turns gave, stacked."""
-        turns = Counted()(self._count())
+    def collected(self, turns: Tensor | None = None) -> tuple[Value, ...]:
+        """The same, and what all turns gave, stacked; `turns` are their numbers, if known."""
+        turns = Counted()(self._count()) if turns is None else turns
         count = len(self._carried)
 
         def body(*given: Tensor) -> tuple[Tensor, ...]:
