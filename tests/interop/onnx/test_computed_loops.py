@@ -183,6 +183,33 @@ def test_a_turn_for_each_row_is_a_loop_of_the_program(monkeypatch: pytest.Monkey
     assert one.alone == "no extent is open"
 
 
+def test_a_scan_over_an_open_axis_is_a_loop_of_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plans, "recall_regime", lambda *given: None)
+    text = """(float[3] y, float[3,r] rows, float[r,3] back) {
+        start = ReduceMean<axes = [1], keepdims = 0>(x)
+        y, rows, back = Scan<num_scan_inputs = 2, scan_input_axes = [1, -1],
+            scan_input_directions = [0, 1], scan_output_axes = [-1, 0],
+            scan_output_directions = [0, 1], body = b (float[3] s, float[3] e, float[3] f)
+            => (float[3] t, float[3] u, float[3] v)
+            { g = Add(s, e) t = Tanh(g) u = Mul(t, f) v = Sub(s, f) }>(start, x, x)
+    }"""
+    made = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g (float[3,r] x) => {text}'
+    )
+    onnx.checker.check_model(made)
+    session, network = runtime.InferenceSession(made.SerializeToString()), load(made)
+    compiled = mge.jit.compile(dynamic={0: {1: "r"}})(network)
+    for rows in (5, 9, 2, 15):
+        x = np.random.default_rng(rows).standard_normal((3, rows), "float32")
+        found = compiled(mge.tensor(x))
+        for got, want in zip(found, session.run(None, {"x": x}), strict=True):
+            np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+    ((family,),) = compiled._captures.families.values()
+    assert not family.alone and not family.captured.pins and len(family.regimes) == 1
+
+
 def test_a_state_that_grows_with_each_row_has_its_turns_written_out() -> None:
     text = """(float[k,4] y) {
         shape = Shape<end = 1>(x)

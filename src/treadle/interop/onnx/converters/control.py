@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from treadle.ops.abstract import ArrayOperand
 from treadle.ops.check import AssertEqual
 from treadle.ops.creation import Iota
 from treadle.ops.gather import Counted
-from treadle.ops.movement import Flip
+from treadle.ops.movement import Flip, Transpose
 from treadle.ops.select import Where
 from treadle.tensor import Tensor
 
@@ -369,7 +369,18 @@ def _scan(node: Node, *inputs: Value) -> tuple[Value, ...]:
     backward = node.ints("scan_input_directions", [0] * count)
     kept = len(state)
     columns: list[list[Value]] = [[] for _ in range(len(body.output) - kept)]
-    length = extents(entries[0])[axes[0]]
+    length: Any = extents(entries[0])[axes[0]]
+    out_axes = node.ints("scan_output_axes", [0] * len(columns))
+    turned = node.ints("scan_output_directions", [0] * len(columns))
+    if not isinstance(length, int) and LOCAL.capture is not None:
+        first = [
+            _moved(_held(x), node.place(a, len(extents(x))), 0)
+            for x, a in zip(entries, axes, strict=True)
+        ]
+        given = [Flip((0,))(x) if back else x for x, back in zip(first, backward, strict=True)]
+        last, rows = scan(_turn_of(node, body), [_held(v) for v in state], given)
+        pairs = zip(rows, out_axes, turned, strict=True)
+        return *last, *(_moved(Flip((0,))(v) if b else v, 0, a % v.ndim) for v, a, b in pairs)
     for turn in range(length):
         seen = [
             _entry(x, node.place(a, len(extents(x))), length - 1 - turn if b else turn)
@@ -379,14 +390,24 @@ def _scan(node: Node, *inputs: Value) -> tuple[Value, ...]:
         state = made[:kept]
         for column, value in zip(columns, made[kept:], strict=True):
             column.append(value)
-    out_axes = node.ints("scan_output_axes", [0] * len(columns))
-    turned = node.ints("scan_output_directions", [0] * len(columns))
     results = []
     for column, axis, back, declared in zip(
         columns, out_axes, turned, body.output[kept:], strict=True
     ):
         results.append(_stacked(column[::-1] if back else column, declared, axis))
     return (*state, *results)
+
+
+def _turn_of(node: Node, body: onnx.GraphProto) -> Callable[..., tuple[Value, ...]]:
+    """A turn of a loop that the program has once."""
+    return lambda *given: tuple(map(_held, node.run(body, list(given))))
+
+
+def _moved(x: Value, source: int, target: int) -> Value:
+    """The value with one axis at another place."""
+    order = list(range(len(extents(x))))
+    order.insert(target, order.pop(source))
+    return x if source == target else Transpose(tuple(order))(x)
 
 
 def _entry(x: Value, axis: int, i: int) -> Value:
