@@ -210,6 +210,26 @@ def test_a_scan_over_an_open_axis_is_a_loop_of_the_program(
     assert not family.alone and not family.captured.pins and len(family.regimes) == 1
 
 
+def test_a_scan_collects_extents_of_its_entries() -> None:
+    text = """(float[m] y, int64[r,1] sizes) {
+        start = ReduceMean<axes = [0], keepdims = 0>(x)
+        y, sizes = Scan<num_scan_inputs = 1, body = b (float[m] s, float[m] e)
+            => (float[m] t, int64[1] n) { t = Add(s, e) n = Shape(e) }>(start, x)
+    }"""
+    made = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g (float[r,m] x) => {text}'
+    )
+    session, network = runtime.InferenceSession(made.SerializeToString()), load(made)
+    compiled = mge.jit.compile(dynamic={0: {0: "r", 1: "m"}})(network)
+    for rows in (2, 3):
+        x = np.random.default_rng(rows).standard_normal((rows, rows + 4), "float32")
+        found = compiled(mge.tensor(x))
+        for got, want in zip(found, session.run(None, {"x": x}), strict=True):
+            np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+    ((family,),) = compiled._captures.families.values()
+    assert not family.alone and not family.captured.pins
+
+
 def test_a_state_that_grows_with_each_row_has_its_turns_written_out() -> None:
     text = """(float[k,4] y) {
         shape = Shape<end = 1>(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -216,7 +217,7 @@ def _for_each(
     length = most.array.reshape(-1)[0]
     if not isinstance(length, Expr) or not (condition is None or bool(condition.array)):
         return None
-    state = [v.computed() if isinstance(v, Extents) else v for v in carried]
+    state = map(_computed, carried)
     try:
         loop = _Turns(node, body, [_held(v) for v in (None, condition, *state)])
         return loop.collected(most.anchor.apply(Iota(0, 1, length, dt.int64), ())[0])
@@ -263,7 +264,7 @@ class _Turns:
     def _run(self, turn: Tensor, goes_on: Tensor, state: Sequence[Tensor]) -> list[Value]:
         """One turn: the next condition, the next state, what is collected."""
         inputs = [turn, goes_on, *state][: len(self._body.input)]
-        made = [_held(v) for v in self._node.run(self._body, inputs)]
+        made = [_held(_computed(v)) for v in self._node.run(self._body, inputs)]
         return [made[0].reshape(()).astype(dt.bool_), *made[1:]]
 
     def _ended(self) -> tuple[Tensor, ...]:
@@ -342,6 +343,7 @@ def _stacked(values: list[Value], declared: onnx.ValueInfoProto, axis: int = 0) 
         shape = [max(d.dim_value, 0) for d in kind.shape.dim]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type or 1)
         return known(np.zeros((0, *shape), dtype))
+    values = [_computed(v) for v in values]
     rank = len(extents(values[0])) + 1
     where = axis % rank
     return joined(_alike([_with_axis(v, where) for v in values]), where)
@@ -378,9 +380,10 @@ def _scan(node: Node, *inputs: Value) -> tuple[Value, ...]:
             for x, a in zip(entries, axes, strict=True)
         ]
         given = [Flip((0,))(x) if back else x for x, back in zip(first, backward, strict=True)]
-        last, rows = scan(_turn_of(node, body), [_held(v) for v in state], given)
-        pairs = zip(rows, out_axes, turned, strict=True)
-        return *last, *(_moved(Flip((0,))(v) if b else v, 0, a % v.ndim) for v, a, b in pairs)
+        with suppress(TreadleError):  # What gives no tensors has its turns written out.
+            last, rows = scan(_turn_of(node, body), [_held(v) for v in state], given)
+            pairs = zip(rows, out_axes, turned, strict=True)
+            return *last, *(_moved(Flip((0,))(v) if b else v, 0, a % v.ndim) for v, a, b in pairs)
     for turn in range(length):
         seen = [
             _entry(x, node.place(a, len(extents(x))), length - 1 - turn if b else turn)
@@ -400,7 +403,12 @@ def _scan(node: Node, *inputs: Value) -> tuple[Value, ...]:
 
 def _turn_of(node: Node, body: onnx.GraphProto) -> Callable[..., tuple[Value, ...]]:
     """A turn of a loop that the program has once."""
-    return lambda *given: tuple(map(_held, node.run(body, list(given))))
+    return lambda *given: tuple(_held(_computed(v)) for v in node.run(body, list(given)))
+
+
+def _computed(value: Value) -> Value:
+    """The value; extents as what the program computes."""
+    return value.computed() if isinstance(value, Extents) else value
 
 
 def _moved(x: Value, source: int, target: int) -> Value:
