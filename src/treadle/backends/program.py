@@ -343,8 +343,10 @@ class MapLayout:
             [N, C / block, *S, block].
         block: channels of a block; 0: all channels are neighbors.
         preferred: whether programs are held in it where nobody asks for another one.
-        columns: channels that a convolution computes side by side, or half of them where there
-            are no more; those that are missing are computed in vain.
+        columns: channels that a convolution computes side by side; those that are missing are
+            computed in vain.
+        narrow: where there are no more channels than half of the columns, half as many are
+            computed, and so on down to this number.
         dense, depthwise, windows: speed of kernels of convolutions, of depthwise ones, and of
             pooling and resizing, as shares of that of channels-last ones.
     """
@@ -353,6 +355,7 @@ class MapLayout:
     block: int = 0
     preferred: bool = True
     columns: int = 16
+    narrow: int = 8
     dense: float = 1.0
     depthwise: float = 1.0
     windows: float = 1.0

@@ -56,6 +56,17 @@ def test_cuts_cover_all_rows():
     assert TILE.cut(128) == (20, 2)
 
 
+def test_few_columns_take_half_of_a_long_vector():
+    """Six channels in sixteen lanes took 1.6 times as long as in eight."""
+    lanes = {n: choose_tile(AVX512, dt.float32, 100, n).lanes for n in (6, 8, 9, 64)}
+    assert lanes == {6: 8, 8: 8, 9: 16, 64: 16}
+    assert choose_tile(AVX2, dt.float32, 100, 4).lanes == 8
+    # What computes in a layout is asked for the same.
+    found = {t.name: t.layouts[0] for t in (GENERIC, AVX2, AVX512)}
+    widths = {name: (layout.columns, layout.narrow) for name, layout in found.items()}
+    assert widths == {"generic": (8, 4), "avx2": (16, 8), "avx512": (32, 8)}
+
+
 @pytest.mark.parametrize("target", [AVX2, AVX512], ids=lambda t: t.name)
 @pytest.mark.parametrize("form", ["row", "column"])
 def test_no_vector_register_is_spilled(target, form):

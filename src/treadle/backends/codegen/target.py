@@ -53,10 +53,12 @@ class Target:
     def layouts(self) -> tuple[MapLayout, ...]:
         """Orders of the axes of maps that kernels take besides row-major, with their speed.
 
-        A tile has two vectors of channels. The speeds of blocked ones were measured with AVX2.
+        A tile has two vectors of channels, or one (of 64 bytes: or half of one). The speeds of
+        blocked ones were measured with AVX2.
         """
+        columns = self.vector_bytes // 2
         known = (
-            MapLayout("channels-last", columns=self.vector_bytes // 2),
+            MapLayout("channels-last", columns=columns, narrow=min(8, columns // 2)),
             MapLayout("blocked", 16, dense=0.98, depthwise=1.15, windows=0.7),
             *(
                 MapLayout(f"blocked-{n}", n, dense=0.98, depthwise=1.15, windows=0.7)

@@ -37,7 +37,7 @@ class Layout:
         name: what reports call it.
         block: channels of a block; 0: the axes are only permuted.
         dense, depthwise, windows: speed of kernels, as shares of that of channels-last ones.
-        columns: channels that a convolution computes side by side.
+        columns, narrow: channels that a convolution computes side by side, at most and at least.
     """
 
     name: str
@@ -46,13 +46,14 @@ class Layout:
     depthwise: float = 1.0
     windows: float = 1.0
     columns: int = 16
+    narrow: int = 8
 
     @staticmethod
     def of(given: MapLayout) -> Layout:
         """As a target states it."""
         name = f"blocks of {given.block} channels" if given.block else given.name
         speeds = given.dense, given.depthwise, given.windows
-        made = Layout(name, given.block, *speeds, given.columns)
+        made = Layout(name, given.block, *speeds, given.columns, given.narrow)
         return CHANNELS_LAST if made == CHANNELS_LAST else made
 
     @lru_cache(64)  # noqa: B019, there are only so many layouts

@@ -84,7 +84,9 @@ def _filled(channels: int, layout: Layout) -> float:
     elif layout.block:
         side = layout.block
     else:
-        side = layout.columns // 2 if channels <= layout.columns // 2 else layout.columns
+        side = layout.columns
+        while side > layout.narrow and channels <= side // 2:
+            side //= 2
     return channels / (-(-channels // side) * side)
 
 

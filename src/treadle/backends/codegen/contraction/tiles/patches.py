@@ -16,6 +16,10 @@ from treadle.backends.codegen.kernel.ir import Function
 from treadle.backends.codegen.kernel.language import Pointer, Value
 from treadle.base import dtype as dt
 
+_BLOCK = 8
+"""Most terms and columns that are transposed at a time: rows of maps are seldom longer than a few
+of them, and what crosses the end of one goes element by element."""
+
 
 @lru_cache(maxsize=64)
 def patch_function(tile: Tile) -> Function:
@@ -32,50 +36,54 @@ class _Patches:
     """The body of the packing function: runs of neighbors move as vectors."""
 
     def __init__(self, e: Builder, tile: Tile) -> None:
-        self.e, self.tile, self.lanes = e, tile, tile.lanes
+        self.e, self.tile, self.block = e, tile, min(tile.lanes, _BLOCK)
         self.source = e.pointer(tile.dtype, "source")
         self.terms, self.columns = e.pointer(dt.int32, "terms"), e.pointer(dt.int32, "columns")
         self.target = e.pointer(tile.dtype, "target")
         self.outer, self.inner = e.sizes("outer", "inner")
 
     def write(self) -> None:
-        """As many columns at once as a vector has lanes, the others one by one."""
+        """As many columns at once as a vector has lanes, then as a block has, then one by one."""
         e = self.e
-        whole = self.inner - self.inner % self.lanes
-        with e.loop(0, whole, self.lanes) as first:
-            self._several(first)
-        with e.loop(whole, self.inner) as column:
+        done: Value | int = 0
+        for lanes in dict.fromkeys((self.tile.lanes, self.block)):
+            whole = self.inner - self.inner % lanes
+            with e.loop(done, whole, lanes) as first:
+                self._several(first, lanes)
+            done = whole
+        with e.loop(done, self.inner) as column:
             by = _entry(self.columns, column)
             with e.loop(self.outer) as k:
                 self._row(k, column, [by])
 
-    def _several(self, first: Value) -> None:
-        e = self.e
-        columns = [first + j for j in range(self.lanes)]
+    def _several(self, first: Value, lanes: int) -> None:
+        e, block = self.e, self.block
+        columns = [first + j for j in range(lanes)]
         offsets = [_entry(self.columns, column) for column in columns]
         # Offsets of columns grow, so this says that they grow by one.
-        neighbors = offsets[-1] - offsets[0] == self.lanes - 1
+        neighbors = offsets[-1] - offsets[0] == lanes - 1
         with e.when(neighbors), e.loop(self.outer) as k:
             place = _entry(self.terms, k) + offsets[0]
-            self._store(k, first, self.source.load(place, self.lanes))
+            self._store(k, first, self.source.load(place, lanes))
         with e.otherwise():
-            whole = self.outer - self.outer % self.lanes
-            with e.loop(0, whole, self.lanes) as k:
-                self._block(k, first, offsets)
+            whole = self.outer - self.outer % block
+            with e.loop(0, whole, block) as k:
+                for at in range(0, lanes, block):
+                    self._block(k, first + at if at else first, offsets[at : at + block])
             with e.loop(whole, self.outer) as k:
                 self._row(k, first, offsets)
 
     def _block(self, k: Value, first: Value, offsets: list[Value]) -> None:
         """A square of terms and columns; where the terms are neighbors, it is transposed."""
-        e = self.e
-        steps = self.terms.load(k, self.lanes) - e.iota(dt.int32, self.lanes)
+        e, block = self.e, self.block
+        steps = self.terms.load(k, block) - e.iota(dt.int32, block)
         strays = (steps - self.terms[k]).reduce("or")
         with e.when(strays == 0):
             start = _entry(self.terms, k)
-            rows = [self.source.load(start + by, self.lanes) for by in offsets]
+            rows = [self.source.load(start + by, block) for by in offsets]
             for j, row in enumerate(transpose(rows)):
                 self._store(k + j, first, row)
-        with e.otherwise(), e.loop(k, k + self.lanes) as i:
+        with e.otherwise(), e.loop(k, k + block) as i:
             self._row(i, first, offsets)
 
     def _row(self, k: Value, first: Value, offsets: list[Value]) -> None:
