@@ -23,7 +23,7 @@ from treadle.base.log import get_logger
 from treadle.base.shape import Shape
 from treadle.base.symbol import Symbol, symbol
 from treadle.engine.package.models import Model
-from treadle.engine.package.open_graph import OpenGraph
+from treadle.engine.package.open_graph import OpenGraph, fault_of_ones
 from treadle.graph.evaluate import bound_extents, broken_guard, specialize
 from treadle.graph.ir import Graph, lone_symbol
 from treadle.graph.silent import silent
@@ -160,6 +160,8 @@ def _same(found: CapturedCall, captured: CapturedCall, extents: dict[str, int]) 
     if broken_guard(found.graph.guards, extents) is not None:
         return False
     closed = specialize(found.graph, extents)
+    if min(extents.values(), default=2) < 2 and fault_of_ones(closed):
+        return False
     return closed == captured.graph or _course(closed) == _course(captured.graph)
 
 

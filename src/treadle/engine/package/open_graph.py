@@ -8,9 +8,11 @@ from typing import Any
 
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape
+from treadle.graph.analysis import nodes_in
 from treadle.graph.evaluate import bound_extents, broken_guard, specialize
 from treadle.graph.ir import Graph, lone_symbol, result_types
 from treadle.graph.retype import retyped
+from treadle.ops.slicing import Box
 
 
 class OpenGraph:
@@ -60,14 +62,9 @@ class OpenGraph:
         if guard is not None:
             raise self._refused(shapes, f"its course needs {guard}")
         found = specialize(self.graph, extents)
-        if self._below(extents):
-            # Symbols begin at 2, as an extent of 1 may broadcast: then types would be others.
-            for node in found.nodes:
-                for value, type_ in zip(
-                    node.outputs, result_types(node.op, node.inputs), strict=True
-                ):
-                    if value.type.is_static and type_ != value.type:
-                        raise self._refused(shapes, f"{node.op.name} broadcasts an extent of 1")
+        why = fault_of_ones(found) if self._below(extents) else ""
+        if why:
+            raise self._refused(shapes, why)
         return found
 
     def extents(self, shapes: Sequence[Shape]) -> dict[str, int] | None:
@@ -92,6 +89,27 @@ class OpenGraph:
         return ShapeError("model", f"it takes no inputs of these shapes: {why}", saw=saw)
 
 
+def fault_of_ones(graph: Graph) -> str:
+    """Return why a graph is not to be trusted at an extent of 1; "" where nothing is against it.
+
+    Symbols begin at 2. An extent of 1 may broadcast: then types would be others. And the bounds of
+    a slice were brought into an axis of at least 2: `x[-1:1]`, which is all of one row, is nothing
+    of two and more.
+
+    Raises:
+        ShapeError: a slice does not lie within its axis.
+    """
+    for node in nodes_in(graph):
+        for value, type_ in zip(node.outputs, result_types(node.op, node.inputs), strict=True):
+            if value.type.is_static and type_ != value.type:
+                return f"{node.op.name} broadcasts an extent of 1"
+        if isinstance(node.op, Box):
+            types = tuple(v.type for v in node.inputs)
+            if 0 in node.op.box_shape(types[0], types):
+                return f"{node.op.name} has another range for an extent of 1"
+    return ""
+
+
 def at_shapes(graph: Graph, opened: OpenGraph | None, shapes: Sequence[Shape]) -> Graph:
     """A model's graph for inputs of these shapes: itself, what is open, or the same ops again.
 
@@ -106,4 +124,4 @@ def at_shapes(graph: Graph, opened: OpenGraph | None, shapes: Sequence[Shape]) -
     return opened.at(shapes)
 
 
-__all__ = ["OpenGraph", "at_shapes"]
+__all__ = ["OpenGraph", "at_shapes", "fault_of_ones"]
