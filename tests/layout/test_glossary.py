@@ -34,7 +34,7 @@ ORDINARY = """
     dynamic early elementwise embedder encode encoder encoding entries env errors estimates
     evaluate evaluator examples exceptions exchange exchanges executable execute explain
     explanation exponential export exported exporters expr external factorization failure
-    failures fast filters findings finetune finite fitting flags flattening flex flip fold
+    failures fast filter filters findings finetune finite fitting flags flattening flex flip fold
     folder forced foreign formulas forward function functional fuse fused future garbage
     generation generator generators globals grad gradient gradients guarded halves header
     held help helper histogram hostdata hosted hot hub identity image images index

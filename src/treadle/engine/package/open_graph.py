@@ -8,6 +8,7 @@ from typing import Any
 
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape
+from treadle.base.symbol import is_identical
 from treadle.graph.analysis import nodes_in
 from treadle.graph.evaluate import bound_extents, broken_guard, specialize
 from treadle.graph.ir import Graph, lone_symbol, result_types
@@ -105,7 +106,9 @@ def fault_of_ones(graph: Graph) -> str:
                 return f"{node.op.name} broadcasts an extent of 1"
         if isinstance(node.op, Box):
             types = tuple(v.type for v in node.inputs)
-            if 0 in node.op.box_shape(types[0], types):
+            box = node.op.box_shape(types[0], types)
+            pairs = zip(box, types[0].shape, strict=True)
+            if any(is_identical(d, 0) and not is_identical(n, 0) for d, n in pairs):
                 return f"{node.op.name} has another range for an extent of 1"
     return ""
 
