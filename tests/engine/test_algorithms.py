@@ -9,7 +9,7 @@ import pytest
 from tests.engine.structural_compiler import StructuralCompiler
 
 from treadle.backends.api import Support, no
-from treadle.backends.program import Lowered
+from treadle.backends.program import Lowered, MapLayout
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.errors import GraphError
@@ -103,6 +103,51 @@ def test_others_stay_as_they_are(
 def test_other_element_types_stay_as_they_are() -> None:
     for dtype in (dt.float16, dt.float64):
         assert tile(layer(LAYER, (4, 64, 56, 56), (64, 64, 3, 3), dtype)) == 0
+
+
+class Narrow(StructuralCompiler):
+    """A compiler whose products of bfloat16 are so many times as fast as those of float32."""
+
+    def __init__(self, speed: float) -> None:
+        super().__init__()
+        self.layouts = (MapLayout("channels-last", bfloat16=speed),)
+
+
+@pytest.mark.parametrize(
+    "op, second",
+    [
+        (LAYER, (64, 64, 3, 3)),
+        (ConvGradInput((1, 1), EVEN, (1, 1), 1, (56, 56)), (64, 64, 3, 3)),
+        (ConvGradWeight((1, 1), EVEN, (1, 1), 1, (3, 3)), (4, 64, 56, 56)),
+    ],
+    ids=["forward", "input", "weight"],
+)
+def test_layers_of_bfloat16_are_computed_in_float32(
+    op: Convolution, second: tuple[int, ...]
+) -> None:
+    """A step of ResNet-18 in mixed precision took 1.5 times as long as in float32."""
+    graph = layer(op, (4, 64, 56, 56), second, dt.bfloat16)
+    for speed, expected in ((1.0, 4), (1.9, 4), (12.0, 0)):
+        assert tile(graph, compiler=Narrow(speed)) == expected
+    # In every run a weight that does not change would be brought to float32.
+    assert tile(graph, frozen=True, compiler=Narrow(1.9)) == 0
+    after, _ = choose_algorithms(graph, Trial(Narrow(1.9)), 4)
+    assert [n.op.name for n in after.nodes][-2:] == ["cast", "relu"]
+    rng = np.random.default_rng(0)
+    given = [rng.standard_normal(v.type.shape).astype(dt.bfloat16.numpy) for v in graph.inputs]
+    exact, found = (evaluate(g, given)[0].astype(np.float32) for g in (graph, after))
+    np.testing.assert_allclose(found, exact, rtol=2**-7, atol=2**-7 * np.abs(exact).max())
+
+
+def test_a_value_is_brought_to_float32_once() -> None:
+    def both(x: Any, y: Any) -> Any:
+        return LAYER(x, y), LAYER(x, y)
+
+    types = TensorType(dt.bfloat16, (4, 64, 56, 56)), TensorType(dt.bfloat16, (64, 64, 3, 3))
+    after, _ = choose_algorithms(trace_body(both, types, "both"), Trial(Narrow(1.9)), 4)
+    names = [n.op.name for n in after.nodes]
+    assert names.count("winograd_conv") == 2
+    assert names.count("cast") == 4
 
 
 def test_a_compiler_without_kernels_for_it_is_asked() -> None:

@@ -347,6 +347,7 @@ class MapLayout:
             computed in vain.
         narrow: where there are no more channels than half of the columns, half as many are
             computed, and so on down to this number.
+        bfloat16: times as many products per second as of float32 that convolutions of bfloat16 do.
         dense, depthwise, windows: speed of kernels of convolutions, of depthwise ones, and of
             pooling and resizing, as shares of that of channels-last ones.
     """
@@ -356,6 +357,7 @@ class MapLayout:
     preferred: bool = True
     columns: int = 16
     narrow: int = 8
+    bfloat16: float = 1.0
     dense: float = 1.0
     depthwise: float = 1.0
     windows: float = 1.0

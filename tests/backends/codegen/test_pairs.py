@@ -221,7 +221,8 @@ def test_convolutions_and_their_gradients(case, target):
     back = ConvGradInput(*common, spatial)
     body, operands = channels_last(back, values(rng, y.shape, dt.bfloat16), weight)
     names = [k.kernel.name for k in lowered(body, operands, (), target).launches]
-    assert any(word_of(target) in name for name in names)
+    # With vectors, zeros between the cells of dy cost more than words save.
+    assert any(word_of(target) in name for name in names) == (target.matrices or stride == 1)
     check(body, operands, outputs // groups * weight[0, 0].size, (), runner(target, case), target)
 
 
@@ -241,7 +242,9 @@ def test_gradients_in_the_weight(case, target):
     body, operands = channels_last(op, x, dy, (scale,), lambda z, s: Mul()(z, s))
     names = [k.kernel.name for k in lowered(body, operands, (), target).launches]
     wide = min(channels, outputs) >= 16
-    assert any(word_of(target) in name for name in names) == (wide and y[:, 0].size >= 16)
+    cells = np.prod([n + 2 * padding for n in spatial]) / y[0, 0].size
+    few = target.matrices or cells < 1.9 or (weight[0, 0].size == 1 and not padding)
+    assert any(word_of(target) in name for name in names) == (wide and few and y[:, 0].size >= 16)
     check(body, operands, y[:, 0].size, (), runner(target, case), target)
 
 

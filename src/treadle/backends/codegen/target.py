@@ -58,7 +58,12 @@ class Target:
         """
         columns = self.vector_bytes // 2
         known = (
-            MapLayout("channels-last", columns=columns, narrow=min(8, columns // 2)),
+            MapLayout(
+                "channels-last",
+                columns=columns,
+                narrow=min(8, columns // 2),
+                bfloat16=(12.0 if self.matrices else 1.9) if self.dot_bfloat16 else 1.0,
+            ),
             MapLayout("blocked", 16, dense=0.98, depthwise=1.15, windows=0.7),
             *(
                 MapLayout(f"blocked-{n}", n, dense=0.98, depthwise=1.15, windows=0.7)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.backends.api import Support, no, yes
 from treadle.backends.codegen.contraction.api import Answer, Request
 from treadle.backends.codegen.contraction.pairs.lower import MOST_SHIFTS, unit_of
 from treadle.backends.codegen.contraction.pairs.packed import LINES
+from treadle.backends.codegen.contraction.pairs.tiles import Unit
 from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Reading, Refused
 from treadle.backends.codegen.contraction.shared.form import Form
 from treadle.backends.codegen.contraction.shared.launch import Launches
@@ -32,7 +34,7 @@ from treadle.backends.codegen.contraction.weights.kernel import (
 )
 from treadle.backends.codegen.contraction.weights.pairs import lower_weight_pairs
 from treadle.backends.codegen.target import Target
-from treadle.backends.codegen.views import extents
+from treadle.backends.codegen.views import Strided, extents
 from treadle.backends.program import Lowered, Ref
 from treadle.base.estimates import estimate, is_many
 from treadle.base.symbol import Dim, Expr, is_identical
@@ -57,6 +59,9 @@ _PACKED = 256 << 10
 """Most bytes of packed rows."""
 _STACK = 1 << 20
 """Most bytes of the sums of an item."""
+_VAIN = 1.9
+"""Cells for each that a window begins at, from which products of float32 take less time than those
+of all cells by vectors of bfloat16."""
 _ITEM = 1 << 21
 """Arithmetic operations that make an item worth its own turn."""
 _ITEMS = 8
@@ -135,13 +140,8 @@ def lower(request: Request) -> Answer:
             b, a = Matrix.of("input", types[0], x), b.transposed()
             problem = Problem((groups,), shape[1], channels, k, a, b, extras, results, epilogue)
             return Reading(problem, reader.constants)
-    # A cell that no window meets would bring its NaN to the sums of all.
-    covered = taps == 1 or all(n >= step for n, step in zip(kernel, op.strides, strict=True))
-    wide = min(channels, outputs) >= LINES  # Words of fewer channels are mostly empty.
-    fits = groups == 1 and covered and wide and taps <= MOST_SHIFTS
-    if unit is not None and fits and not whole.is_open:  # Shifts are a table of numbers.
-        given = views[0], views[1]
-        return lower_weight_pairs(body, anchor, given, target, unit)
+    if unit is not None and not whole.is_open and _pays(op, views, (*kernel,), unit):
+        return lower_weight_pairs(body, anchor, (views[0], views[1]), target, unit)
     launches = Launches(whole, target, reader.constants)
     plan = _plan(launches, channels, taps, target)
     if plan.sums * plan.tile.dtype.itemsize > _STACK:
@@ -160,6 +160,24 @@ def lower(request: Request) -> Answer:
     if source.reach >= 1 << 31:
         return no("size-limit", "offsets into the operand do not fit in 31 bits")
     return _launch(launches, plan, op, source, part)
+
+
+def _pays(
+    op: ConvGradWeight, views: Sequence[Strided], kernel: tuple[int, ...], unit: Unit
+) -> bool:
+    """Return whether products of words, one for every tap, compute the gradient in less time."""
+    shapes = [tuple(map(int, view.shape)) for view in views]
+    (_, channels, *_), (_, outputs, *positions) = shapes
+    taps = math.prod(kernel)
+    # A cell that no window meets would bring its NaN to the sums of all.
+    covered = taps == 1 or all(n >= step for n, step in zip(kernel, op.strides, strict=True))
+    wide = min(channels, outputs) >= LINES  # Words of fewer channels are mostly empty.
+    if op.groups > 1 or not covered or not wide or taps > MOST_SHIFTS:
+        return False
+    cells = [int(n) for n in forward_part(op, shapes[0], kernel)[0].extents]
+    if unit.matrices or (taps == 1 and cells == list(shapes[0][2:])):
+        return True  # With one tap, cells that no window begins at are left out.
+    return math.prod(cells) <= _VAIN * math.prod(positions)
 
 
 def _plan(launches: Launches, channels: int, taps: int, target: Target) -> _Plan:
