@@ -188,6 +188,7 @@ def test_damaged_archives_of_arrays_are_refused(tmp_path: Path) -> None:
         ("options", [1], "its options are no object"),
         ("inputs", [["x"]], "is no text"),
         ("outputs", [{}], "is no text"),
+        ("open", 1.5, "is no text"),
     ],
 )
 def test_models_that_lie_are_refused(field: str, value: Any, problem: str, tmp_path: Path) -> None:

@@ -279,6 +279,8 @@ def _model(
     text = entry.get("open")
     opened = None
     if text is not None:
+        if not isinstance(text, str):
+            raise ValueError("its graph for other extents is no text")
         opened = OpenGraph(graph, lambda: parse(text, arrays) if text else graph)
     cases = [
         Case(
