@@ -331,7 +331,21 @@ class OpNode(NetworkNode):
         return f"{self.type}({self.name or self.id}: {self.inputs} -> {self.outputs})"
 
 
-class Host2DeviceCopy(OpNode):
+class _Source(OpNode):
+    """An operator without operands, and with one result."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of what it gives."""
+        return self.outputs[0].partial_shape
+
+    @property
+    def dtype(self) -> Any:
+        """Its element type."""
+        return self.outputs[0].dtype
+
+
+class Host2DeviceCopy(_Source):
     """An input of the network; data comes from the host."""
 
     type = "Host2DeviceCopy"
@@ -341,16 +355,6 @@ class Host2DeviceCopy(OpNode):
     ) -> None:
         super().__init__(None, [], name, numbers)
         self.outputs = [VarNode(self, 0, type_, name)]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The extents of the input."""
-        return self.outputs[0].partial_shape
-
-    @property
-    def dtype(self) -> Any:
-        """Its element type."""
-        return self.outputs[0].dtype
 
 
 class GetVarShape(OpNode):
@@ -391,7 +395,7 @@ def _of_extents(var: VarNode) -> TensorType:
     return TensorType(int32, (var.ndim,))
 
 
-class ConstOpBase(OpNode):
+class ConstOpBase(_Source):
     """A constant."""
 
     def get_value(self) -> np.ndarray[Any, Any]:
@@ -405,16 +409,6 @@ class ConstOpBase(OpNode):
     def numpy(self) -> np.ndarray[Any, Any]:
         """The array, by another name."""
         return self.get_value()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its extents."""
-        return self.outputs[0].partial_shape
-
-    @property
-    def dtype(self) -> Any:
-        """Its element type."""
-        return self.outputs[0].dtype
 
 
 class ReadOnlyOpNode(OpNode):

@@ -4,8 +4,7 @@
 `WinogradConvGradWeight`, where that is modelled to be faster. Those of bfloat16 are then computed
 in float32, and rounded: tiles of 4 x 4 save three of four products, instructions for pairs save one
 of two. The model counts multiplications and additions, and prices what else is done per number in
-the time of as many of them; the prices were
-measured with this package's kernels.
+the time of as many of them; the prices were measured with this package's kernels.
 """
 
 from __future__ import annotations
