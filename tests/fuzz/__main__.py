@@ -34,6 +34,8 @@ from treadle.backends.cpu.host import flags, target_for
 KNOWN = Path(__file__).with_name("known.toml")
 PATIENCE = 180.0
 """Seconds without an answer after which a worker has hung."""
+TURN = 5.0
+"""Seconds that asking every worker once takes at most."""
 PER_PROCESS = 40
 """Programs after which a worker is replaced by one for another target."""
 INTERPRETED = " interpreted"
@@ -132,12 +134,12 @@ class Worker:
             bufsize=1,
         )
         self.job: dict[str, Any] = {}
-        self.since = 0.0
+        self.waited = 0.0  # seconds in which somebody listened
         self.count = 0
 
     def ask(self, job: dict[str, Any]) -> None:
         """Hand it a job."""
-        self.job, self.since, self.count = job, time.monotonic(), self.count + 1
+        self.job, self.waited, self.count = job, 0.0, self.count + 1
         if self.process.stdin is not None:
             try:
                 self.process.stdin.write(json.dumps(job) + "\n")
@@ -215,7 +217,12 @@ class Run:
         end = time.monotonic() + seconds
         for worker in self.workers:
             self._ask(worker)
+        looked = time.monotonic()
         while any(w.job for w in self.workers):
+            # A process that is stopped, as for a measurement beside it, does not wait.
+            passed, looked = time.monotonic() - looked, time.monotonic()
+            for worker in self.workers:
+                worker.waited += min(passed, TURN)
             for i, worker in enumerate(self.workers):
                 answer = self._heard(worker)
                 if answer is None:
@@ -242,7 +249,7 @@ class Run:
             if ready.select(0.2):
                 return worker.answer()
         patience = PATIENCE * (5 if worker.target.endswith(INTERPRETED) else 1)
-        if time.monotonic() - worker.since > patience:
+        if worker.waited > patience:
             return {"died": f"no answer in {patience:.0f} s"}
         return None
 

@@ -67,9 +67,14 @@ class AnsweringProcess:
         output, lines = cast(IO[str], process.stdout), queue.Queue[str]()
         reader = threading.Thread(target=lambda: lines.put(output.readline()), daemon=True)
         reader.start()
-        try:
-            line = lines.get(timeout=seconds)
-        except queue.Empty:
+        line, waited = None, 0.0
+        while line is None and waited < seconds:
+            # In turns: where both processes are stopped, the time until they go on is one turn.
+            turn = min(seconds - waited, 1.0)
+            with contextlib.suppress(queue.Empty):
+                line = lines.get(timeout=turn)
+            waited += turn
+        if line is None:
             self.stop()
             return {"lost": f"no answer in {seconds:.0f} s"}
         if not line:
