@@ -41,6 +41,24 @@ def in_code(text: str, openings: frozenset[str]) -> Iterator[tuple[int, str]]:
             yield line, f'a docstring begins with "{first[0]}"'
 
 
+def in_functions(text: str, leaning: frozenset[str]) -> Iterator[tuple[int, str]]:
+    """Yield the line and fault of functions' docstrings that no reader understands alone.
+
+    Args:
+        text: of a module.
+        leaning: first words that lean on something outside; a single word says too little as well.
+    """
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        words = (ast.get_docstring(node) or "").split()
+        first = _WORD.match(words[0]) if words else None
+        if len(words) == 1:
+            yield node.lineno, f'the docstring of {node.name} is one word, "{words[0]}"'
+        elif first is not None and first[0] in leaning:
+            yield node.lineno, f'the docstring of {node.name} begins with "{first[0]}"'
+
+
 def in_help(text: str, openings: frozenset[str]) -> Iterator[tuple[int, str]]:
     """Yield the line and opening of help texts of options that begin with one of these words."""
     for node in ast.walk(ast.parse(text)):
@@ -65,10 +83,12 @@ def findings(root: Path) -> list[str]:
     """Return all places below a checkout's root, as `path:line: finding`."""
     raw = tomllib.loads((root / "budget.toml").read_text(encoding="utf-8"))["wording"]
     openings, words = frozenset(raw["openings"]), dict(raw["words"])
+    leaning = frozenset(raw["leaning"])
     found = []
     for path in sorted((root / "src" / "treadle").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        places = (*in_code(text, openings), *in_help(text, openings))
+        code = in_code(text, openings), in_functions(text, leaning), in_help(text, openings)
+        places = [place for found_in in code for place in found_in]
         found += [f"{path.relative_to(root)}:{n}: {what}" for n, what in places]
     pages = [*root.glob("*.md"), *(root / "docs").glob("*.md")]
     for path in sorted(p for p in pages if p.name not in ("CHANGELOG.md", "style.md")):

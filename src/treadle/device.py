@@ -363,7 +363,7 @@ def set_prealloc_config(
     growth_factor: float = 2.0,
     device_type: str = DeviceType.CUDA,
 ) -> None:
-    """Have a GPU's driver asked for more memory than is wanted, which then serves what comes next.
+    """Ask a GPU's driver for more memory than is wanted, to serve later requests from.
 
     Other kinds of devices ask for nothing ahead: a call for one warns once.
 

@@ -45,7 +45,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Let recordings that begin from now on keep everything."""
+    """Keep everything in recordings that begin from now on."""
     eviction.SETTINGS.enabled = False
 
 

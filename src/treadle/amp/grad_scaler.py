@@ -134,7 +134,7 @@ class GradScaler:
         return self
 
     def _mark(self, tensors: list[Tensor]) -> None:
-        """In a capture: gradients count only where all are finite; what is left of them is 0."""
+        """Count gradients in a capture only where all are finite; elsewhere they are left at 0."""
         capture = capturing()
         if capture is None:
             return
@@ -147,7 +147,7 @@ class GradScaler:
         self._found._reset(F.logical_or(self._found, ~F.all(F.stack(finite))))
 
     def update(self, new_scale: float | None = None) -> None:
-        """Let the factor grow or shrink by what `unscale` has found, or set it.
+        """Adapt the factor to what `unscale` has found, or set it.
 
         Args:
             new_scale: the factor from now on.

@@ -69,7 +69,7 @@ class Array:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents."""
+        """The extents of the axes."""
         return tuple(self.real_part.shape)
 
     @property

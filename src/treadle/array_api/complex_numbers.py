@@ -175,7 +175,7 @@ def tanh(a: Tensor, b: Tensor) -> Pair:
 
 
 def _turned(function: Callable[[Tensor, Tensor], Pair]) -> Callable[[Tensor, Tensor], Pair]:
-    """From f(z) to -i f(i z): circular functions from hyperbolic ones."""
+    """Return z -> -i f(i z) for f(z), which makes circular functions of hyperbolic ones."""
 
     def turned(a: Tensor, b: Tensor) -> Pair:
         real, imag = function(-b, a)
@@ -185,7 +185,7 @@ def _turned(function: Callable[[Tensor, Tensor], Pair]) -> Callable[[Tensor, Ten
 
 
 def cos(a: Tensor, b: Tensor) -> Pair:
-    """Cosine."""
+    """Return the cosine of a + b i."""
     return cosh(-b, a)
 
 

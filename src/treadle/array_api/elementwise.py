@@ -251,7 +251,7 @@ def _binary(
 
 
 def _remainder(x: Tensor, y: Tensor) -> Tensor:
-    """With the divisor's sign, as Python has it; Treadle's own is C's for floats."""
+    """Return the remainder with the divisor's sign, as in Python; `ew.Mod` is C's for floats."""
     rest = apply(ew.Mod(), x, y)
     if x.dtype not in dtypes.REAL:
         return rest

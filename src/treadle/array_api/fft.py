@@ -109,7 +109,7 @@ def fft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "back
 
 
 def ifft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
-    """Its inverse."""
+    """Inverse discrete Fourier transform along an axis."""
     return _whole("ifft", x, n, axis, norm, False)
 
 
@@ -148,7 +148,7 @@ def ifftn(
     axes: Sequence[int] | None = None,
     norm: Norm = "backward",
 ) -> Array:
-    """Its inverse."""
+    """Inverse discrete Fourier transform over several axes."""
     x = _complex("ifftn", x)
     for axis, n in _several(x, s, axes):
         x = ifft(x, n=n, axis=axis, norm=norm)
@@ -230,7 +230,7 @@ def hfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "bac
 
 
 def ihfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
-    """Its inverse."""
+    """The Hermitian half of the inverse transform of real samples; inverse of `hfft`."""
     return ew.conj(rfft(x, n=n, axis=axis, norm=_SWAPPED.get(norm, norm)))
 
 
@@ -246,7 +246,7 @@ def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None)
 
 
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Array:
-    """Those of a transform of real samples."""
+    """The frequencies of a transform of n real samples, d apart: n // 2 + 1 of them."""
     kind = dtypes.DEFAULTS["real floating"] if dtype is None else dtype
     return ew.divide(arange(n // 2 + 1, dtype=kind, device=device), n * d)
 

@@ -91,7 +91,7 @@ def _real_only(name: str, x: Array) -> None:
 
 
 def _largest(x: Array) -> Array:
-    """By what a matrix is divided so that no square overflows: its largest real or imaginary part.
+    """Return the largest real or imaginary part of each matrix; divided by it, no square overflows.
 
     1 where that is 0 or not finite.
     """
@@ -148,7 +148,7 @@ def _eliminated(a: Array, b: Array) -> tuple[Array, Array, Array]:
 
 
 def det(x: Array, /) -> Array:
-    """Determinants."""
+    """Determinants of square matrices (..., n, n), by Gaussian elimination: shape (...)."""
     x = _matrices("det", x, square=True)
     _, pivots, swaps = _eliminated(x, x[..., :, :0])
     turned = ew.subtract(1.0, astype(ew.multiply(ew.remainder(swaps, 2), 2), x.dtype))

@@ -291,7 +291,7 @@ class EarlyCallback(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, tensor: Tensor, grad: Any, /) -> Any:
-        """As any callback."""
+        """Return the gradient in place of `grad`, or None to keep it, as any callback does."""
 
 
 def _notices(entries: list[_Attached]) -> Callable[[Any, Tensor], None] | None:

@@ -72,7 +72,7 @@ class Node:
         return self.limit >= 0
 
     def clear(self) -> None:
-        """Let go of everything saved; traces that still point here count as constants."""
+        """Drop everything that is saved; traces that still point here count as constants."""
         self.limit = -1
         self.inputs = ()
         self.outputs = ()
@@ -96,7 +96,7 @@ class KeptNode(Node):
     results: Results
 
     def clear(self) -> None:
-        """As for any node."""
+        """Drop everything that is saved, and the results."""
         super().clear()
         del self.results
 
@@ -300,7 +300,7 @@ _TAPES = _Tapes()
 
 
 def current() -> Tape:
-    """This thread's tape."""
+    """Return this thread's tape."""
     if _TAPES.tape is None:
         _TAPES.tape = Tape()
     return _TAPES.tape
@@ -308,7 +308,7 @@ def current() -> Tape:
 
 @contextmanager
 def no_grad() -> Iterator[None]:
-    """Nothing inside the block is recorded on this thread."""
+    """Record nothing on this thread inside the block."""
     hook = LOCAL.hook
     recording = isinstance(hook, Tape)
     if recording:
@@ -321,7 +321,7 @@ def no_grad() -> Iterator[None]:
 
 
 def need_tape() -> None:
-    """Have a function that is captured to be differentiated from outside run op by op instead.
+    """Run a function op by op that is captured to be differentiated from outside.
 
     Its graph does not hold what the caller adds to the tape, such as a gradient the user wrote.
     """
@@ -330,7 +330,7 @@ def need_tape() -> None:
 
 
 def owe(result: Tensor) -> None:
-    """Have backward go through a result that this process has no use for, from a zero cotangent.
+    """Register a result without use in this process, for backward to start from with zeros.
 
     So it is with what was sent to another process, which sends its gradient back.
     """
@@ -339,7 +339,7 @@ def owe(result: Tensor) -> None:
 
 
 def involve(value: Tensor) -> None:
-    """Have backward compute the gradient of a value made here, so that its op's rule runs."""
+    """Register a value made here, for backward to compute its gradient by its op's rule."""
     tape = current()
     if tape.managers:
         tape.leaf(value)

@@ -290,7 +290,7 @@ class Carrying(Protocol):
     """
 
     def offers(self, index: int, /) -> Mapping[str, Offer]:
-        """By the library's name, what this process has of it for device `index`."""
+        """Return, by the name of a library, what this process has of it for device `index`."""
         ...
 
 

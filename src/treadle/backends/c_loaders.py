@@ -190,7 +190,7 @@ class _Dynamic:
 
 @contextmanager
 def dynamic_parameter(path: str, arrays: Sequence[Array]) -> Iterator[None]:
-    """Inside, the first model to run gets arrays in memory of its library's device.
+    """Give the arrays to the first model that runs in the block, in memory of its library's device.
 
     Args:
         path: of the library, whose functions `copr_param_device_ptr_malloc`, `..._h2d` and

@@ -205,7 +205,7 @@ class ForeignOp:
         values: Mapping[str, Any],
         stream: int,
     ) -> None:
-        """Have "forward" or "backward" put its work into a stream of CUDA.
+        """Call "forward" or "backward" to put its work into a CUDA stream.
 
         Args:
             which: the function.
@@ -327,7 +327,7 @@ GUARD = 64
 
 @contextmanager
 def guarded(fill: int) -> Iterator[None]:
-    """Inside, results lie between bytes that are looked at, and hold the byte `fill` at first.
+    """Surround results in the block with guard bytes that are checked, and fill them with `fill`.
 
     Functions that write beside their results raise `NumericError`.
     """

@@ -82,7 +82,7 @@ def tiers(backend: Any, kernels: Sequence[Kernel]) -> list[str]:
 
 
 def op_count(backend: Any, kernels: Sequence[Kernel]) -> str:
-    """For how many ops it has kernels; what engines take, they say of each op with its types."""
+    """Return for how many ops a backend has kernels; engines decide op by op, from the types."""
     if isinstance(backend, Engine):
         return f"all {len(_ops())}" if backend.priority == 0 else "when asked"
     return str(len({k.op for k in kernels} & _ops()))

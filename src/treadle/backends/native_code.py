@@ -63,7 +63,7 @@ class Executable(Protocol):
     def profile(
         self, bases: npt.NDArray[np.int64], times: npt.NDArray[np.int64], start: int = 0, /
     ) -> int:
-        """As `run`, and notes in `times` when each launch ran.
+        """Run the program as `run` does, and note in `times` when each launch ran.
 
         `times` has a row per step: start and end of its last turn in nanoseconds of the monotonic
         clock, and, added to what stands there, the nanoseconds of all its turns and their number.
@@ -167,7 +167,7 @@ class NativeLoader(Protocol):
         ...
 
     def set_threads(self, count: int, /) -> int:
-        """Let so many share it; returns how many it was before."""
+        """Share programs' work among `count` threads; returns how many there were before."""
         ...
 
 

@@ -261,7 +261,7 @@ class WatchedExecutable(Protocol):
         watch: Watch,
         /,
     ) -> int:
-        """As `DeviceExecutable.run`, with every instruction that launches submitted by `watch`.
+        """Run the program as `DeviceExecutable.run` does, with every launch submitted by `watch`.
 
         Launches are submitted one by one, whatever else a run would make of them.
         """
@@ -433,7 +433,7 @@ class LayoutCompiler(Protocol):
 
     @property
     def layouts(self) -> tuple[MapLayout, ...]:
-        """Those it takes besides row-major, the best one first."""
+        """Layouts that it takes besides row-major, the best one first."""
         ...
 
 
@@ -486,7 +486,7 @@ class MeasuringCompiler(Protocol):
         ...
 
     def watch(self) -> AbstractContextManager[list[Watched]]:
-        """Inside, programs are compiled anew, and what can be tuned of them is collected."""
+        """Compile programs anew in the block, and collect what can be tuned of them."""
         ...
 
     def tune(
@@ -505,7 +505,7 @@ class CompilingEngine(Engine, Protocol):
     """An engine that also compiles programs."""
 
     def compiler(self) -> Compiler:
-        """Its compiler; the same one at every call."""
+        """Return the engine's compiler; the same one at every call."""
         ...
 
 
@@ -537,7 +537,7 @@ class LibraryCompiler(Compiler, Protocol):
     """A compiler whose code runs without it."""
 
     def build(self, program: Program, /) -> Executable:
-        """As every compiler; on the host."""
+        """Build a program that the host runs."""
         ...
 
     def linked(self, programs: Sequence[Program], prefix: str, /) -> Linked:
@@ -553,7 +553,7 @@ class ShippingCompiler(Compiler, Protocol):
     """A compiler whose programs run in processes that cannot compile, on other machines as well."""
 
     def build(self, program: Program, /) -> Executable:
-        """As every compiler; on the host, whatever ops are lowered for."""
+        """Build a program that this host runs, whatever target its ops are lowered for."""
         ...
 
     def toward(self, target: str, /) -> ShippingCompiler:

@@ -116,7 +116,7 @@ class Entry:
         return self.backend.open(index if self.visible is None else self.visible[index])
 
     def kernels(self) -> Sequence[Kernel]:
-        """Its kernels; a backend need not have the method."""
+        """Return the backend's kernels; none where it has no such method."""
         listed = getattr(self.backend, "kernels", None)
         return () if listed is None else tuple(listed())
 

@@ -97,7 +97,7 @@ class Recording(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it, after what was submitted of it."""
+        """Free the recording, after all that was submitted of it has run."""
         ...
 
 

@@ -79,7 +79,7 @@ class WritingExecutable(Protocol):
     """An executable that writes its results where it is told to, which saves a copy of each."""
 
     def run_into(self, payloads: Sequence[Any], results: Sequence[Any], /) -> None:
-        """As `run`, into these payloads."""
+        """Run the program as `run` does, and write the results into these payloads."""
         ...
 
 

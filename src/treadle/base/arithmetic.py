@@ -117,7 +117,7 @@ class Writer:
         return self.apply(_OF[atom.function], self.of(atom.x), self.of(atom.y))
 
     def ask(self, relation: Relation) -> None:
-        """Have evaluation end where the relation does not hold."""
+        """End evaluation where the relation does not hold."""
         at = self.of(relation.expr)
         self._rows.append((_ASKING[relation.kind], at, at, at))
 

@@ -41,14 +41,14 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> None:
-        """Nothing; or LeftOutError, for a module of Treadle."""
+        """Raise LeftOutError for a module of Treadle that is left out; find nothing else."""
         if name.startswith("treadle."):
             # Without `name`: `from treadle import module` would swallow the error if it had one.
             raise LeftOutError(left_out(name))
 
 
 def install(folder: str) -> None:
-    """Have modules that are left out raise an error that names the distribution.
+    """Make imports of modules that are left out raise an error that names the distribution.
 
     Args:
         folder: where the package is.

@@ -223,7 +223,7 @@ def of_child(changes: Mapping[str, str], without: Iterable[str] = ()) -> dict[st
 
 
 def add_python_path(folder: Path) -> None:
-    """Have the Python of every process that is started from here on look into a folder first."""
+    """Put a folder first on the module path of Python processes started from here on."""
     known = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), known]))
 

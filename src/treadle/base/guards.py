@@ -40,7 +40,7 @@ def recording_guards() -> Iterator[dict[Relation, None]]:
 
 @contextmanager
 def asking_nothing() -> Iterator[None]:
-    """Inside, extents are equal if they are identical, as in type rules; the call is not asked."""
+    """Compare extents by identity alone in the block, as type rules do, without asking the call."""
     asked = DECISIONS.set(None)
     try:
         yield

@@ -58,7 +58,7 @@ _CALLERS: list[str] = []
 
 
 def pass_over(folder: str) -> None:
-    """Have lines of a framework that runs ops for the user, below `folder`, be nobody's."""
+    """Attribute no lines below `folder` to the user: a framework there runs ops for them."""
     _CALLERS.append(os.path.join(folder, ""))
 
 

@@ -143,7 +143,7 @@ def install_capture(capture: Capturing | None, hook: Hook | None = None) -> None
 
 
 def capturing() -> Capturing | None:
-    """This thread's capture, if there is one."""
+    """Return this thread's capture; None if there is none."""
     return LOCAL.capture if ACTIVE.count else None
 
 

@@ -64,7 +64,7 @@ OBSERVER = _Slot()
 
 
 def observe(observer: Observer | None) -> None:
-    """Let somebody watch, or nobody.
+    """Set the observer of launches, or remove it with None.
 
     Raises:
         RuntimeError: somebody else watches.
@@ -79,9 +79,7 @@ _READERS: list[Callable[[Any], Any]] = []
 
 
 def read_by(reader: Callable[[Any], Any]) -> None:
-    """Have tensors of another framework read by `reader`: it returns arrays, None of what it does
-    not know.
-    """
+    """Register a reader of another framework's tensors: it returns arrays, None for others."""
     _READERS.append(reader)
 
 

@@ -67,7 +67,7 @@ class Runtime:
         return keep
 
     def after(self, cause: Cause, forget: Callable[[], object]) -> None:
-        """Have `forget` called whenever the cause changes, in the order of these calls."""
+        """Call `forget` whenever the cause changes, in the order of registration."""
         self._after[cause].append(forget)
 
     def invalidate(self, *causes: Cause) -> None:

@@ -25,7 +25,7 @@ _REFUSED: list[type] = []
 
 
 def allow(*classes: C) -> None:
-    """Let files hold objects of these classes and of those derived from them.
+    """Allow files to hold objects of these classes and of those derived from them.
 
     Every class derived from `Module` is allowed as it is.
 

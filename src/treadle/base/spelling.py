@@ -395,7 +395,7 @@ class Constructed(abc.ABCMeta):
 
         @property
         def __signature__(cls) -> inspect.Signature:
-            """That of the constructor, which this type's own call would hide."""
+            """Signature of the constructor, which this type's own call would hide."""
             whole = inspect.signature(cls.__init__)
             return whole.replace(parameters=list(whole.parameters.values())[1:])
 

@@ -92,7 +92,7 @@ class Apply:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """As for symbols, behind all of them."""
+        """Key of the order, behind those of all symbols."""
         return 1, self.function, _order(self.x), _order(self.y)
 
     @property

@@ -25,7 +25,7 @@ PASSING = frozenset((contextlib.__file__, functools.__file__))
 
 
 def install() -> None:
-    """Have uncaught errors of this process, in its threads and in notebooks, shown so."""
+    """Shorten tracebacks of uncaught errors in this process, its threads and notebooks."""
     before, in_threads = sys.excepthook, threading.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, tb: TracebackType | None, /) -> None:
@@ -63,7 +63,7 @@ def _install_in_notebook() -> None:
 
 @contextlib.contextmanager
 def shortened(error: BaseException, tb: TracebackType | None) -> Iterator[TracebackType | None]:
-    """While inside, the error and its causes have short tracebacks; gives that for `tb`.
+    """Shorten the tracebacks of the error and its causes in the block; yields the one for `tb`.
 
     An interrupt keeps its own: it says where the program was, in our frames as well.
     """
@@ -91,7 +91,7 @@ _HOW = f"{TRACEBACK.names[0]}=full"
 
 
 def _quiet(error: BaseException) -> None:
-    """Of what led to an error of ours, and happened in our frames alone, show the message at most.
+    """Hide causes that lie in our frames alone behind an error of ours, except for their messages.
 
     What was only being handled at the time is how Treadle looks things up.
     """

@@ -64,7 +64,7 @@ def printable(text: str) -> str:
 
 
 def printable_text(text: str) -> str:
-    """As `printable`, but with the line breaks and tabs of a text."""
+    """Make text printable as `printable` does, but keep its line breaks and tabs."""
     return "".join(c if c in "\n\t" else printable(c) for c in text)
 
 

@@ -60,7 +60,7 @@ class Late:
         return TyperCommand(self.name, help=self.summary, rich_help_panel=self.panel)
 
     def module(self) -> Any:
-        """Its module."""
+        """Import the command's module."""
         room = f"{self.room}." if self.room else ""
         return importlib.import_module(f"treadle.cli.{room}{self.name}")
 

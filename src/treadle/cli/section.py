@@ -35,7 +35,7 @@ class Section:
     notes: Sequence[str] = ()
 
     def text(self) -> str:
-        """As it is printed."""
+        """Return the section as it is printed."""
         if not self.rows:
             return f"{self.title}: none"
         notes = [f"  {note}" for note in self.notes]

@@ -41,7 +41,7 @@ class AnsweringProcess:
         return self._answer(process, 600)
 
     def ask(self, line: str, seconds: float) -> dict[str, Any]:
-        """Its answer to a line; {"lost": what became of it} if there is none in time."""
+        """Return the process's answer to a line, or {"lost": reason} if there is none in time."""
         if self.process is None:
             self.start()
         process = self.process

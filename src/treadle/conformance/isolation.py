@@ -61,7 +61,7 @@ def _converts(buffer: object) -> bool:
 
 
 def copies_share_nothing(subject: Subject) -> None:
-    """Neither the array that was uploaded nor the one that came back is the device's memory."""
+    """Check that neither the uploaded array nor the downloaded one is the device's memory."""
     source = np.arange(16, dtype=np.int32)
     array = subject.resident(source)
     source[:] = -1

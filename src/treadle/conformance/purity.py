@@ -83,7 +83,7 @@ def hidden_when_asked(found: dict[str, Any]) -> None:
 
 
 def gone_when_switched_off(found: dict[str, Any]) -> None:
-    """With TREADLE_BACKENDS=off its devices are refused and the framework is whole."""
+    """Check that TREADLE_BACKENDS=off refuses its devices and leaves the framework whole."""
     require(not found["off"], f"with TREADLE_BACKENDS=off: {found['off']}")
 
 

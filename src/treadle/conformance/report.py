@@ -62,7 +62,7 @@ def _case(suite: ElementTree.Element, result: Result) -> None:
 
 
 def _clean(text: str) -> str:
-    """Without characters that XML does not have."""
+    """Return the text with "?" for characters that XML does not have."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 

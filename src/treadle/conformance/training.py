@@ -190,7 +190,7 @@ def follows(
 
 
 def mixed_precision(subject: Subject) -> Measured:
-    """With products in bfloat16 the curve stays close."""
+    """Check that the curve stays close with products in bfloat16."""
     return follows(subject, mlp, _mixed, allowed=0.1)
 
 

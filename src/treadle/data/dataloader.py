@@ -180,7 +180,7 @@ class DataLoader:
         return {"epoch": progress.epoch, "position": progress.position, "sampler": sampler}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration start where `state_dict` was taken.
+        """Start the next iteration where `state_dict` was taken.
 
         Raises:
             TypeError: the dataset is a stream.

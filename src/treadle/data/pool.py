@@ -169,7 +169,7 @@ class WorkerPool:
             self._send(worker, BeginEpoch(self._epoch, seed))
 
     def submit(self, index: int, batch: int, work: Work) -> None:
-        """Let worker `index` make a batch."""
+        """Give a batch to worker `index` to make."""
         worker = self._workers[index]
         task = Task(self._epoch, batch, work)
         worker.tasks[batch] = task

@@ -103,7 +103,7 @@ class MapSampler(Sampler):
         return share
 
     def leave_out(self, count: int) -> None:
-        """Have the next epoch leave out so many samples of its order, over all ranks."""
+        """Leave `count` samples, over all ranks, out of the order of the next epoch."""
         self._left_out = count
 
     def _follow(self) -> None:

@@ -41,7 +41,7 @@ def _offers(kind: str, index: int) -> dict[str, carriers.Offer]:
 
 
 def prefer(backend: str) -> bool:
-    """Let libraries carry arrays, or none, by the name of a backend; whether none did before."""
+    """Choose by a backend's name whether libraries carry arrays; returns whether none did."""
     return carriers.hold(backend not in DIRECT)
 
 

@@ -120,7 +120,7 @@ def all_gather(inp: Tensor, group: Group = WORLD, device: Any = None, axis: int 
 def reduce_scatter_sum(
     inp: Tensor, group: Group = WORLD, device: Any = None, axis: int = 0
 ) -> Tensor:
-    """Of the sum, cut along an axis into as many parts as there are ranks, this rank's part.
+    """Return this rank's part of the sum, which is cut along an axis into one part per rank.
 
     Raises `ShapeError` where the axis does not divide evenly, else as `all_reduce_sum`.
     """
@@ -138,7 +138,7 @@ def gather(inp: Tensor, group: Group = WORLD, device: Any = None, axis: int = 0)
 
 
 def scatter(inp: Tensor | None, group: Group = WORLD, device: Any = None, axis: int = 0) -> Tensor:
-    """This rank's part of the first rank's tensor, cut along an axis; others may pass None.
+    """Return this rank's part of the first rank's tensor, cut along an axis; others may pass None.
 
     Raises `ShapeError` where the axis does not divide evenly, else as `all_reduce_sum`.
     """

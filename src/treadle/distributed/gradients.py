@@ -152,7 +152,7 @@ class AllreduceCallback(EarlyCallback):
         return "" if self._bucket_of is None else self._bucket_of(param)
 
     def _add_named(self, grad: Tensor, name: str) -> TensorFuture:
-        """Into its own bucket, which begins once it has as many gradients as the last time."""
+        """Add a gradient to its name's bucket, which begins with as many as the last time."""
         key = name, grad._kind
         if key not in self._named:
             self._named[key] = _Bucket(self._group, self._kind, name)
@@ -306,7 +306,7 @@ class _Bucket:
         return self._handle is None or self._handle.done()
 
     def wait(self) -> None:
-        """Have all futures hold their results."""
+        """Wait until all futures hold their results."""
         if self._handle is not None:
             self._finish()
 

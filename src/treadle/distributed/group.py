@@ -122,7 +122,7 @@ class Group:
         return world is None or len({world.machines[r] for r in self._ranks}) == 1
 
     def joined(self) -> tuple[str, int]:
-        """Its name and size, by which ops know it; this process joins it first.
+        """Return the name and size by which ops know the group; this process joins it first.
 
         Raises:
             AssertionError: this process is in no group, or not in this one.

@@ -61,11 +61,11 @@ class JobFolder:
         return self.path / f"result-{rank}"
 
     def failure(self, rank: int) -> Path:
-        """Its `Failure`, pickled."""
+        """Return the path of a rank's pickled `Failure`."""
         return self.path / f"failure-{rank}"
 
     def alive(self, rank: int) -> Path:
-        """Its lock; the file holds its process's number."""
+        """Return the path of a rank's lock; the file holds its process's number."""
         return self.path / f"rank-{rank}.lock"
 
     @staticmethod
@@ -135,7 +135,7 @@ def command(count: int, *program: str, shrinks: bool = False) -> list[str]:
 
 
 def _require_ulfm(starter: str) -> None:
-    """Only Open MPI has its fault tolerance, from version 5 on."""
+    """Raise CommunicationError unless the launcher is Open MPI 5 or later, which has ULFM."""
     said = subprocess.run([starter, "--version"], capture_output=True, text=True, check=False)
     version = re.search(r"\(Open MPI\) (\d+)", said.stdout)
     if version is None or int(version[1]) < 5:
@@ -289,7 +289,7 @@ def _forward(source: IO[str] | None, target: Callable[[], TextIO], tail: deque[s
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Have the launcher of MPI end its ranks and itself."""
+    """End MPI's launcher, and with it its ranks."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             return

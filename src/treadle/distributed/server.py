@@ -71,7 +71,7 @@ class _Store:
         self._barriers: dict[str, list[int]] = {}
 
     def connect(self) -> bool:
-        """Answer."""
+        """Return True: the server answers."""
         return True
 
     def set(self, key: str, text: str) -> bool:
@@ -332,14 +332,14 @@ def address() -> tuple[str, int]:
 
 
 def client() -> Client:
-    """This process's connection to the job's server."""
+    """Return this process's connection to the job's server."""
     if _Job.client is None:
         _Job.client = Client(*_Job.where)
     return _Job.client
 
 
 def close() -> None:
-    """Let go of the server, and of the connection to it."""
+    """Close the connection to the server, and the server itself where it runs here."""
     if _Job.client is not None:
         _Job.client.close()
     if _Job.server is not None:

@@ -106,7 +106,7 @@ def require_resilience(where: str) -> None:
 
 
 def _settle(world: Communicator) -> None:
-    """Have everything that knows the world know the new one."""
+    """Tell everything that knows the world about the new one."""
     groups.shrink_to(world)
     WORLD.reset(range(world.size))
     set_log_prefix(f"[rank {world.rank}] " if not rename_lines(world.rank) else "")

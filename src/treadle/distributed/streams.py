@@ -24,7 +24,7 @@ class RankStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of the other stream."""
+        """Encoding of the other stream."""
         return self._target.encoding
 
     @property
@@ -33,7 +33,7 @@ class RankStream(io.TextIOBase):
         return self._target.buffer
 
     def writable(self) -> bool:
-        """True."""
+        """Return True: lines can always be written."""
         return True
 
     def fileno(self) -> int:
@@ -61,13 +61,13 @@ class RankStream(io.TextIOBase):
 
 
 def name_lines(rank: int) -> None:
-    """Have what this process prints from now on say its rank."""
+    """Prefix all lines that this process prints from now on with its rank."""
     prefix = f"[rank {rank}] "
     sys.stdout, sys.stderr = RankStream(sys.stdout, prefix), RankStream(sys.stderr, prefix)
 
 
 def rename_lines(rank: int) -> bool:
-    """Have lines say another rank from now on; whether they said one."""
+    """Change the rank that printed lines begin with; returns whether they began with one."""
     named = [s for s in (sys.stdout, sys.stderr) if isinstance(s, RankStream)]
     for stream in named:
         stream.prefix = f"[rank {rank}] "

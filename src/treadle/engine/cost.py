@@ -30,7 +30,7 @@ _SHARED = 4
 
 
 def rates_of(info: DeviceInfo) -> Rates:
-    """Those of a device whose programs are compiled; none of their parts has to be started."""
+    """Return the rates of a device with compiled programs, whose parts need not be started."""
     flops, bandwidth = info.flops or CARD.flops, info.bandwidth or CARD.bandwidth
     return Rates(flops, bandwidth, CARD.launch / _SHARED)
 

@@ -96,7 +96,7 @@ class Stages:
 
     @cached_property
     def divided(self) -> Divided | None:
-        """Its parts, if it is on several devices; each passes the stages by itself."""
+        """Parts of a program on several devices, which pass the stages by themselves; else None."""
         return self.target.divide(self.source, self.report)
 
     def _pass(self, name: str, stage: Callable[[Any, CompileReport], After], before: Any) -> After:

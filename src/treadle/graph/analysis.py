@@ -245,7 +245,7 @@ class DataNode:
 
     @property
     def shape(self) -> Any:
-        """Extents."""
+        """The extents of the axes."""
         return self.type.shape
 
     @property

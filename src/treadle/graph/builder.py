@@ -92,7 +92,7 @@ class GraphBuilder:
         return GraphOperand(self, value)
 
     def adopt(self, values: Iterable[Value], *, as_inputs: bool = False) -> None:
-        """Let the builder use values of another graph; `as_inputs`: as inputs of this one."""
+        """Register values of another graph with the builder; `as_inputs`: as inputs of this one."""
         for value in values:
             self._symbolic |= not value.type.is_static
             self._values.add(value)

@@ -105,7 +105,7 @@ def remake(node: Node, op: Op, inputs: tuple[Value, ...]) -> Node:
 
 
 def unnamed(node: Node, inputs: tuple[Value, ...]) -> Node:
-    """As `remake` with the node's own op, for a graph that knows no names and no groups."""
+    """Return the node on other inputs, as `remake` does, without names and groups."""
     if all([a is b or _alike(a, b) for a, b in zip(inputs, node.inputs, strict=True)]):
         return _moved(node, inputs, named=False)
     return Node(node.op, inputs, node.loc)

@@ -44,7 +44,7 @@ def _broadcast(m: Found) -> Value | None:
 
 
 def _sum_of_nothing(m: Found) -> Value | None:
-    """Along no axis, or along axes of extent 1, there is nothing to add."""
+    """Replace a sum along no axis, or along axes of extent 1, by a reshape."""
     if any(m["x"].type.shape[axis] != 1 for axis in m.attribute("", "axes")):
         return None
     return _reshape(m)

@@ -223,7 +223,7 @@ class _Elimination:
 
 
 def _cheapest(costs: Vector, matrix: Matrix) -> Vector:
-    """For each state of a neighbor, the cost of the best answer to it."""
+    """Return for each state of a neighbor the cost of the best answer to it."""
     columns = zip(*matrix, strict=True)
     return [min(c + x for c, x in zip(costs, column, strict=True)) for column in columns]
 

@@ -169,7 +169,7 @@ def _written(value: Value) -> tuple[list[tuple[list[Range], Value]], Value]:
 
 
 def _add_update(m: Found) -> Value | None:
-    """Instead of adding two tensors that are zero where the other is not."""
+    """Write one more box in place of adding a tensor that is zero where the other is not."""
     mine = _ranges(m.nodes["inner"].op, m.type.shape)
     boxes, base = _written(m["x"])
     if mine is None or not boxes or m["x"].type != m.type or not _is_zero(base, m):

@@ -72,7 +72,7 @@ def _with_constant(op: Op, value: bool, stays: bool) -> Rule:
 
 
 def _integers(build: Build) -> Build:
-    """Only where the operands are integers: NaN compares unlike any number."""
+    """Restrict a rule to integer operands: NaN compares unlike any number."""
 
     def checked(m: Found) -> Any:
         return build(m) if m["x"].type.dtype.name in _ALL_INTEGERS else None

@@ -34,7 +34,7 @@ class StageRules:
 
 
 def registered(node: Node) -> str:
-    """Only ops of the registry have a text form and an oracle that others can find."""
+    """Require an op of the registry: others have no text form, and no oracle to be found."""
     if REGISTRY.get(node.op.name) is type(node.op):
         return ""
     return f"the op {node.op.name} is not registered"

@@ -161,7 +161,7 @@ def _run(folder: Path) -> ModuleType:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let code import the repository's other files, and write nothing among them."""
+    """Make the repository's files importable in the block, without writing bytecode among them."""
     writes = sys.dont_write_bytecode
     sys.path.insert(0, str(folder))
     sys.dont_write_bytecode = True

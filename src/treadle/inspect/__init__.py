@@ -64,7 +64,7 @@ class Inspected:
 
     @property
     def options(self) -> Options:
-        """Of the compilation."""
+        """Options of the compilation."""
         return self.stages.source.options
 
     @property

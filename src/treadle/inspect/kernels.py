@@ -83,7 +83,7 @@ def kernels(plan: Plan, compiler: Compiler, profile: Profile | None) -> tuple[Ke
 def _texts(
     compiler: Compiler, ranked: Iterable[tuple[Any, _Use]], measured: bool
 ) -> Iterable[KernelText]:
-    """With their texts, until the page has enough of them."""
+    """Yield kernels with their texts, until the page has enough of them."""
     left = MOST_TEXT
     for kernel, use in ranked:
         text = compiler.inspect(Launch(kernel, ()), "kernel")

@@ -42,7 +42,7 @@ def _inside(node: Node) -> Iterator[Node]:
 
 
 def whereabouts(captured: Graph, compiled: Graph) -> dict[Node, tuple[int, ...]]:
-    """For every captured op the nodes of the compiled graph in which it lives on.
+    """Return for every captured op the nodes of the compiled graph in which it lives on.
 
     Ops are told by source line, name and result, and among equals by their order. One that is not
     found like that may hold its result with the axes in another order, be computed on integers, or

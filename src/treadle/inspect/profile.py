@@ -262,7 +262,7 @@ def limits_text(limits: Limits | None) -> tuple[str, ...]:
 
 
 def rates_in(profile: Profile | None) -> Rates:
-    """Those with which a program's times are predicted; the CPU's, as long as it did not run."""
+    """Return the rates that predict a program's times; the CPU's as long as it has not run."""
     return RATES["cpu"] if profile is None else profile.rates
 
 

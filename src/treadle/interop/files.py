@@ -18,5 +18,5 @@ def _dumped(source: SizedStream) -> list[Any]:
 
 
 def read_foreign_models() -> None:
-    """Have every reader of model files take those that MegEngine's own runtime dumped, too."""
+    """Register files that MegEngine's own runtime dumped with every reader of model files."""
     read_also(Foreign(is_megengines, _dumped))

@@ -122,7 +122,7 @@ class Binding:
         self._look_natively()
 
     def _look_natively(self) -> None:
-        """Have calls run by what looks at handles and runs in one, where there is such a thing."""
+        """Set up native code that looks at handles and runs in one, where there is any."""
         executor = self.executor
         if isinstance(executor, Executor | Instance) and not self._needs_python:
             self._run_if_unchanged = executor.run_if_unchanged

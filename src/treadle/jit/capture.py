@@ -76,7 +76,7 @@ class _Turn:
         self.lock = threading.RLock()
 
     def renew(self) -> None:
-        """In a child process: whoever held the lock did not come along."""
+        """Make the lock anew in a child process, whose holder stayed with the parent."""
         self.lock = threading.RLock()
 
 
@@ -270,7 +270,7 @@ class Capture:
         return self._builder.at(self._builder.loc, name, self._builder.called)
 
     def called(self, name: str) -> AbstractContextManager[None]:
-        """Inside the block, ops stand at a node of another format, whose name their results get."""
+        """Place ops of the block at a node of another format, whose name their results get."""
         return self._builder.at(Loc(name), self._builder.group, name)
 
     # -- values ----------------------------------------------------------------------------
@@ -462,7 +462,7 @@ def _order(sources: Sequence[Source]) -> list[int]:
 
 
 def _carry(op: Op, inputs: Sequence[Tensor], results: Sequence[Tensor], device: CompNode) -> None:
-    """Let results stay quantized, and tagged, as they do when ops run one by one."""
+    """Mark results as quantized, and tagged, as they are when ops run one by one."""
     types = [t._data.operand.type for t in inputs], [t._data.operand.type for t in results]
     kinds = result_kinds(op, [t._kind for t in inputs], *types, device)
     for result, kind in zip(results, kinds, strict=True):
@@ -471,7 +471,7 @@ def _carry(op: Op, inputs: Sequence[Tensor], results: Sequence[Tensor], device: 
 
 @contextmanager
 def recording(capture: Capture) -> Iterator[None]:
-    """Let the capture see this thread's ops, in place of whoever saw them before."""
+    """Send this thread's ops to the capture in the block, in place of whoever saw them before."""
     hook, outer = LOCAL.hook, LOCAL.capture
     install_capture(capture)
     try:

@@ -104,12 +104,12 @@ class Compiled(Generic[P, R]):
         return call_recorded(variant.binding(), variant.rule, variant.extents, tape, leaves)
 
     def _agree(self, variant: Variant) -> None:
-        """Before the first run, with the other processes of the groups that it speaks to."""
+        """Agree on the order of messages with the groups' other processes, before the first run."""
         agree_on_order(variant.captured.graph)
         self._runs = True
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As a method: one program per instance, kept with the instance."""
+        """Return the compiled method of an instance; one program per instance, kept with it."""
         if instance is None:
             return self
         name = f"_compiled_{name_of(self._function)}"

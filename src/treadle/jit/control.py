@@ -344,7 +344,7 @@ class _Region(Capture):
         self._outer.watch_grad(tensor)
 
     def rebound(self, tensor: Tensor, value: Tensor, /) -> None:
-        """Only what the region made itself may be rebound."""
+        """Raise TraceError if a tensor is rebound that the region has not made itself."""
         if type(tensor._data) is not Symbol or tensor._data.capture is not self:
             raise TraceError(
                 "jit",

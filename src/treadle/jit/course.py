@@ -102,7 +102,7 @@ class Course:
 
 
 def _difference(old: RecordedOp, new: RecordedOp) -> str:
-    """In MegEngine's words, or nothing."""
+    """Return how recorded ops differ, in MegEngine's words; an empty text if they do not."""
     if old.op != new.op or len(old.given) != len(new.given):
         return "operator mismatch"
     for before, now in zip(old.given, new.given, strict=True):

@@ -59,7 +59,7 @@ class Scopes:
 
     @property
     def scope(self) -> str:
-        """Their names, with dots."""
+        """Names of the running modules, joined by dots."""
         return ".".join(name for _, name in self._stack if name)
 
     def launch(self, op: Op, launch: Callable[..., Any], /) -> Callable[..., Any]:
@@ -67,7 +67,7 @@ class Scopes:
         return launch
 
     def program(self, name: str, run: Callable[[], Any], /) -> Any:
-        """Nor are programs."""
+        """Run a program: programs are not observed."""
         return run()
 
     def module(self, module: Any, inputs: tuple[Any, ...], forward: Callable[[], Any], /) -> Any:

@@ -265,7 +265,7 @@ def model_for_axes(
     captured: CapturedCall,
     axes: Mapping[int, Mapping[int, str]],
 ) -> Model:
-    """As `model_for_extents`, with symbols for some axes of arguments, which are all tensors.
+    """Return `model_for_extents` with symbols for some axes of arguments, which are all tensors.
 
     Args:
         function: runs once more.

@@ -56,11 +56,11 @@ class Openings:
         return known.met(extents)
 
     def close(self, structure: Any, names: Iterable[str]) -> None:
-        """Have the extents of symbols be numbers for good."""
+        """Fix the extents that these symbols stand for as numbers, for good."""
         self._found[structure].close(set(names))
 
     def close_all(self, structure: Any) -> None:
-        """Have all extents be numbers for good."""
+        """Fix all extents as numbers, for good."""
         self._found[structure].close_all()
 
 

@@ -50,7 +50,7 @@ class Watch:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """Let ops run inside."""
+        """Run ops unseen in the block."""
         LOCAL.capture = None
         try:
             yield
@@ -58,7 +58,7 @@ class Watch:
             LOCAL.capture = self
 
     def interrupt(self) -> None:
-        """Nobody saw what tensors became for a while: operands are not compared from here on."""
+        """Stop comparing operands from here on: nobody saw what tensors became for a while."""
         self._whole = False
 
     # -- which tensor is which -------------------------------------------------------------

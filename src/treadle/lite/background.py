@@ -18,7 +18,7 @@ class Background:
         self._running: list[Future[None]] = []
 
     def submit(self, run: Callable[[], None]) -> None:
-        """Have something run after all that was submitted before."""
+        """Submit a function to run after all that was submitted before."""
         with self._lock:
             if self._worker is None or self._process != os.getpid():  # a fork has no threads
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="lite")

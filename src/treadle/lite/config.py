@@ -166,7 +166,7 @@ class LiteIO:
 
     @property
     def name(self) -> str:
-        """Its name in the model."""
+        """Name of the input or output in the model."""
         return self._name
 
     @name.setter

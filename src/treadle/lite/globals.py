@@ -104,7 +104,7 @@ class LiteGlobal:
 
     @staticmethod
     def dump_tensorrt_cache() -> None:
-        """Nothing: there is no TensorRT engine."""
+        """Do nothing: there is no TensorRT engine."""
 
     @staticmethod
     def get_device_count(device_type: LiteDeviceType) -> int:
@@ -118,7 +118,7 @@ class LiteGlobal:
 
     @staticmethod
     def try_coalesce_all_free_memory() -> None:
-        """Nothing: memory of runs is planned, and freed with its network."""
+        """Do nothing: memory of runs is planned, and freed with its network."""
 
     @staticmethod
     def register_memory_pair(

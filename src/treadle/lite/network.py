@@ -264,7 +264,7 @@ class LiteNetwork:
     # -- callbacks -------------------------------------------------------------------------
 
     def async_with_callback(self, async_callback: Callable[[], int]) -> None:
-        """Let `forward` return at once, and call back when a run is done."""
+        """Make `forward` return at once, and call back when a run is done."""
         self._done = _function("async_with_callback", async_callback)
 
     def set_start_callback(self, start_callback: Callback) -> None:
@@ -330,7 +330,7 @@ class LiteNetwork:
         self._inplace = True
 
     def use_tensorrt(self) -> None:
-        """There is no TensorRT engine.
+        """Raise RuntimeError: there is no TensorRT engine.
 
         Raises:
             RuntimeError: always.
@@ -346,7 +346,7 @@ class LiteNetwork:
         """Accepted: kernels follow the engine's model and its record of measurements."""
 
     def set_network_algo_workspace_limit(self, size_limit: int) -> None:
-        """Let values and scratch memory take so many bytes at most; 0: no limit.
+        """Limit the bytes of values and scratch memory; 0: no limit.
 
         What does not fit is made again instead of being kept, where that helps.
         """
@@ -385,7 +385,7 @@ class LiteNetwork:
 
 
 def _asked(asked: Sequence[LiteIO], ends: Sequence[LiteIO]) -> dict[str, LiteIO]:
-    """By name, a model's ends as they were asked for; ValueError where it has no such end."""
+    """Return a model's ends by name, with the settings asked for; ValueError for others."""
     there = {end.name: end for end in ends}
     for io in asked:
         if io.name not in there:

@@ -89,7 +89,7 @@ class PlacedTensor(LiteTensor):
 
     @property
     def is_continue(self) -> bool:
-        """Always: a device's memory is dense."""
+        """True: a device's memory is always dense."""
         return True
 
     @property
@@ -133,7 +133,7 @@ class PlacedTensor(LiteTensor):
         self._no_host_memory("slice")
 
     def get_ctypes_memory(self) -> ctypes.c_void_p:
-        """There is no address that the host can read.
+        """Raise RuntimeError: the host can read no address of the device's memory.
 
         Raises:
             RuntimeError: always.

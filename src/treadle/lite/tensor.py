@@ -174,7 +174,7 @@ class LiteTensor:
         return int(self._array.nbytes)
 
     def update(self) -> None:
-        """For MegEngine's programs: properties are always those of the memory."""
+        """Do nothing, for MegEngine's programs: properties are always those of the memory."""
 
     # -- contents --------------------------------------------------------------------------
 

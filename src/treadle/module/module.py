@@ -200,7 +200,7 @@ class Module(metaclass=Constructed):
         return (x for x in self._flat(None, False, with_parent) if isinstance(x[1], Module))
 
     def modules(self, *, with_parent: bool = False) -> Iterator[Any]:
-        """This module and all modules below it."""
+        """Iterate over this module and all modules below it, each once."""
         return _unnamed(self.named_modules(None, with_parent), with_parent)
 
     def named_modules(self, prefix: str | None = None, with_parent: bool = False) -> Iterator[Any]:

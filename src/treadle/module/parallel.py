@@ -61,7 +61,7 @@ class _Joined(Function):
 
 
 def _part(x: Tensor, group: Group) -> Tensor:
-    """This rank's part along the last axis."""
+    """Return this rank's part of x along the last axis."""
     part: Tensor = F.split(x, group.size, axis=-1)[group.rank]
     return part
 

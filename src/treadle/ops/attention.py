@@ -150,7 +150,7 @@ class Attention(Composite):
     def cotangents(
         self, q: V, k: V, v: V, mask: tuple[V, ...], dy: V, needs: tuple[bool, ...]
     ) -> tuple[V | None, ...]:
-        """Those of the inputs that `needs` asks for, from the cotangent dy of the result."""
+        """Return the cotangents of the inputs that `needs` asks for, from the result's, dy."""
         weights = self._weights(q, k, mask)
         dq = dk = dv = dmask = None
         if needs[2]:

@@ -54,7 +54,7 @@ MOST_POSITIONS = 1 << 30
 
 
 def _ranges(cache: TensorType, first: int, ring: bool) -> tuple[IndexRange, ...]:
-    """Of starts, ends and rows."""
+    """Return the ranges of starts, ends and rows, the operands from `first` on."""
     sequences = cache.shape[0]
     end = MOST_POSITIONS if ring else cache.shape[2] + 1
     return ((first, 0, end), (first + 1, 0, end), (first + 2, 0, sequences))

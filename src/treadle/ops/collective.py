@@ -77,7 +77,7 @@ class Collective(Op):
             )
 
     def reference(self, x: Array) -> Array:
-        """Among the processes of the group; in a group of one, the operand."""
+        """Compute the collective among the processes of the group; in a group of one, copy x."""
         if self.world == 1:
             return np.array(x)
         comm = self.communicator()

@@ -306,7 +306,7 @@ _ENGINES: dict[str, BlobRunner] = {}
 
 
 def blob_engine(name: str, run: BlobRunner) -> None:
-    """Let `run(blob, arrays)` execute the blobs of the engine `name` in this process."""
+    """Register `run(blob, arrays)`, which executes blobs of the engine `name` in this process."""
     _ENGINES[name] = run
 
 

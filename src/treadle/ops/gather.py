@@ -479,7 +479,7 @@ def numbering() -> Numbering:
 
 @contextmanager
 def numbering_anew() -> Iterator[None]:
-    """Inside, extents that data decide have the names that they have in every other such block.
+    """Number extents that data decide anew in the block, so that all such blocks give equal names.
 
     What is remembered of types in one is then found in the next one.
     """

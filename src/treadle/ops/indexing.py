@@ -105,7 +105,7 @@ def getitem(x: T, index: Any) -> T:
 
 
 def between(x: T, start: Any, stop: Any, step: Any) -> T:
-    """`x[start:stop:step]`."""
+    """Return `x[start:stop:step]`."""
     return getitem(x, slice(start, stop, step))
 
 

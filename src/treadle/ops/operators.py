@@ -65,7 +65,7 @@ class Operators:
         raise NotImplementedError
 
     def _as_operand_of(self: T, op: Op) -> T:
-        """This operand as mixed precision hands it to `op`; only tensors are cast."""
+        """Return this operand as mixed precision hands it to `op`; only tensors are cast."""
         return self
 
     def is_operand(self, other: object) -> bool:

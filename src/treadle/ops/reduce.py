@@ -37,7 +37,7 @@ def _total(op: Reduce, x: Array) -> Array:
 
 
 def _samples(cls: type[Reduce]) -> tuple[Sample, ...]:
-    """For reductions without kinks that know a result for no elements."""
+    """Return samples of reductions without kinks that know a result for no elements."""
     return (
         Sample(cls((1,)), (Arg((3, 4)),)),
         Sample(cls((0, 2), True), (Arg((2, 3, 2)),)),
@@ -140,7 +140,7 @@ class Prod(Reduce):
 
 
 def _product_of_others(x: V, axes: tuple[int, ...]) -> V:
-    """At each element the product of all others along `axes`."""
+    """Return for each element the product of all others along `axes`."""
     shape, last = x.type.shape, x.type.ndim - len(axes)
     kept = tuple(i for i in range(x.type.ndim) if i not in axes)
     order = (*kept, *axes)

@@ -57,7 +57,7 @@ class WinogradConv(Winograd):
 
     @property
     def effective_padding(self) -> Padding:
-        """That of the convolution it computes; with `transposed` of one with the turned kernel."""
+        """Padding of the convolution it computes; `transposed`: of that with the turned kernel."""
         if not self.transposed:
             return self.padding
         return tuple((2 - low, 2 - high) for low, high in self.padding)

@@ -230,11 +230,11 @@ class Optimizer(metaclass=Constructed):
         self.clear_grad()
 
     def backward(self, loss: Any) -> None:
-        """Not here: gradients come from `GradManager`. Raises NotImplementedError."""
+        """Raise NotImplementedError: gradients come from `GradManager`."""
         raise NotImplementedError("use autodiff.GradManager().backward(loss)")
 
     def bcast_param(self) -> None:
-        """Not here: raises NotImplementedError and names the replacement."""
+        """Raise NotImplementedError: `distributed.bcast_list_` takes its place."""
         raise NotImplementedError("use distributed.bcast_list_(module.parameters())")
 
     # -- saving ----------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class ShardedOptimizer:
 
     @property
     def param_groups(self) -> list[Group]:
-        """Those of the inner optimizer; "params" are this rank's parts."""
+        """Groups of the inner optimizer; "params" are this rank's parts."""
         return self.inner.param_groups
 
     def step(self) -> ShardedOptimizer:
@@ -157,7 +157,7 @@ class _Vector:
         self.part = Parameter(mine.numpy(), dtype=mine.dtype, device=mine.device)
 
     def _mine(self) -> Tensor:
-        """This rank's part of the parameters as they are now."""
+        """Return this rank's part of the parameters as they are now."""
         first = 0
         pieces: list[Tensor] = []
         for p in self.params:
@@ -171,7 +171,7 @@ class _Vector:
         return concat(pieces)
 
     def take_apart(self) -> None:
-        """Have this rank's part be that of the parameters, which others may have set."""
+        """Set this rank's part to that of the parameters, which others may have set."""
         self.part._reset(self._mine())
 
     def _join(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -182,7 +182,7 @@ class _Vector:
         return concat(parts)
 
     def summed(self) -> Tensor:
-        """This rank's part of the sum of gradients; a parameter without one counts as zero."""
+        """Return this rank's part of the sum of gradients; missing gradients count as zero."""
         grads = [
             zeros(p.shape, dtype=p.dtype, device=p.device) if p.grad is None else p.grad
             for p in self.params
@@ -200,7 +200,7 @@ class _Vector:
             param._reset(value)
 
     def own_part(self, array: Any) -> Any:
-        """This rank's part of an array for all elements; what is of no such shape, as it is.
+        """Return this rank's part of an array for all elements; a scalar stays as it is.
 
         Raises:
             ShapeError: it is a vector of another length.

@@ -38,7 +38,7 @@ class _FakeQuantize(Module):
         self.enabled = enable
 
     def enable(self) -> None:
-        """Round."""
+        """Round from now on."""
         self.enabled = True
 
     def disable(self) -> None:

@@ -105,7 +105,7 @@ class _Weights:
         return value in self._values
 
     def array(self, value: Value) -> Array:
-        """Its elements."""
+        """Return the elements of a value that follows from constants."""
         data, node = constant_of(value), value.producer
         if data is not None:
             return data.array

@@ -235,13 +235,13 @@ def propagate_qconfig(module: Module, qconfig: QConfig) -> None:
 
 
 def disable_fake_quant(module: Module) -> None:
-    """Let every QAT layer compute without rounding."""
+    """Compute without rounding in every QAT layer."""
     for layer in _qat_layers(module):
         layer.set_fake_quant(False)
 
 
 def enable_fake_quant(module: Module) -> None:
-    """Let every QAT layer round."""
+    """Round in every QAT layer."""
     for layer in _qat_layers(module):
         layer.set_fake_quant(True)
 
@@ -253,7 +253,7 @@ def disable_observer(module: Module) -> None:
 
 
 def enable_observer(module: Module) -> None:
-    """Let the observers of every QAT layer look again."""
+    """Resume observing values in every QAT layer."""
     for layer in _qat_layers(module):
         layer.set_observer(True)
 

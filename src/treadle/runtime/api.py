@@ -55,7 +55,7 @@ class Stream(Protocol):
         ...
 
     def wait(self, event: Event, /) -> None:
-        """Later work starts only after `event`."""
+        """Start later work only after `event`."""
         ...
 
     def synchronize(self) -> None:
@@ -95,7 +95,7 @@ class DoneEvent:
         return None
 
     def since(self, start: Event, /) -> float:
-        """See `TimedEvent`."""
+        """Return the seconds from `start`, an earlier event, to this one."""
         if not isinstance(start, DoneEvent):
             raise TypeError(f"a {type(start).__name__} is an event of another device")
         return self._at - start._at
@@ -128,7 +128,7 @@ class Device(Protocol):
 
     @abstractmethod
     def alloc(self, nbytes: int, /) -> Buffer:
-        """At least `nbytes` (1 or more) of memory aligned to 64 bytes.
+        """Allocate at least `nbytes` (1 or more) of memory aligned to 64 bytes.
 
         Raises `MemoryError` or `OutOfMemory` where there is not enough; the framework then lets
         go of what it can and asks once more.

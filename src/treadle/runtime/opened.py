@@ -194,7 +194,7 @@ class OpenDevice:
                     get_logger().exception("%s failed to free %d bytes", self.name, block.nbytes)
 
     def left_behind(self) -> None:
-        """In a forked child: the device stayed with the parent, and nothing is asked of it here."""
+        """Mark the device as lost in a forked child: it stayed with the parent."""
         why = "it was opened before this process was forked; start processes with 'spawn'"
         self.lost, self.closed = self.lost or why, True
         # Threads that held them did not come along.

@@ -110,7 +110,7 @@ def load(
 
 @contextmanager
 def dmap(map_location: MapLocation) -> Iterator[None]:
-    """Inside, tensors that are loaded go where `map_location` says, as in `load`.
+    """Place tensors that are loaded in the block where `map_location` says, as in `load`.
 
     That holds for `load` without one of its own, and for tensors that `pickle` reads.
     """

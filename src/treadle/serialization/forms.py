@@ -17,7 +17,7 @@ _FORMS: dict[type, tuple[str, Callable[[Any], Any]]] = {}
 
 
 def register_form(cls: type, kind: str, to_plain: Callable[[Any], Any]) -> None:
-    """Let `save` write objects of a class, but not of classes derived from it.
+    """Register a class whose objects `save` writes, but not those of classes derived from it.
 
     Raises:
         KeyError: the kind is not in this module's table.

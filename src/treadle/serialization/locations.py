@@ -35,7 +35,7 @@ def locator(map_location: MapLocation) -> Locate:
 
 
 def current_locator(map_location: MapLocation) -> Locate:
-    """As `locator`; without a location that which `dmap` gave, if any."""
+    """Return `locator(map_location)`; without a location, that of `dmap`, if any."""
     own = Tensor.dmap_callback if map_location is None else None
     return own or locator(map_location)
 

@@ -171,7 +171,7 @@ class Values:
         raise Malformed("a number of NumPy is malformed")
 
     def _check(self, shape: tuple[Any, ...], dtype: np.dtype[Any], raw: bytes | bytearray) -> None:
-        """That an array has as much data as its shape and dtype say, and its dtype is complete."""
+        """Check that an array has as much data as shape and dtype say, and a complete dtype."""
         if dtype not in _DTYPES or id(dtype) in self.unfilled:
             raise Malformed(f"an array has the dtype {dtype}")
         if len(shape) > MAX_NDIM or not all(type(n) is int and 0 <= n < 2**63 for n in shape):

@@ -150,7 +150,7 @@ class Worker:
             work.done(outputs)
 
     def _results(self, batch: list[Work], times: list[float]) -> list[list[Array]]:
-        """Those of each request; moments are added: inputs joined, model run, results parted."""
+        """Return each request's results; adds times: inputs joined, model run, results parted."""
         joined = batch[0].arrays
         if len(batch) > 1:
             columns = zip(*(work.arrays for work in batch), strict=True)

@@ -117,7 +117,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     # -- room ----------------------------------------------------------------------------------
 
     def _find_room(self) -> None:
-        """Have another connection make way, where there are too many of this client, or of all."""
+        """Close a waiting connection, or refuse this one, where there are too many."""
         limits, held = self._limits, cast("set[Connection]", self.connections)
         if self.config.clients[self._address] > limits.client:
             held = {c for c in held if c._address == self._address}
@@ -147,7 +147,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._last.keep_alive = False
 
     def shutdown(self) -> None:
-        """As `part`, and now."""
+        """Close now if no request is under way, else part as `part` does."""
         if self._waiting is not None:
             self._ends.raw.close()
         else:
@@ -185,7 +185,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         return self._scratch[: self._left] if self._memory is None else self._memory
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes have come."""
+        """Take `nbytes` that have come: head, or body."""
         if self._ends.ending:
             return
         if self._left:
@@ -299,7 +299,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._taking = self.loop.call_later(self._limits.seconds, self._untaken)
 
     def resume_writing(self) -> None:
-        """It does, again."""
+        """Stop the clock for clients that do not read, as this one reads again."""
         super().resume_writing()
         self._unwatch()
 

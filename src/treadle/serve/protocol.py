@@ -59,7 +59,7 @@ class End:
 
     @property
     def described(self) -> dict[str, Any]:
-        """As the metadata of a model has it."""
+        """Name, datatype and shape as the metadata of a model has them."""
         shape = [-1 if d is None else d for d in self.shape]
         return {"name": self.name, "datatype": NAMES[self.dtype], "shape": shape}
 

@@ -80,7 +80,7 @@ class Reception(ABC):
         return error_response(refusal)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Serve an ASGI scope."""
         if scope["type"] == "lifespan":
             await _live(receive, send)
         elif scope["type"] == "http":
@@ -128,7 +128,7 @@ class Reception(ABC):
         return self.reserved(size)
 
     def reserved(self, size: int) -> int:
-        """So many bytes, set aside; whoever has them gives them back.
+        """Reserve `size` bytes, which the caller gives back.
 
         Raises:
             Refusal: there is no room.

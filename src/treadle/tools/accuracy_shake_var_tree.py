@@ -30,7 +30,7 @@ def roots(values: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def tree_of(values: Sequence[Mapping[str, Any]]) -> Tree:
-    """From each value that differs first, those that read it and differ as well."""
+    """Return a tree from each value that differs first to those that read it and differ as well."""
     by_name = {v["name"]: v for v in values}
     top = Tree("values that differ")
     shown: set[str] = set()

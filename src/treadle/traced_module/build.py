@@ -45,7 +45,7 @@ class Builder:
         return made
 
     def hold(self, module: Any, path: str) -> None:
-        """Have the traced module of a module, if there is one, hold what others read from it."""
+        """Put what others read of a module onto its traced module, if there is one."""
         made = self._made.get(id(module))
         if made is not None:
             self._take(module, made, path)

@@ -56,7 +56,7 @@ _DEFINITIONS: dict[str, type] = {}
 
 
 def register_definitions(found: Mapping[str, type]) -> None:
-    """Let graphs hold, and files name, definitions of ops: classes that take parameters by name.
+    """Register definitions of ops, which graphs hold and files name: classes with named parameters.
 
     What they make is called with tensors and returns a list of them; `__getstate__` gives the
     parameters.

@@ -28,7 +28,7 @@ _RANDOM = frozenset({"dropout"})
 
 
 def enable_expr_checker() -> None:
-    """From now on run each expression a second time while tracing and compare the results.
+    """Run each expression a second time while tracing, from now on, and compare the results.
 
     A difference is a `TraceError` that names the expression. What draws random numbers, changes
     tensors in place, or is in training mode is not run again.
@@ -37,7 +37,7 @@ def enable_expr_checker() -> None:
 
 
 def disable_default_checker() -> None:
-    """From now on do not check finished graphs for nodes that nothing makes."""
+    """Stop checking finished graphs for nodes that nothing makes."""
     SWITCHES.graphs = False
 
 

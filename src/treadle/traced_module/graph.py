@@ -47,7 +47,7 @@ class InternalGraph:
 
     @property
     def name(self) -> str:
-        """Its name, which stands before those of its nodes in searches."""
+        """Name of the graph, which stands before those of its nodes in searches."""
         return self._name
 
     @name.setter
@@ -106,7 +106,7 @@ class InternalGraph:
                 yield from called._walk(recursive, seen)
 
     def _graphs(self) -> Iterator[InternalGraph]:
-        """This graph and those below it, each once."""
+        """Iterate over this graph and those below it, each once."""
         return iter(dict.fromkeys([self, *(expr.top_graph for expr in self.exprs())]))
 
     def _all_exprs(self) -> Iterator[Expr]:
@@ -175,7 +175,7 @@ class InternalGraph:
         return OPENER.open(self, expr)
 
     def replace_node(self, repl_dict: Mapping[Node, Node]) -> None:
-        """Let all users of some nodes use other nodes; expressions move where that is needed.
+        """Replace nodes by others for all of their users; expressions move where that is needed.
 
         What the new node itself is made of goes on using the old one.
 

@@ -203,7 +203,7 @@ class InsertExprs:
         self._set_modules()
 
     def _place(self) -> int:
-        """Behind the expression that was named, else behind everything that is needed."""
+        """Return the index behind the expression that was named, else behind everything needed."""
         exprs = self._graph._exprs
         if self._after is not None:
             return exprs.index(self._after) + 1 if self._after in exprs else 0

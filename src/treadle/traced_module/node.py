@@ -50,7 +50,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """Its name, unique in its graph.
+        """Name of the node, unique in its graph.
 
         Raises:
             EditError: on assignment, if another node of the graph has the name.

@@ -28,7 +28,7 @@ def needed_for(nodes: Iterable[Node]) -> set[int]:
 
 
 def last_uses(graph: Any) -> dict[int, list[Node]]:
-    """For each expression the nodes that nothing needs after it."""
+    """Return for each expression, by id, the nodes that nothing needs after it."""
     last: dict[Node, Expr] = {}
     for expr in graph._exprs:
         for node in (*expr.inputs, *expr.outputs):
@@ -49,7 +49,7 @@ def renumber_doubles(graph: Any) -> None:
 
 
 def count_users(graph: Any) -> None:
-    """Let every node know its users anew, after expressions were changed by hand."""
+    """Count every node's users anew, after expressions were changed by hand."""
     for expr in graph._all_exprs():
         for node in expr.outputs:
             node.users = []

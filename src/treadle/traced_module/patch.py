@@ -151,7 +151,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
 
 @contextmanager
 def detours(recorder: Any) -> Iterator[None]:
-    """Let a recorder see the calls that this thread makes inside."""
+    """Show a recorder the calls that this thread makes in the block."""
     with _LOCK:
         functions = [
             (f, f.__code__, _detour_code(_function_route(f, _twin(f)), f.__code__))

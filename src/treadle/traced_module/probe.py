@@ -58,7 +58,7 @@ def active() -> Probe | None:
 
 @contextmanager
 def watching(probe: Probe) -> Iterator[None]:
-    """Let a probe see the runs made inside."""
+    """Show a probe the runs made in the block."""
     before, _LOCAL.probe = _LOCAL.probe, probe
     try:
         yield

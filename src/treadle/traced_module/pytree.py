@@ -114,7 +114,7 @@ class TreeDef:
         return all(tree._extract(child, found, strict) for tree, child in pairs)
 
     def paths(self, prefix: str = "") -> Iterator[str]:
-        """For each node a name made of the keys and positions that lead to it."""
+        """Yield for each node a name made of the keys and positions that lead to it."""
         if self.is_node:
             yield prefix
         keys: Iterable[Any] = range(len(self.children))
@@ -175,7 +175,7 @@ def _const_key(value: Any) -> Any:
 
 
 def _const_key_of(aux: Any) -> Any:
-    """Like `_const_key`, for nested constants."""
+    """Return a key of nested constants, of `_const_key` for each."""
     if isinstance(aux, (list, tuple)):
         return tuple(_const_key_of(item) for item in aux)
     return _const_key(aux)
@@ -247,7 +247,7 @@ def register_supported_type(
     flatten_fn: Flatten | None = None,
     unflatten_fn: Unflatten | None = None,
 ) -> None:
-    """Let modules that are traced take and return values of a type.
+    """Register a type of values that traced modules take and return.
 
     Args:
         type: the class.

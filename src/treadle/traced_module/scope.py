@@ -52,7 +52,7 @@ class Scope:
         self.exprs.append(expr)
 
     def bind(self, value: Any, node: Node) -> None:
-        """From now on a value is a node."""
+        """Record that a node stands for a value from now on."""
         self._nodes[id(value)] = (value, node)
 
     def made(self, expr: Expr, value: Any, name: str) -> None:

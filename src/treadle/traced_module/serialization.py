@@ -116,7 +116,7 @@ def _loader_of(expr: Expr) -> Loader | None:
 
 
 def upgrade(graph: InternalGraph) -> None:
-    """Let loaders see the expressions of a graph that was read; their new ones join it."""
+    """Run loaders on the expressions of a graph that was read; their new ones join it."""
     changed = False
     for expr in list(graph._exprs):
         loader = _loader_of(expr)

@@ -46,7 +46,7 @@ class TracedModule(Module):
 
     @property
     def graph(self) -> InternalGraph:
-        """Its graph.
+        """The graph of a module that was called with one structure of arguments.
 
         Raises:
             EditError: it was called with several structures of arguments, or was never called.
@@ -84,7 +84,7 @@ class TracedModule(Module):
         graph.owner = self
 
     def attach(self) -> None:
-        """Let the graphs know whose they are and who calls them; after making or copying one."""
+        """Set the graphs' owner and who calls them, after making or copying a module."""
         for graph in vars(self)["_graphs"]:
             graph.owner = self
             for expr in graph._exprs:

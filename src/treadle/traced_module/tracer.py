@@ -75,7 +75,7 @@ class Tracer:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """See single ops of this thread; whoever saw them before sees them, too."""
+        """Observe single ops of this thread in the block; whoever saw them before still does."""
         self._outer = modes.install(self)
         try:
             yield

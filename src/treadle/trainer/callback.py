@@ -20,7 +20,7 @@ class Run(Protocol):
     is_interrupted: bool
 
     def stop(self) -> None:
-        """Let `fit` end after the running step."""
+        """End `fit` after the running step."""
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint."""

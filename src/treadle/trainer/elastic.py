@@ -159,7 +159,7 @@ class Elastic:
                 self._on_loss(news)
 
     def _go_on(self, before: _Memory) -> None:
-        """With the ranks that are left, from what there was before the step."""
+        """Continue with the ranks that are left, from the state before the step."""
         size = get_world_size()
         lost = after_meeting()
         before.restore()

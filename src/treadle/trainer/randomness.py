@@ -39,7 +39,7 @@ def state() -> dict[str, Any]:
 
 
 def restore(saved: Mapping[str, Any]) -> None:
-    """Let all generators continue where `state` was called."""
+    """Restore all generators to where `state` was called."""
     version, numbers, gauss = saved["python"]
     random.setstate((version, tuple(numbers), gauss))
     name, key, position, has_gauss, cached = saved["numpy"]

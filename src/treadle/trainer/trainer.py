@@ -225,7 +225,7 @@ class Trainer:
         return np.concatenate(outputs)
 
     def stop(self) -> None:
-        """Let `fit` end after the running step."""
+        """End `fit` after the running step."""
         self._is_stopping = True
 
     def fields(self, batch: Any) -> Fields:

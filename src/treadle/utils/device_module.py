@@ -30,7 +30,7 @@ class Event:
         self._where = ""
 
     def record(self, stream: Stream) -> Event:
-        """Be the point after everything that `stream` was given so far; the event."""
+        """Record the point after everything that `stream` was given so far; returns the event."""
         self._point, self._where = stream._queue.record(), str(stream.device)
         return self
 
@@ -120,7 +120,7 @@ class Stream:
         return Event().record(self)
 
     def wait(self, event: Event) -> None:
-        """Have what is submitted from now on start after `event`, of this or another stream."""
+        """Start what is submitted from now on after `event`, of this or another stream."""
         self._queue.wait(event._recorded())
 
     def synchronize(self) -> None:

@@ -45,7 +45,7 @@ from treadle.utils.network_order import as_made, order_of, variables_of
 
 
 def set_symbolic_shape(option: bool) -> bool:
-    """Have `VarNode.shape` be a variable, whose value follows the shape; return the setting before.
+    """Choose whether `VarNode.shape` is a variable that follows it; return the setting before.
 
     It is a tuple of whole numbers until then, as `VarNode.partial_shape` is in any case. Functions
     that take a shape compute with the numbers that it has where they are called. Files in which
@@ -233,7 +233,7 @@ class Network:
     # -- editing ---------------------------------------------------------------------------
 
     def replace_vars(self, repl_dict: Mapping[VarNode, VarNode]) -> None:
-        """Let whoever uses a variable use another one in its place.
+        """Replace variables by others for all that uses them.
 
         What the new variable is computed from keeps using the old one, so `{y: F.relu(y)}`
         inserts an operator behind y.
@@ -262,7 +262,7 @@ class Network:
                 opr.set_inputs([as_varnode(new.astype(old.dtype)) for new, old in pairs])
 
     def replace_oprs(self, repl_dict: Mapping[OpNode, OpNode]) -> None:
-        """Let whoever uses the outputs of an operator use those of another one.
+        """Replace the outputs of operators by those of others for all that uses them.
 
         Raises:
             ValueError: the operators have different numbers of outputs.
@@ -365,7 +365,7 @@ class Network:
 
     @property
     def data_providers_filter(self) -> NodeFilter:
-        """Inputs."""
+        """Filter of the inputs."""
         return self.opr_filter.data_provider()
 
     def get_opr_by_type(self, oprcls: type[OpNode], unique: bool = True) -> Any:

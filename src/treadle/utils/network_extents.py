@@ -37,7 +37,7 @@ class OpenOperators:
 
     @classmethod
     def of(cls, model: Model, known: Mapping[Value, VarNode]) -> OpenOperators | None:
-        """Those of a model; None where its extents are numbers."""
+        """Return the operators of a model with open extents; None where its extents are numbers."""
         if model.opened is None or model.opened.closed is not model.graph:
             return None
         if model.opened.is_fixed:
@@ -98,7 +98,7 @@ class OpenOperators:
 
 
 def refit(every: Sequence[OpNode], known: OpenOperators | None, batch: Mapping[Dim, Dim]) -> None:
-    """Let operators follow inputs that have other extents now: as the file says, or by a guess.
+    """Adapt operators to inputs that have other extents now: as the file says, or by a guess.
 
     `batch` maps the first extent of inputs to the new one, for files that do not say.
 

@@ -91,7 +91,7 @@ class NodeFilter:
         return cls(order_of(dest_vars))
 
     def type(self, node_type: Any) -> NodeFilter:
-        """Those of a class, or of a type by name."""
+        """Return a filter of nodes of a class, or of a type by name."""
         return NodeFilterType(self, node_type)
 
     def check_type(self, node_type: Any) -> NodeFilter:
@@ -99,7 +99,7 @@ class NodeFilter:
         return NodeFilterCheckType(self, node_type)
 
     def not_type(self, node_type: Any) -> NodeFilter:
-        """Those not of a class."""
+        """Return a filter of nodes that are not of a class."""
         return NodeFilterNotType(self, node_type)
 
     def param_provider(self) -> NodeFilter:
@@ -107,11 +107,11 @@ class NodeFilter:
         return _Owners(self, ConstOpBase)
 
     def data_provider(self) -> NodeFilter:
-        """Inputs."""
+        """Return a filter of inputs."""
         return _Owners(self, Host2DeviceCopy)
 
     def name(self, pattern: str, ignorecase: bool = True) -> NodeFilter:
-        """Those whose name matches; see `NodeFilterName`."""
+        """Return a filter of nodes whose name matches; see `NodeFilterName`."""
         return NodeFilterName(self, pattern, ignorecase)
 
     def has_input(self, var: VarNode) -> NodeFilter:

@@ -62,7 +62,7 @@ class _Absent:
 
     @property
     def nbytes(self) -> int:
-        """Of an array of this type; extents that data decides have no number."""
+        """Bytes of an array of this type; extents that data decides have no number."""
         return self.type.nbytes
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -117,7 +117,7 @@ class VarNode(NetworkNode, Tensor):
         self.take_type(owner.outputs[index].type if type_ is None else type_)
 
     def take_type(self, type_: TensorType) -> None:
-        """Be of another shape and element type from here on."""
+        """Change shape and element type from here on."""
         self._data = _Absent(type_, self)
         # One of its own: tables of launches, which go by identity, must not know it.
         self._kind = EagerType(type_.dtype, self._place or default_device())
@@ -132,7 +132,7 @@ class VarNode(NetworkNode, Tensor):
         return self._data.shape
 
     def put(self, place: CompNode | str | None) -> VarNode:
-        """Be on a device from here on, None for where it is; returns itself."""
+        """Move to a device from here on, or stay with None; returns itself."""
         if place is not None:
             self._place = resolve(str(place))
             self._kind = EagerType(self._kind.dtype, self._place)
@@ -166,7 +166,7 @@ class VarNode(NetworkNode, Tensor):
             user.inputs = [before if x is self else x for x in user.inputs]
 
     def become(self, other: VarNode) -> None:
-        """Be what another variable was, which is this one from here on."""
+        """Become what another variable was, which stands for this one from here on."""
         for user in other.users:
             user.inputs = [self if x.key == other.key else x for x in user.inputs]
         self.key, self.id = other.key, other.id
@@ -341,7 +341,7 @@ class _Source(OpNode):
 
     @property
     def dtype(self) -> Any:
-        """Its element type."""
+        """Element type of the output."""
         return self.outputs[0].dtype
 
 

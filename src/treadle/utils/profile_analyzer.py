@@ -285,7 +285,7 @@ class TimeRow:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """As texts, in the order of `TITLES`."""
+        """Values as texts, in the order of `TITLES`."""
         mean, share = f"{self.total / self.calls:.1f}", f"{100 * self.share:.1f} %"
         return (self.name, str(self.calls), f"{self.total:.0f}", mean, f"{self.longest:.0f}", share)
 

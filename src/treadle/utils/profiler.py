@@ -157,7 +157,7 @@ class Profiler:
         self.stop()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """As a decorator: record every call of a function."""
+        """Decorate a function, so that every call of it is recorded."""
 
         @functools.wraps(function)
         def profiled(*args: P.args, **kwargs: P.kwargs) -> R:

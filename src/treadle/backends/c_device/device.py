@@ -58,7 +58,7 @@ class CDevice(Device):
             self.library.call("release", self.handle, buffer.handle)
 
     def part(self, buffer: Memory, offset: int, nbytes: int, /) -> Memory:
-        """See `PartDevice`."""
+        """Return `nbytes` of a buffer from `offset` on, which share its memory."""
         return Memory(buffer.handle, buffer.offset + offset)
 
     def copy_in(self, dst: Memory, src: memoryview, stream: Stream, /) -> None:
@@ -94,7 +94,7 @@ class _Peer(CDevice):
     def copy_peer(
         self, dst: Memory, source: Device, src: Memory, nbytes: int, stream: Stream, /
     ) -> None:
-        """See `PeerDevice`."""
+        """Copy `nbytes` from memory of another device of this library to the start of `dst`."""
         given = (dst.handle, dst.offset, cast(CDevice, source).handle, src.handle, src.offset)
         self.library.call("copy_peer", self.handle, handle_of(stream), *given, nbytes)
 
@@ -104,7 +104,7 @@ class _Queued(CDevice):
         return self.new_stream()
 
     def new_stream(self) -> Stream:
-        """See `QueueDevice`."""
+        """Return a further stream, created by the library."""
         return CStream(self, self.library.made("stream_create", self.handle))
 
 
@@ -164,7 +164,7 @@ class TimedCEvent(CEvent):
     """One that knows when it happened."""
 
     def since(self, start: Event, /) -> float:
-        """See `TimedEvent`."""
+        """Return the seconds from `start`, an earlier event of this device, to this one."""
         if not isinstance(start, CEvent) or start.device is not self.device:
             raise TypeError(f"a {type(start).__name__} is an event of another device")
         seconds = c_double()

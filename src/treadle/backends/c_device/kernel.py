@@ -71,7 +71,7 @@ class _Plan:
             return self._made()
 
     def give_back(self, filled: _Filled) -> None:
-        """It may be taken again."""
+        """Make a call's structures free to be taken again."""
         self._free.append(filled)
 
     def _made(self) -> _Filled:
@@ -110,7 +110,7 @@ class Launcher:
         self._plans: dict[tuple[int, ...], _Plan] = {}
 
     def kernel(self) -> Kernel:
-        """It, as the framework wants it."""
+        """Return the framework's kernel that calls the library."""
         return Kernel(self._op.decode(errors="replace"), self.run, self.supports)
 
     def supports(self, op: Op, types: Sequence[TensorType], /) -> Support:
@@ -141,7 +141,7 @@ class Launcher:
         stream: Stream,
         /,
     ) -> None:
-        """See `KernelFunction`."""
+        """Run the library's kernel on a stream; a status other than 0 is an error."""
         operands = (*ins, *outs)
         # Those who launch keep types and attributes; a plan keeps them, too, and so their numbers.
         key = (id(attributes), *[id(operand.type) for operand in operands])

@@ -71,7 +71,7 @@ def digest() -> str:
 
 @contextmanager
 def trying(choices: Choices) -> Iterator[None]:
-    """Have these choices win over the record."""
+    """Use these choices in the block, in place of recorded ones."""
     token = _TRIED.set((choices, _digest(choices)))
     try:
         yield

@@ -204,7 +204,7 @@ class Blocked:
 
     @property
     def shape(self) -> Dims:
-        """Without what fills up the last block."""
+        """Shape [N, C, *S] without the channels that fill up the last block."""
         return sizes_of((self.whole.shape[0], self.channels, *self.whole.shape[3:]))
 
     def as_images(self) -> Strided | None:

@@ -77,7 +77,7 @@ class Cpu(Backend):
             return no("device-feature", str(error))
 
     def assemble(self, symbols: Sequence[str], text: str, /) -> Mapping[str, int]:
-        """See `backends.native_code.Assembling`."""
+        """Return the addresses of a module's functions, compiled and loaded for good."""
         from treadle.backends.cpu.native import toolchain
 
         library = toolchain().load_module(symbols, text)
@@ -85,13 +85,13 @@ class Cpu(Backend):
         return library.addresses
 
     def run_address(self) -> int:
-        """See `backends.native_code.Assembling`."""
+        """Return the address of the executor's function that runs programs."""
         from treadle.backends.cpu.native import runtime
 
         return runtime().run_address
 
     def pool_address(self) -> int:
-        """See `backends.native_code.Assembling`."""
+        """Return the address of the thread pool, which is started if it does not run."""
         from treadle.backends.cpu.pool import PROCESS, start
 
         return PROCESS.address or start()

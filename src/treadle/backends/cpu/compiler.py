@@ -98,7 +98,7 @@ class NativeCompiler:
         return self.executable(program)
 
     def executable(self, program: Program) -> NativeExecutable:
-        """As `build`, for a single op, which needs no memory besides its results."""
+        """Return the executable of a single op, which needs no memory besides its results."""
         from treadle.backends.cpu import generators
 
         kernels = {run.kernel for run in runs_of(program.steps)}.union(program.beside)

@@ -123,7 +123,7 @@ def bind(op: Op, types: Sequence[TensorType]) -> BoundLaunch | Support:
 
 
 def try_bind(op: Op, types: Sequence[TensorType]) -> BoundLaunch | Support:
-    """As `bind`; a defect of the generator costs speed, not the result, and is logged."""
+    """Return what `bind` does; a defect of the generator is logged and refused: it costs speed."""
     try:
         return bind(op, types)
     except OutOfMemory:

@@ -78,7 +78,7 @@ def translate(
 
 @contextlib.contextmanager
 def _loops_as_they_are() -> Iterator[None]:
-    """Without LLVM's strength reduction in loops, which took up to two thirds of its time.
+    """Switch LLVM's strength reduction of loops off in the block; it took up to 2/3 of its time.
 
     Generators write loops with pointers that are moved on, so it found nothing to gain: kernels
     were measured to be as fast without it, and products of few rows to be faster.

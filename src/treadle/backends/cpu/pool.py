@@ -159,7 +159,7 @@ def _checked(count: int | str, where: str) -> int:
 
 
 def _after_fork() -> None:
-    """In a child: no worker came along, and a lock may be held by a thread that did not either."""
+    """Forget the pool in a forked child, which has no workers and whose lock nobody may release."""
     PROCESS.pool, PROCESS.address = None, None
     PROCESS.lock = threading.RLock()
 

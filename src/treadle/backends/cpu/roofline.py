@@ -93,7 +93,7 @@ def units_of(target: Target) -> dict[str, tuple[DType, DType, DType]]:
 
 
 def products(target: Target, unit: str, items: int, turns: int = _TURNS) -> tuple[Program, int]:
-    """As `arithmetic`, of such instructions."""
+    """Return a program of a unit's dot products on registers over one base, and its operations."""
     sums, a, b = units_of(target)[unit]
     terms = 4 // a.itemsize
     if target.matrices:

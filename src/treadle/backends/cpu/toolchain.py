@@ -172,7 +172,7 @@ class Toolchain:
             return [library]
 
     def fetch(self, symbols: Sequence[str]) -> list[Library] | None:
-        """As `load`, of what is in the process or the cache already; None where something is not.
+        """Return libraries that the process or the cache has already; None where one is missing.
 
         Symbols that were loaded together are found together.
         """

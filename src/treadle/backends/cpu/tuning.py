@@ -102,7 +102,7 @@ def tune(watched: Sequence[Watched], lower: Lower, bind: Bind, seconds: float) -
 
 
 def tune_apart(watched: Sequence[Watched], seconds: float) -> list[Tuned]:
-    """As `tune`, in a process of its own; an empty list where that one fails.
+    """Tune in a separate process, as `tune` does; an empty list if that process fails.
 
     A kernel that reads where it may not, or never ends, takes that process along and no other.
     """

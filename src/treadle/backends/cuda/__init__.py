@@ -100,7 +100,7 @@ class Cuda(RenderedBackend):
         return tuple(k for k, p in LIBRARIES.items() if k in allowed and _is_installed(p))
 
     def offers(self, index: int, /) -> Mapping[str, Offer]:
-        """See `treadle.backends.api.Carrying`."""
+        """Return the offer of NCCL for a device, or the reason why it cannot be used."""
         if NCCL not in self.libraries():
             why = "nccl4py is missing: pip install 'treadle[nccl]'"
             off = f"{CUDA_LIBRARIES.names[0]} leaves NCCL out"

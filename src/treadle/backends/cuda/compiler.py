@@ -110,7 +110,7 @@ class CudaCompiler(RenderedCompiler):
         return not apart and super().keeps(name)
 
     def takes(self, op: Op, types: Sequence[TensorType], /) -> bool:
-        """See `treadle.backends.program.Choosing`.
+        """Return whether an attention stays whole: where cuDNN computes it.
 
         What cuDNN does not compute is taken apart: its products are worth more than one kernel for
         all of it.

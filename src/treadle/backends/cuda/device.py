@@ -80,7 +80,7 @@ class CudaEvent:
         self.device.wait_for(self.mark)
 
     def since(self, start: Event, /) -> float:
-        """See `treadle.runtime.api.TimedEvent`."""
+        """Return the seconds from `start`, an earlier event of this device, to this one."""
         if not isinstance(start, CudaEvent) or start.device is not self.device:
             raise TypeError(f"a {type(start).__name__} is an event of another device")
         return self.device.call(lambda: self.mark.since(start.mark))
@@ -218,7 +218,7 @@ class CudaDevice(Device):
             raise self._failure(error) from error
 
     def watch(self) -> None:
-        """Have the guards look after what may never end, before the host waits for it."""
+        """Run the guards of launches that may never end, before the host waits for one."""
         for guard in tuple(self.guards):
             guard()
 
@@ -264,7 +264,7 @@ class CudaDevice(Device):
         return total, free + self.pool.kept
 
     def cached(self) -> int:
-        """See `treadle.runtime.api.CachingDevice`."""
+        """Return the bytes that the pool keeps of freed memory."""
         return self.pool.kept
 
     def drop_cache(self) -> None:
@@ -326,7 +326,7 @@ class CudaDevice(Device):
         return self._stream
 
     def timing_stream(self) -> CudaStream:
-        """See `treadle.runtime.api.TimingDevice`: all events know their times."""
+        """Return the default stream, whose events all know their times."""
         return self._stream
 
     def let_go(self) -> None:

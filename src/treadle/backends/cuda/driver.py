@@ -54,7 +54,7 @@ class Facts:
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """From 9.0 on there are features of one architecture alone, which "a" stands for."""
+    """Return the name of an architecture; from 9.0 on "a" stands for features of it alone."""
     major, minor = capability
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
@@ -96,7 +96,7 @@ class Queue(Protocol):
         ...
 
     def after(self, mark: Mark, /) -> None:
-        """Have all later work start after a mark, which may be another queue's."""
+        """Start all later work only after a mark, which may be another queue's."""
         ...
 
     def synchronize(self) -> None:
@@ -108,7 +108,7 @@ class Recording(Protocol):
     """Work that was recorded, with the addresses it had; it runs where `Gpu.replay` submits it."""
 
     def close(self) -> None:
-        """Let go of it. All that was submitted of it has finished."""
+        """Free the recording; everything that was submitted of it has finished."""
         ...
 
 
@@ -207,7 +207,7 @@ class Gpu(Protocol):
         ...
 
     def close(self) -> None:
-        """Let everything go."""
+        """Close the GPU, with all that it holds."""
         ...
 
 

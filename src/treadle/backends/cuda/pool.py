@@ -48,7 +48,7 @@ class Pool:
             return heapq.heappop(waiting)[1]
 
     def give(self, region: Region, nbytes: int) -> None:
-        """Have memory wait; what was submitted so far may still use it."""
+        """Keep freed memory for later requests; work that was submitted before may still use it."""
         with self._lock:
             heapq.heappush(self._waiting.setdefault(nbytes, []), (region.address, region))
             self.kept += nbytes
@@ -82,7 +82,7 @@ class Pool:
         return made
 
     def _look_ahead(self, ahead: Ahead, nbytes: int, queue: Queue) -> None:
-        """Have the driver's own pool, which serves later requests, hold more than is wanted."""
+        """Make the driver's own pool hold more than is wanted, for later requests."""
         if nbytes <= self._ahead:
             self._ahead -= nbytes
             return

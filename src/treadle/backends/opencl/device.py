@@ -67,13 +67,13 @@ class TimedClEvent(ClEvent):
         self.work = work
 
     def span(self) -> tuple[int, int]:
-        """See `SpanEvent`."""
+        """Return start and end of the event's work, in nanoseconds of the device's clock."""
         if not self.work:
             return self.marker.profile.end, self.marker.profile.end
         return self.work[0].profile.start, self.work[-1].profile.end
 
     def since(self, start: Event, /) -> float:
-        """See `TimedEvent`."""
+        """Return the seconds from `start`, an earlier event of this platform, to this one."""
         if not isinstance(start, TimedClEvent):
             raise TypeError(f"a {type(start).__name__} knows no time of OpenCL's")
         return (int(self.marker.profile.end) - int(start.marker.profile.end)) * 1e-9
@@ -222,7 +222,7 @@ class ClDevice(Device):
         self._free.clear()
 
     def part(self, buffer: Memory, offset: int, nbytes: int, /) -> Memory:
-        """See `PartDevice`."""
+        """Return `nbytes` of a buffer from `offset` on, which share its memory."""
         return Memory(buffer.buffer, buffer.offset + offset, nbytes)
 
     def scratch(self, nbytes: int) -> cl.Buffer:
@@ -258,7 +258,7 @@ class ClDevice(Device):
     def copy_peer(
         self, dst: Memory, source: Device, src: Memory, nbytes: int, stream: Stream, /
     ) -> None:
-        """See `PeerDevice`: devices that are shown together have one context."""
+        """Copy `nbytes` from another device of this context; from others by way of the host."""
         if not isinstance(source, ClDevice) or source.context != self.context:
             bounce = np.empty(nbytes, np.uint8)  # One of them was lost, and opened anew.
             source.copy_out(bounce.data, src, source.stream())
@@ -289,7 +289,7 @@ class ClDevice(Device):
 
     @translated
     def timing_stream(self) -> TimedClStream:
-        """See `TimingDevice`."""
+        """Return a further queue, with profiling enabled."""
         properties = cl.command_queue_properties.PROFILING_ENABLE
         return TimedClStream(cl.CommandQueue(self.context, properties=properties))
 

@@ -75,7 +75,7 @@ class Question:
         self.model = ov.Model(results, inputs, "question")
 
     def answered(self, query: Mapping[str, str]) -> dict[Call, bool]:
-        """For each call whether OpenVINO names all its parts in the answer."""
+        """Return, for each call, whether OpenVINO names all its parts in the answer."""
         return {call: all(p in query for p in parts) for call, parts in self._parts.items()}
 
 

@@ -201,7 +201,7 @@ class RenderedExecutable:
         watch: Watch,
         /,
     ) -> int:
-        """See `treadle.backends.program.WatchedExecutable`."""
+        """Run the program, with every launch submitted by `watch`."""
         bound = self._on(device)
         with bound.lock:
             return self._run(bound, device, stream, bases, start, watch)

@@ -43,7 +43,7 @@ class Library:
         self._lock = threading.RLock()
 
     def add(self, kernels: Mapping[str, Any]) -> None:
-        """Have the binaries of these kernels, which are given by symbol.
+        """Compile the kernels that are not known yet; `kernels` has them by symbol.
 
         Raises:
             CompileError: the compiler refuses one.

@@ -153,7 +153,7 @@ class Recorder(Generic[LaunchT]):
                 plainly(part.launches, stream)
 
     def close(self) -> None:
-        """Let go of all recordings."""
+        """Free all recordings."""
         while self._kept:
             self._kept.popitem()[1].close()
 

@@ -44,12 +44,12 @@ class BlockFormat:
 
     @property
     def bytes(self) -> int:
-        """Of a block."""
+        """Bytes of a block."""
         return self.layout.itemsize
 
     @property
     def bits(self) -> float:
-        """Of an element, scales included."""
+        """Bits of an element, its share of the scales included."""
         return 8 * self.bytes / self.elements
 
     def row_bytes(self, elements: int) -> int:

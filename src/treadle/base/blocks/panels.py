@@ -184,7 +184,7 @@ def has_panels(blocks: Blocks) -> bool:
 
 
 def _powers(fields: Fields) -> Array:
-    """Of two, what doubled values of MXFP4 are multiplied by."""
+    """Return exponents of two, by which doubled values of MXFP4 are multiplied."""
     powers: Array = fields["e"].astype(np.int32) - 128
     return powers
 

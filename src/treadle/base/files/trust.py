@@ -73,7 +73,7 @@ def seal(digest: str, *, make: bool = True) -> str:
 
 
 def _own_key(folder: Path, make: bool) -> bytes:
-    """This user's key; one of the process alone where it cannot be kept."""
+    """Return this user's key, or one of the process alone where none can be kept."""
     path = folder / "key"
     if folder in _PROCESS_KEYS:
         return _PROCESS_KEYS[folder]

@@ -66,7 +66,7 @@ def _two_ranks() -> list[tuple[str, str, str]]:
 
 
 def _report() -> dict[str, Any]:
-    """On a rank: the library's name, how long sums take, and how arrays on GPUs travel.
+    """Return a rank's report: the library's name, seconds of sums, and how GPU arrays travel.
 
     Raises:
         CommunicationError: a sum is wrong.

@@ -222,7 +222,7 @@ def typed(text: str) -> str:
 
 
 def readable_input() -> None:
-    """Have standard input give U+FFFD for bytes that are no UTF-8."""
+    """Make standard input replace bytes that are not UTF-8 by U+FFFD."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")
 

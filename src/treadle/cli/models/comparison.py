@@ -41,7 +41,7 @@ class Comparison:
         return f"{self.name} agrees: differs by {self.worst:.3g} at most"
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """Return the fields as JSON holds them."""
         return asdict(self)
 
 

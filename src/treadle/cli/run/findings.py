@@ -57,7 +57,7 @@ class Findings:
             self._show_text()
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """Return all findings as JSON holds them."""
         made: dict[str, Any] = {"code": self.program.code, "outputs": {}}
         for name, value in self.outputs.items():
             made["outputs"][name] = {"shape": list(value.shape), "dtype": str(value.dtype)}

@@ -32,7 +32,7 @@ class Setting:
     threads: int
 
     def differences(self, plain: Setting) -> str:
-        """In what it differs from another one, as options of commands."""
+        """Return the settings that differ from another trial's, as options of commands."""
         parts = []
         if self.threads != plain.threads:
             parts.append(f"--threads {self.threads}")
@@ -133,7 +133,7 @@ def threads_now() -> int:
 
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """Inside, so many threads share the work of kernels; 0 leaves it as it is."""
+    """Share the work of kernels among `count` threads in the block; 0 changes nothing."""
     from treadle.engine.package.native_run import loader_of
 
     before = loader_of("cpu").set_threads(count) if count else 0

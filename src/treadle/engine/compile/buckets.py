@@ -21,7 +21,7 @@ from treadle.graph.ir import Graph, Value
 def fill_buckets(
     graph: Graph, work: Sequence[Work], compiler: Compiler
 ) -> tuple[list[Work], dict[Value, Part]]:
-    """Have operands of buckets lie there.
+    """Place operands of buckets inside them.
 
     Args:
         graph: the program.
@@ -117,7 +117,7 @@ def overlapped(work: Sequence[Work], tasks: Sequence[Task], order: Sequence[int]
 
 
 def _levels(work: Sequence[Work], tasks: Sequence[Task], order: Sequence[int]) -> list[int]:
-    """For each piece how many buckets it has to wait for, counted in the order of their start."""
+    """Return for each piece how many buckets it waits for, in the order of their start."""
     numbers: dict[Value, int] = {}
     for t in order:
         if work[t].phase == START:
@@ -151,7 +151,7 @@ def _by_priority(tasks: Sequence[Task], key_of: Sequence[tuple[int, bool, int]])
 
 
 def _bound(work: Sequence[Work], levels: Sequence[int]) -> None:
-    """Nothing is waited for before all is begun, nor before all use of the bucket before it."""
+    """Wait for no bucket before all have begun and all use of the one before it is over."""
     starts = [t for t, item in enumerate(work) if item.phase == START]
     for item, level in zip(work, levels, strict=True):
         if item.phase == FINISH:

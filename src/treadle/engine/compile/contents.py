@@ -45,7 +45,7 @@ class Use:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """Its first byte, and the one behind its last."""
+        """Offsets of the first byte and of the one behind the last."""
         low = int(self.at.offset)
         return low, low + self.nbytes
 
@@ -57,7 +57,7 @@ class Memory:
         self._spans: dict[int, list[tuple[int, int, object, int]]] = {}
 
     def forget(self, base: int) -> None:
-        """Nothing is known of a base any more."""
+        """Forget all that is known of a base."""
         self._spans.pop(base, None)
 
     def write(self, use: Use) -> None:
@@ -90,7 +90,7 @@ class Memory:
 
 
 def _met(spans: Sequence[tuple[int, int, object, int]], low: int, high: int) -> tuple[int, int]:
-    """From the first span that ends after `low` to the first that starts at `high` or later."""
+    """Return the range of spans that end after `low` and start before `high`."""
     first = bisect_left(spans, low + 1, key=lambda s: s[1])
     return first, max(first, bisect_left(spans, high, key=lambda s: s[0]))
 

@@ -101,7 +101,7 @@ class Linker:
         self._host(_task(item, self.where))
 
     def guard(self, item: Work, node: int) -> None:
-        """Have the program stop where a check has found an index that is out of range.
+        """Stop the program where a check has found an index that is out of range.
 
         A jump is taken where a byte is 0, as the check's result begins where nothing was found.
         """

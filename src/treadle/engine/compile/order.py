@@ -82,7 +82,7 @@ def _freed(
 
 
 def _greedy(tasks: Sequence[Task], kept: frozenset[int]) -> tuple[int, ...]:
-    """Of the tasks that are ready, the one after which least is alive; ties by number."""
+    """Return an order that always takes the ready task after which least is alive."""
     followers, waiting = _dependencies(tasks)
     remaining = _readers(tasks)
     readers = _readers_of(tasks)
@@ -148,7 +148,7 @@ def _depth_first(tasks: Sequence[Task]) -> tuple[int, ...]:
 
 
 def _dependencies(tasks: Sequence[Task]) -> tuple[list[list[int]], list[int]]:
-    """For each task those that follow it, and how many it waits for."""
+    """Return for each task those that follow it, and how many it waits for."""
     followers: list[list[int]] = [[] for _ in tasks]
     waiting = [0] * len(tasks)
     for t, task in enumerate(tasks):

@@ -66,7 +66,7 @@ class Placement:
         return self.homes[part.root], part.offset
 
     def put_inside(self, value: Value, place: Part) -> None:
-        """Have a value, and what are parts of it, lie in a buffer that others share."""
+        """Place a value, and what are parts of it, in a buffer that others share."""
         for v, part in list(self.parts.items()):
             if part.root is value:
                 self.parts[v] = Part(place.root, place.offset + part.offset)
@@ -313,7 +313,7 @@ def share_buffers(
 def _users(
     work: Sequence[Work], placement: Placement, spans: Mapping[int, tuple[int, int]]
 ) -> dict[int, set[int]]:
-    """For each buffer the work that reads or writes it."""
+    """Return for each buffer the work that reads or writes it."""
     users: dict[int, set[int]] = {}
     for number in spans:
         for value in (*work[number].inputs, *work[number].outputs):

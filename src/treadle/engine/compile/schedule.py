@@ -137,7 +137,7 @@ def _lifetimes(
     placement: Placement,
     spaces: Mapping[int, tuple[Home, ...]],
 ) -> Iterator[Buffer]:
-    """From the first slot of the work that makes a buffer to the last of the work that reads it."""
+    """Yield each buffer's lifetime, from the first slot of its maker to the last of its readers."""
     lives: dict[int, tuple[int, int]] = {}
     for number, (first, last) in spans.items():
         for i in _buffers(work[number], placement, spaces.get(number, ())):
@@ -161,7 +161,7 @@ def _users(
     spaces: Mapping[int, tuple[Home, ...]],
     units: Sequence[Unit],
 ) -> Users:
-    """For each buffer the units that keep it alive: all of each piece of work that uses it."""
+    """Return the units that keep a buffer alive, as a function: all of each piece that uses it."""
     own: dict[int, list[int]] = {}
     for u, unit in enumerate(units):
         own.setdefault(unit.work, []).append(u)

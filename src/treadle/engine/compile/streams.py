@@ -126,7 +126,7 @@ def _merged(
 def _neighbors(
     path_of: Sequence[int], before: Sequence[Sequence[int]], count: int
 ) -> list[list[int]]:
-    """For each path those it exchanges values with, once per dependency."""
+    """Return for each path those it exchanges values with, once per dependency."""
     near: list[list[int]] = [[] for _ in range(count)]
     for i, found in enumerate(before):
         for p in found:

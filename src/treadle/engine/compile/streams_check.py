@@ -63,7 +63,7 @@ def _check_events(streams: Streams) -> None:
 
 
 def _clocks(streams: Streams) -> list[list[int]]:
-    """For each step, the last step of every stream that is over when it starts, itself included."""
+    """Return for each step the last step of every stream that is over when it starts, or is it."""
     waits: dict[int, list[int]] = {}
     for event in streams.events:
         waits.setdefault(event.target, []).append(event.source)
@@ -108,7 +108,7 @@ def _conflicts(plan: Plan) -> Iterator[tuple[int, int]]:
 
 
 def _in_order(users: Sequence[tuple[int, bool]]) -> Iterator[tuple[int, int]]:
-    """Of steps that touch the same bytes: each write with what it follows, reads with writes."""
+    """Yield pairs of steps that touch the same bytes and must keep their order."""
     last, reads = -1, list[int]()
     for i, writes in users:
         if last not in (-1, i):

@@ -74,7 +74,7 @@ def seconds_of(step: Step, facts: Facts, rates: Rates) -> float:
 
 
 def dependencies(blocks: Sequence[Block]) -> list[list[int]]:
-    """For every block those it has to wait for, without any that others wait for already.
+    """Return for every block those it has to wait for, without any that others wait for already.
 
     A read follows the last write of each byte; a write follows the last write and all reads since.
     """

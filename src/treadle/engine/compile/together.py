@@ -148,7 +148,7 @@ Place = tuple[str, int]
 
 
 def _awaited(uses: Sequence[tuple[set[Place], set[Place]]]) -> Iterator[list[int]]:
-    """For each launch of a piece the earlier ones it waits for, but for those that they wait for.
+    """Yield for each launch of a piece the earlier ones it waits for, without those implied.
 
     It comes after whoever last wrote what it touches, and after all who have read that since if it
     writes there. A piece may be thousands of launches that write to one result.
@@ -318,7 +318,7 @@ class _Slots:
 
 
 def _depths(units: Sequence[Unit]) -> list[int]:
-    """For each unit the longest chain of units before it."""
+    """Return for each unit the length of the longest chain of units before it."""
     depths: list[int] = []
     for unit in units:
         depths.append(1 + max((depths[p] for p in unit.before), default=-1))

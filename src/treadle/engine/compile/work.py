@@ -170,7 +170,7 @@ def _in_phases(node: Node, op: Op) -> tuple[Work, Work]:
 
 
 def stop_at_checks(graph: Graph, work: Iterable[Work]) -> None:
-    """Have the program stop behind checks whose results nobody reads."""
+    """Stop the program behind checks whose results nobody reads."""
     read = {v for n in graph.nodes for v in n.inputs}.union(graph.outputs)
     for item in work:
         if isinstance(item.op, CheckIndices) and item.lowered and item.outputs[0] not in read:
@@ -217,7 +217,7 @@ def lower(
 
 
 def find_parts(work: Sequence[Work]) -> dict[Value, Part]:
-    """For every value that is a view, what it is a part of; chains are followed to the end."""
+    """Return for every view the value it is a part of; chains are followed to the end."""
     parts: dict[Value, Part] = {}
     for item in work:
         if item.phase == FINISH:

@@ -26,7 +26,7 @@ class HostCompiler:
     def lower(
         self, op: Op, types: Sequence[TensorType], frozen: Sequence[bool] = (), /
     ) -> Lowered | Support:
-        """Never."""
+        """Refuse every op."""
         return no("policy", "no engine that compiles is among those to choose from")
 
     def keeps(self, name: str, /) -> bool:
@@ -48,18 +48,18 @@ class HostCompiler:
         return np.empty(shape, dtype)
 
     def restore(self, stored: bytes, /) -> HostExecutable | None:
-        """Nothing, since nothing is kept."""
+        """Return None: nothing is kept."""
         return None
 
     def save(self, key: str, data: bytes, /) -> None:
-        """Nothing that would be worth it."""
+        """Save nothing: such programs are made anew."""
 
     def saved(self, key: str, /) -> bytes | None:
-        """Nothing."""
+        """Return None: nothing is saved."""
         return None
 
     def inspect(self, launch: Launch, form: Literal["kernel", "llvm", "assembly"], /) -> str:
-        """There is nothing to see."""
+        """Return an empty text: there are no launches."""
         return ""
 
 
@@ -88,15 +88,15 @@ class HostExecutable:
     def repeat(
         self, bases: npt.NDArray[np.int64], varying: npt.NDArray[np.int64], /
     ) -> tuple[int, int]:
-        """Only for programs without host tasks, which do nothing as often as wanted."""
+        """Return the number of runs, and -1: programs without host tasks do nothing in each."""
         return len(varying), -1
 
     def profile(
         self, bases: npt.NDArray[np.int64], times: npt.NDArray[np.int64], start: int = 0, /
     ) -> int:
-        """As `run`: whoever does the tasks measures them."""
+        """Run as `run` does; the host tasks' runner measures them."""
         return self.run(bases, start)
 
     def stored(self) -> bytes:
-        """Nothing: such programs are made anew."""
+        """Return no bytes: such programs are made anew."""
         return b""

@@ -23,7 +23,7 @@ def synchronize() -> None:
 
 
 def at_exit(handler: Callable[[], Any]) -> Callable[[], Any]:
-    """Have a function called when the process ends; returns it, so that it decorates.
+    """Register a function to be called when the process ends; returns it, so that it decorates.
 
     The last one comes first; each runs once, by `leave` or at the interpreter's end.
     """

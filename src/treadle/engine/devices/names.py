@@ -277,7 +277,7 @@ def close_all() -> None:
 
 
 def _forget() -> None:
-    """After a rescan: close devices and decide anew what names stand for."""
+    """Close devices after a rescan and decide anew what names stand for."""
     with _LOCK:
         close_all()
         _BEFORE.update({n.logical_name: n for n in _RESOLVED.values() if n.on_host})

@@ -111,7 +111,7 @@ def _aides() -> list[Engine]:
 
 
 def segment_engines(engines: Sequence[Engine]) -> list[SegmentEngine]:
-    """Those that compile parts of programs."""
+    """Return those engines that compile parts of programs."""
     return [e for e in engines if isinstance(e, SegmentEngine)]
 
 

@@ -240,7 +240,7 @@ def explain_failure(
 
 
 def _forget() -> None:
-    """After a rescan, devices that were closed are gone."""
+    """Forget the types of devices that a rescan has closed."""
     for key in [k for k in _TYPES if not k[1].on_host]:
         del _TYPES[key]
 

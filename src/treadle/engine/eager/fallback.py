@@ -173,7 +173,7 @@ def _check_share(limit: float, before: Spent, rows: Mapping[tuple[str, str, str]
 
 
 def admit(op: str, device: str, why: Support) -> Fallen:
-    """Let an op fall back, warn about it the first time, or refuse.
+    """Allow an op to fall back, with a warning the first time, or refuse.
 
     Returns:
         The row of the report to count in.

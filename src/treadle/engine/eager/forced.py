@@ -35,7 +35,7 @@ def forced(op: str) -> tuple[str, str]:
 
 @contextmanager
 def force(**choices: str) -> Iterator[None]:
-    """Have eager ops run by one implementation each inside the block, on all threads.
+    """Run eager ops by one implementation each inside the block, on all threads.
 
     Args:
         choices: by op, the name of a kernel or engine as `explain` shows it; "host" for the host's

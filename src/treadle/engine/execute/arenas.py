@@ -51,7 +51,7 @@ class Arenas:
         return found
 
     def give(self, arena: Arena) -> None:
-        """Nobody uses it any more."""
+        """Take back an arena that nobody uses any more."""
         self._free.append(arena)
 
     def clear(self) -> None:

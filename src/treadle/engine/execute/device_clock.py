@@ -39,7 +39,7 @@ class Clock(Protocol):
         ...
 
     def rows(self, count: int) -> npt.NDArray[np.int64]:
-        """For each of `count` steps start, end, sum of all turns in nanoseconds, and turns."""
+        """Return start, end, sum of all turns in ns, and turns of each step, int64 [count, 4]."""
         ...
 
 

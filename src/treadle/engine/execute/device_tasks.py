@@ -153,7 +153,7 @@ class DeviceTasks:
     # -- on the host -----------------------------------------------------------------------
 
     def _beside(self, visit: Visit, task: HostTask, segment: SegmentLaunch) -> None:
-        """Have an engine of the host run a segment."""
+        """Run a segment on an engine of the host."""
         given, fixed = _split(task, segment.frozen)
         results = segment.results(
             [self._down(visit, place) for place in given],
@@ -195,7 +195,7 @@ class DeviceTasks:
     # -- on the device ---------------------------------------------------------------------
 
     def _on_device(self, visit: Visit, task: HostTask, segment: SegmentLaunch) -> None:
-        """Have an engine of the device run a segment on its memory."""
+        """Run a segment on an engine of the device, in its memory."""
         given, fixed = _split(task, segment.frozen)
         targets = [self._seen(visit, place) for place in task.outputs]
         results = segment.results(
@@ -254,7 +254,7 @@ def _split(task: HostTask, frozen: Sequence[bool]) -> tuple[list[_Place], list[_
 
 
 def _still_valid(plan: Plan) -> dict[int, frozenset[_Place]]:
-    """For each host task's step, which places still hold what earlier tasks read or wrote there.
+    """Return for each host task's step the places that still hold what earlier tasks left there.
 
     Nothing is known of plans with jumps, and of those out of the cache, which have no facts.
     """

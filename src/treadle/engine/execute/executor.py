@@ -160,7 +160,7 @@ class Executor:
     def run_if_unchanged(
         self, inputs: Sequence[Any], watch: Watch, at: At | None = None
     ) -> list[Array] | None:
-        """As `run`, in one native call, if all inputs but the first ones are as they were.
+        """Run as `run` does, in one native call, if all inputs but the first ones are unchanged.
 
         Args:
             inputs: the first ones, whatever they are.
@@ -235,7 +235,7 @@ class Executor:
         return frame
 
     def _leave(self, frame: Frame) -> None:
-        """Nobody uses the frame any more."""
+        """Make a frame free for other runs."""
         if frame.at is not None and frame.arena is not None:
             self._arenas.give(frame.arena)
             frame.arena = None
@@ -349,7 +349,7 @@ class Executor:
     def _pack(
         self, frame: Frame, inputs: Sequence[Array], version: object = None
     ) -> _Packed | None:
-        """Have the frame point to what the prelude makes of the frozen inputs.
+        """Point the frame to what the prelude makes of the frozen inputs.
 
         Returns:
             What has to be held on to during the run; None where there is nothing to pack.
@@ -421,7 +421,7 @@ class Instance:
         return self.executor.repeat(inputs, varying, self.at)
 
     def bound(self) -> Bound | None:
-        """See `Executor.bound`."""
+        """Return what native code runs the program with, at these extents; see `Executor.bound`."""
         return self.executor.bound(self.at)
 
     def close(self) -> None:

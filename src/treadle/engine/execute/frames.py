@@ -80,7 +80,7 @@ class Frame:
         self.reductions = Reductions()
 
     def turn_to(self, at: At, arena: Arena) -> None:
-        """Have the numbers of certain extents in the table, and scratch memory for them."""
+        """Write the numbers of certain extents into the table, with scratch memory for them."""
         bases, last = self.bases, self.last
         if self.at is not at:
             bases[last + 1 : last + 1 + len(at.numbers)] = at.numbers

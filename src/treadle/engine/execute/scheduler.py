@@ -40,7 +40,7 @@ class _Workers:
         self._lock = threading.Lock()
 
     def submit(self, device: CompNode, work: Callable[[], None]) -> None:
-        """Have the device's worker do something after what it was given before."""
+        """Submit work to the device's worker, after what it was given before."""
         with self._lock:
             pool = self._pools.get(device.memory)
             if pool is None:
@@ -49,7 +49,7 @@ class _Workers:
         pool.submit(work)
 
     def renew(self) -> None:
-        """In a child process: threads did not come along."""
+        """Start anew in a child process, which has no threads of its parent."""
         self._pools, self._lock = {}, threading.Lock()
 
 
@@ -298,7 +298,7 @@ class Scheduler:
 
 
 def _leaving(parts: Sequence[Part]) -> list[list[int]]:
-    """For each part the numbers of its results that other devices read."""
+    """Return for each part the numbers of its results that other devices read."""
     found: list[set[int]] = [set() for _ in parts]
     for part in parts:
         for source in part.sources:

@@ -305,7 +305,7 @@ class SegmentLaunch:
         return results
 
     def _demote(self, what: str, error: Exception, arrays: Sequence[Any]) -> None:
-        """Have the others run it from now on, and say so once."""
+        """Leave the segment to other engines from now on, and say so once."""
         self._made = None
         replay = self._replay(f"{self.engine.name} failed to {what} it: {_said(error)}", arrays)
         if self._strict:
@@ -365,7 +365,7 @@ _SHELF: dict[str, bytes | memoryview] = {}
 
 
 def shelve(key: str, sealed: bytes | memoryview) -> None:
-    """Have a blob that came with a program looked at before those on disk."""
+    """Put a blob that came with a program before those on disk."""
     _SHELF[key] = sealed
 
 

@@ -318,7 +318,7 @@ class Stepwise:
         return "\n".join(("ops", *lines(("op", "n", "runs on", "why"), cells)))
 
     def close(self) -> None:
-        """Let go of constants and launches; running again makes them anew."""
+        """Drop constants and launches; running again makes them anew."""
         self._block = None
 
     def _ready(self) -> _Block:

@@ -33,7 +33,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Duration."""
+        """Duration, in seconds."""
         return (self.end - self.start) * 1e-9
 
 
@@ -54,7 +54,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From the first start to the last end."""
+        """Time from the first start to the last end, in seconds."""
         if not self.spans:
             return 0.0
         return (max(s.end for s in self.spans) - self.spans[0].start) * 1e-9

@@ -113,7 +113,7 @@ def _between_transposes(groups: Groups, anchor: int, kind: str, trial: Trial) ->
 
 
 def _read_through(groups: Groups, group: Group, chain: list[int], trial: Trial, note: Note) -> None:
-    """Let a group make the moves of a chain itself, or as many of the last ones as it can."""
+    """Copy a chain's moves into a group, or as many of its last ones as it accepts."""
     reason = ""
     while chain:
         before = set(group.copies)
@@ -150,7 +150,7 @@ def _undoes(node: Node, before: Node) -> bool:
 
 
 def _useful(groups: Groups, chain: list[int]) -> list[int]:
-    """Without the moves at the far end that are views anyway."""
+    """Return the chain without the moves at its far end that are views anyway."""
     while chain and is_view(groups.nodes[chain[-1]].op):
         chain = chain[:-1]
     return chain
@@ -354,7 +354,7 @@ def _excess(groups: Groups, anchor: int, chosen: list[int]) -> list[int]:
 
 
 def _with_final_moves(groups: Groups, group: Group, trial: Trial) -> None:
-    """Let the group write its results where a move would put them."""
+    """Write the group's results where a move would put them, if it accepts that."""
     if not is_static(groups.nodes[group.members[0]]):
         return
     for i in list(group.members):
@@ -368,7 +368,7 @@ def _with_final_moves(groups: Groups, group: Group, trial: Trial) -> None:
 
 
 def _with_statistics(groups: Groups, group: Group, trial: Trial) -> None:
-    """Let the group leave statistics of what it has just stored."""
+    """Append statistics of what the group has just stored, if it accepts them."""
     values = [v for i in group.members for v in groups.nodes[i].outputs]
     for i in [u for v in values for u in groups.users[v]]:
         if isinstance(groups.nodes[i].op, ColumnMoments) and not groups.owner[i].kind:
@@ -388,7 +388,7 @@ def _puts_back(groups: Groups, group: Group, move: int) -> bool:
 
 
 def _with_concat(groups: Groups, group: Group, trial: Trial) -> None:
-    """Let the group write its results side by side where all they become is one concatenation.
+    """Write the group's results side by side where all they become is one concatenation.
 
     That is what becomes of the gradients of heads split from one packed projection.
     """

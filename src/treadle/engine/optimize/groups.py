@@ -177,7 +177,7 @@ class Groups:
             yield self.owner[i]
 
     def add_copies(self, group: Group, nodes: Iterable[int]) -> None:
-        """Let a group make the results of some nodes itself."""
+        """Copy some nodes into a group, which then makes their results itself."""
         for i in tuple(nodes):
             group.copies.add(i)
             self._holders.setdefault(i, []).append(group)
@@ -249,7 +249,7 @@ class Groups:
         return set(self._reading(value, frozenset()))
 
     def few_readers(self, value: Value, most: int) -> set[Group]:
-        """Them, if there are no more than `most`; else none.
+        """Return the groups that read a value if they are no more than `most`, else none.
 
         A value that thousands read is asked about for each of them.
         """

@@ -50,7 +50,7 @@ class Layout:
 
     @staticmethod
     def of(given: MapLayout) -> Layout:
-        """As a target states it."""
+        """Return the layout that a target states."""
         name = f"blocks of {given.block} channels" if given.block else given.name
         speeds = given.dense, given.depthwise, given.windows
         made = Layout(name, given.block, *speeds, given.columns, given.narrow)

@@ -266,7 +266,7 @@ class Model:
             self._price_shared(price, home, uses)
 
     def _price_shared(self, price: float, home: Slot, uses: list[Slot]) -> None:
-        """As a variable: in which layout the value is made, and in which there are copies."""
+        """Add a variable: the layout in which a value is made, and those of its copies."""
         states = [
             (made, frozenset((made, *copies)))
             for made in dict.fromkeys(home.layouts)

@@ -104,7 +104,7 @@ def loop_groups(
 
 
 def _settle_all(groups: Groups, trial: Trial, note: Note) -> list[Group]:
-    """Have every loop group judged; the pieces of those that were split."""
+    """Judge every loop group; return the pieces of those that were split."""
     loops = [g for g in groups.all() if g.kind == "loop"]
     return [piece for g in loops for piece in _settle(groups, g, trial, note)]
 

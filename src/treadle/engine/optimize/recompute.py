@@ -23,7 +23,7 @@ MOST_OPS = 6
 
 
 def recompute(groups: Groups) -> None:
-    """Let loop groups make some values themselves that others make, too."""
+    """Copy the makers of some values into loop groups that read them."""
     for group in groups.all():
         if group.kind == "loop":
             for value in groups.needed(group):
@@ -102,7 +102,7 @@ def _inverts(groups: Groups, order: Collection[int], node: Node) -> bool:
 
 
 def widen_again(groups: Groups, trial: Trial) -> None:
-    """Let groups read narrow values, and widen them, where wide ones are made of narrow ones.
+    """Make groups read narrow values, and widen them, where wide ones are made of narrow ones.
 
     Levels of a quantized network are bytes; what they stand for, four bytes, is made by whoever
     reads it.

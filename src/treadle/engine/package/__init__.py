@@ -34,7 +34,7 @@ _FOREIGN: list[Foreign] = []
 
 
 def read_also(other: Foreign) -> None:
-    """Have `read_models` read files of others, too, unless it does already."""
+    """Register another kind of files for `read_models` to read, unless it does already."""
     if all(known.looks is not other.looks for known in _FOREIGN):
         _FOREIGN.append(other)
 

@@ -230,7 +230,7 @@ def read_models(f: PathLike | IO[Any], *, allow_native: bool | None = None) -> l
 
 
 def models_in(source: SizedStream, *, allow_native: bool | None = None) -> list[Model]:
-    """As `read_models`, from a file that is open."""
+    """Read the models of an open file, as `read_models` does."""
     if (other := foreign(source.read(0, 32))) is not None:
         return other.read(source)
     sealed = opened(source)

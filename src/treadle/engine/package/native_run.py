@@ -103,7 +103,7 @@ class _Frame:
         self.bases[self.last] = address(self.arena.bytes)
 
     def turn_to(self, instance: Instance) -> None:
-        """Have the numbers of certain extents in the table, and scratch memory for them."""
+        """Write the numbers of certain extents into the table, with scratch memory for them."""
         numbers = instance.numbers
         if numbers is None or self.at is instance:
             return

@@ -484,7 +484,7 @@ class _File:
         return raw
 
     def _ready(self, raw: memoryview) -> None:
-        """Have the system put pages of weights in place, so that the first run need not."""
+        """Ask the system to load pages of weights, so that the first run need not wait for them."""
         start = np.frombuffer(raw, np.uint8).__array_interface__["data"][0]
         start -= np.frombuffer(self._bytes, np.uint8).__array_interface__["data"][0]
         first = start // mmap.PAGESIZE * mmap.PAGESIZE

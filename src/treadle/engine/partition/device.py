@@ -63,7 +63,7 @@ class Device(PricingEngine):
         return self._compiler is not None
 
     def prepare(self, op: Op, types: Sequence[TensorType], /) -> Callable[..., Any] | Support:
-        """It takes every op, and is never asked to run one."""
+        """Return the reference, which is never run: a device's domain takes every op."""
         return op.reference
 
     def price(self, node: Node, /) -> float:

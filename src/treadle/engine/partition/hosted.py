@@ -92,7 +92,7 @@ def _unplaced(value: Value) -> TensorType:
 
 
 def _live(graph: Graph) -> Graph:
-    """Without what only segments needed, which make it for themselves."""
+    """Return the graph without nodes that only segments needed, which make them for themselves."""
     live = live_nodes(graph)
     return graph.with_nodes([n for n in graph.nodes if n in live], graph.outputs)
 

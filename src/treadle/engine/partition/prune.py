@@ -115,7 +115,7 @@ class Pruner:
         return None
 
     def _changes(self, domains: Assignment) -> Iterator[_Change]:
-        """For every segment its best other domain, with what that may save at most."""
+        """Yield for every segment its best other domain, with what that may save at most."""
         level = levels(self._needs, domains)
         groups: dict[tuple[int, int], list[Node]] = {}
         for node in self._nodes:

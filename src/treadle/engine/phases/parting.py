@@ -139,7 +139,7 @@ class _Parting:
         return tuple(self._phase(i, nodes, read) for i, nodes in enumerate(members))
 
     def _read(self) -> dict[Value, set[int]]:
-        """For each value, the phases that read it from another one; -1: the caller, a decision."""
+        """Return for each value the phases that read another's; -1: the caller, a decision."""
         read: dict[Value, set[int]] = {}
         for node in self._nodes:
             for value in () if node in self._fixed else node.inputs:

@@ -443,7 +443,7 @@ class InPhases(Target):
         return find_compiler(self._options, self._home.kind if self._home else "cpu")
 
     def why_no_plan(self) -> str:
-        """Its phases have plans."""
+        """Return why there is no plan: each phase has its own."""
         return "data decide extents in it, and each phase has one"
 
     def start(self, program: StagedProgram) -> Runner:

@@ -140,7 +140,7 @@ class Span:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """Its first byte and the one behind its last, where both are numbers."""
+        """Offsets of the first byte and of the one behind the last, where both are numbers."""
         return int(self.offset), int(self.offset + self.nbytes)
 
     def meets(self, other: Span) -> bool:

@@ -39,7 +39,7 @@ class OpByOp(Target):
         return self._crossing or find_compiler(self._options, self._home.kind)
 
     def why_no_plan(self) -> str:
-        """It has a course in place of a plan."""
+        """Return why there is no plan: the program has a course in its place."""
         return f"on {self._home} it runs op by op"
 
     def prepare(self, captured: Captured, report: CompileReport) -> Prepared:

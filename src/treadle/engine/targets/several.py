@@ -33,7 +33,7 @@ class Several(Target):
         return find_compiler(self._options)
 
     def why_no_plan(self) -> str:
-        """Its parts have plans."""
+        """Return why there is no plan: each part has its own."""
         return "its parts have"
 
     def divide(self, captured: Captured, report: CompileReport) -> Divided:

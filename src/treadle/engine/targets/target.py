@@ -33,7 +33,7 @@ class StagedProgram(Protocol):
 
     @property
     def divided(self) -> Divided | None:
-        """Its parts, if it is on several devices."""
+        """Parts of a program on several devices; None on one."""
         ...
 
     @property
@@ -43,7 +43,7 @@ class StagedProgram(Protocol):
 
     @property
     def loaded(self) -> Loaded[Any]:
-        """Its plan in memory."""
+        """The program's plan in memory."""
         ...
 
     @property
@@ -125,7 +125,7 @@ class Target(ABC):
         )
 
     def why_no_plan(self) -> str:
-        """For the error, what there is in its place."""
+        """Return the reason, for the error, why the target has no plan."""
         return ""
 
     def load(self, planned: Planned, report: CompileReport) -> Loaded[Any]:

@@ -21,7 +21,7 @@ _USAGE = "usage: python -m treadle.interop.megengine (script.py | -m module | -c
 
 
 def _tell_children() -> None:
-    """Let the Python of every process from here on find a `megengine` that installs the alias."""
+    """Make every Python process from here on find a `megengine` that installs the alias."""
     folder = Path(__file__).parent / "path"
     add_python_path(folder)
     sys.path.append(str(folder))  # `multiprocessing` hands this list to those it spawns.

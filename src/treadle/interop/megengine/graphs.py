@@ -69,7 +69,7 @@ class Function:
     __call__ = execute
 
     def wait(self) -> None:
-        """Nothing: results are there."""
+        """Return at once: results are there."""
 
 
 def _marked(var: NetworkVar, graph: Graph) -> NetworkVar:
@@ -179,7 +179,7 @@ class OutputNode(NetworkOp):
         return compute(self.outputs[0])
 
     def drop_value(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no value is kept."""
 
     reset = drop_value
 

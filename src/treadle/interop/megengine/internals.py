@@ -317,7 +317,7 @@ class SymbolVar:
 
 
 def setscalar(x: Tensor) -> None:
-    """Nothing: tensors without axes are scalars."""
+    """Do nothing: tensors without axes are scalars."""
 
 
 def _beside() -> dict[str, dict[str, Any]]:

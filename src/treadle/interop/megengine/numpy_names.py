@@ -105,7 +105,7 @@ _REFUSES = np.lib.NumpyVersion(np.__version__) >= "2.4.0"
 
 
 def keep() -> None:
-    """Have `numpy.float` and its like, and numbers of one element, mean what they meant.
+    """Restore what `numpy.float` and its like, and numbers of one element, meant in older NumPy.
 
     Names come with a warning each.
     """

@@ -280,7 +280,7 @@ def subgraph_fn(
 
 
 def subgraph(*args: Any, **kwargs: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """As `subgraph_fn`; what it makes is called for an op, which is then applied to tensors."""
+    """Decorate as `subgraph_fn` does; the result returns an op that is applied to tensors."""
     make = subgraph_fn(*args, **kwargs)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

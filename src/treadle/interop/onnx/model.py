@@ -126,7 +126,7 @@ class OnnxModel(Module):
 
     @property
     def open_axes(self) -> dict[int, dict[int, str]]:
-        """For inputs by number, names of the axes whose extents the file leaves open.
+        """Names of axes whose extents the file leaves open, by number of the input and axis.
 
         `jit.compile(model)` makes them symbols once one of them changes. Axes without a name have
         one of their own.

@@ -83,7 +83,7 @@ def _contents(path: Path) -> bytes:
 
 @contextmanager
 def _errors_of(name: str) -> Iterator[None]:
-    """Inside, what ONNX's own functions raise for a damaged file becomes an error of ours."""
+    """Turn what ONNX's own functions raise for a damaged file into an error of ours."""
     try:
         yield
     except (TreadleError, OSError):

@@ -218,7 +218,7 @@ _STANDARD = ("ai.onnx.ml", "ai.onnx.preview.training")
 
 
 def _named(proto: onnx.NodeProto) -> AbstractContextManager[None]:
-    """Inside, ops that a program captures bear the name of the node."""
+    """Give the name of the node to ops that a program captures in the block."""
     capture: Any = LOCAL.capture if ACTIVE.count else None
     if capture is None:
         return nullcontext()

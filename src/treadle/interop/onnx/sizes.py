@@ -87,7 +87,7 @@ class Extents:
         return any(isinstance(d, Question) or data_decide(d) for d in flat)
 
     def numbers(self) -> ArrayOperand:
-        """Their numbers in the call that is captured; they are pinned."""
+        """Return the extents as numbers in the call that is captured; they are pinned."""
         flat = [int(d) for d in self.array.reshape(-1)]
         return known(np.array(flat, self.dtype).reshape(self.array.shape))
 

@@ -113,7 +113,7 @@ class Writer:
 
     @contextmanager
     def naming(self, names: Sequence[str]) -> Iterator[None]:
-        """Inside, the results of the last op are to have these names, as far as they are free."""
+        """Give these names to the results of the last op in the block, as far as they are free."""
         before, self._results = self._results, tuple(names)
         try:
             yield

@@ -289,7 +289,7 @@ def _partitioned(module: fx.GraphModule, results: int | None, settings: Settings
 
 
 def _state_types(module: fx.GraphModule, results: int | None) -> None:
-    """Have what stays with PyTorch give programs the element types that the graph says.
+    """Convert results of PyTorch's own kernels to the element types that the graph says.
 
     Its kernels give others in places (statistics of 16 bits), and programs read memory by the type;
     so do those of the gradient. The user gets what the kernels give.

@@ -200,7 +200,7 @@ def _waves(x: V, order: int, weights: Array | float) -> V:
 
 @functools.cache
 def _weights() -> Array:
-    """Those of Neumann's series for Y (9.1.88): the sum over k of (-1)^k cos(2 k angle) / k."""
+    """Return the weights of Neumann's series for Y (9.1.88): sum of (-1)^k cos(2 k angle) / k."""
     k = np.arange(1, _NEUMANN + 1)
     angles, _ = _circle(_POINTS_OF_J)
     waves: Array = ((-1.0) ** k / k * np.cos(2 * k * angles[:, None])).sum(1)
@@ -256,7 +256,7 @@ _AIRY = (0.35502805388781724, 0.25881940379280680)
 
 
 def _airy_series(x: V) -> V:
-    """Of x from -7 to 2 (10.4.2)."""
+    """Return Ai(x) for x from -7 to 2, by its power series (10.4.2)."""
     cube, made = x * x * x, []
     for start in (0, 1):
         terms = [1.0]

@@ -32,7 +32,7 @@ def are_asked_for() -> bool:
 
 
 def named() -> Any:
-    """Inside, PyTorch's keys name this backend: they do not tell backends apart themselves."""
+    """Return a context in which PyTorch's keys name this backend, as they do not otherwise."""
     settings: Any = torch.compiler.config
     known = settings.cache_key_tag
     tag = f"treadle-{__version__}"
@@ -77,10 +77,10 @@ class Kept(OutputCode):  # type: ignore[misc, unused-ignore]  # torch may be mis
         self.run = None
 
     def post_compile(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing is left to do before the first call."""
+        """Do nothing: the first call needs no preparation."""
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
-        """There are no kernels of Triton's."""
+        """Do nothing: there are no kernels of Triton's."""
 
 
 def kept(compile: Compile, module: fx.GraphModule, *arguments: Any) -> Kept:

@@ -54,7 +54,7 @@ def _mode(call: Call, x: V, dim: int = -1, keepdim: bool = False) -> Any:
 
 @lowers("nonzero_static.default")
 def _nonzero_static(call: Call, x: V, *, size: int, fill_value: int = -1) -> V:
-    """So many places as asked for; behind the last one the filler."""
+    """Return places of nonzero elements, int64 [size, rank]; missing ones hold `fill_value`."""
     shape, count = extents(x), math.prod(extents(x))
     if 0 in (*call.shape, count):
         return x.constant(fill_value, dt.int64).broadcast_to(call.shape)

@@ -87,7 +87,7 @@ def read_exported(path: PathLike, *, allow_native: bool = False) -> ExportedProg
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Inside, PyTorch's exporter says nothing of its own parts that are to change."""
+    """Silence PyTorch's exporter in the block about changes of its own parts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield

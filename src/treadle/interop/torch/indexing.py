@@ -211,7 +211,7 @@ def _index_copy(call: Call, x: V, dim: int, index: V, source: V) -> V:
 @lowers("index_fill.int_Scalar", "index_fill.int_Tensor")
 @along_axes
 def _index_fill(call: Call, x: V, dim: int, index: V, value: Any) -> V:
-    """Of these operators the one whose index counts from the end."""
+    """Fill slices along an axis; of these operators, this one's index may count from the end."""
     axis, places = axis_of(dim, x), as_index(flat(index))
     value = call.operand(value, x.type.dtype, x).reshape(())
     return _written(x, value.broadcast_to(_across(x, axis, places)), (axis,), [places], False)

@@ -30,7 +30,7 @@ def _lead(x: V) -> tuple[int, ...]:
 
 
 def _info(call: Call, number: int) -> V:
-    """That nothing went wrong: what does raises."""
+    """Return zeros, the report that nothing went wrong: failures raise instead."""
     shape = tuple(call.values[number].shape)
     return call.builder.constant(np.zeros(shape, np.int32))
 
@@ -292,7 +292,7 @@ def _eigh(call: Call, x: V, uplo: str = "L", compute_v: bool = True) -> tuple[V,
 def _pinv(
     call: Call, x: V, *, atol: V | None = None, rtol: V | None = None, hermitian: bool = False
 ) -> V:
-    """Of values that are large enough the inverse, of others nothing."""
+    """Return the pseudoinverse: large enough singular values are inverted, others dropped."""
     m, n = extents(x)[-2:]
     if hermitian:
         s, vectors = _eigen(x, upper=False)

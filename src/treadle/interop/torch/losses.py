@@ -46,7 +46,7 @@ class _Labels:
         self.others = logic.Equal()(count, count.constant(0)).astype(x.type.dtype)
 
     def margins(self) -> V:
-        """By how much the others come too near to a class: [samples, labels, classes]."""
+        """Return by how much others come too near to a class: [samples, labels, classes]."""
         count, classes = extents(self.x)
         own = TakeAlongAxis(1)(self.x, self.places).reshape((count, classes, 1))
         margin = own.constant(1) - own + self.x.reshape((count, 1, classes))

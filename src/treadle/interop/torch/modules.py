@@ -65,5 +65,5 @@ def results_of(callee: Any, arrays: Sequence[Array]) -> list[Array]:
 
 
 def version() -> str:
-    """PyTorch's."""
+    """Return the version of PyTorch."""
     return str(torch.__version__)

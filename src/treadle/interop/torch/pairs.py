@@ -37,7 +37,7 @@ class Pair:
 
     @property
     def type(self) -> Any:
-        """Of either part."""
+        """Type of either part."""
         return self.real.type
 
 
@@ -259,7 +259,7 @@ def _to_copy(call: Call, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 @_complex("abs.default")
 def _abs(call: Call, x: Pair) -> V:
-    """Without overflow: the greater part times the root of 1 + the square of the quotient."""
+    """Return |x| without overflow: the greater part times sqrt(1 + the square of the quotient)."""
     first, second = unary.Abs()(x.real), unary.Abs()(x.imag)
     most, least = ew.Maximum()(first, second), ew.Minimum()(first, second)
     none = logic.Equal()(most, most.constant(0))

@@ -340,7 +340,7 @@ def _result(node: fx.Node, extents: Mapping[str, int]) -> Result:
 
 
 def _reads(given: Sequence[Any], symbols: Mapping[str, Range]) -> dict[str, tuple[int, int | None]]:
-    """For symbols the argument that says their extents, and its axis."""
+    """Return for symbols the argument that says their extents, and its axis."""
     found: dict[str, tuple[int, int | None]] = {}
     for number, value in enumerate(given):
         if isinstance(value, torch.SymInt):
@@ -365,7 +365,7 @@ def _note(
 
 
 def add_sizes(module: fx.GraphModule, call: fx.Node, names: Sequence[str]) -> None:
-    """Have the call of a part pass sizes as well, from whoever has them in front of it."""
+    """Pass sizes to the call of a part as well, from whoever has them in front of it."""
     for name in names:
         call.args = (*call.args, _giver(module.graph, call, name))
 

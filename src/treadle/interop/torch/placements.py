@@ -67,7 +67,7 @@ _KINDS: dict[str, Callable[[int], Placement]] = {}
 
 
 def add_placements(name: str, home: Callable[[int], Placement]) -> None:
-    """Have parts run on devices of this name of PyTorch's; `home` gives them by number."""
+    """Register devices of PyTorch by name, on which parts run; `home` gives them by number."""
     _KINDS[name] = home
 
 

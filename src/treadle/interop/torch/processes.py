@@ -406,7 +406,7 @@ def _created(options: Any, _: Any) -> Processes:
 
 
 def _meet(url: str, **arguments: Any) -> Iterator[tuple[Any, int, int]]:
-    """Let the ranks of an MPI job find one another: the first one opens PyTorch's store."""
+    """Connect the ranks of an MPI job: the first one opens PyTorch's store."""
     world = _world()
     apart = len(set(world.machines)) > 1
     host = world.machines[0] if apart else "localhost"

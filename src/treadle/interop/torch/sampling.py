@@ -46,7 +46,7 @@ class _Axis:
     aligned: bool
 
     def place(self, coordinate: V) -> V:
-        """From -1 ... 1 to cells."""
+        """Return the place in cells of a coordinate from -1 to 1."""
         if self.aligned:
             return (coordinate + 1.0) * ((self.extent - 1) / 2)
         return ((coordinate + 1.0) * self.extent - 1.0) * 0.5

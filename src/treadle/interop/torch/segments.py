@@ -155,7 +155,7 @@ def _segment_reduce_backward(
 
 
 def _others(segments: _Segments, x: V, initial: Any) -> V:
-    """For each element the product of the others in its segment."""
+    """Return for each element the product of the others in its segment."""
     zero = logic.Equal()(x, x.constant(0.0))
     known = Where()(zero, x.constant(1.0), x)
     zeros = segments.results(segments.reduced(reduce.Sum, zero.astype(x.type.dtype), 0.0))

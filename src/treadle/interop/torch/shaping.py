@@ -111,7 +111,7 @@ def _slice(call: Call, x: V, dim: int = 0, start: Any = None, end: Any = None, s
 
 
 def _open_part(x: V, axis: int, start: Any, count: Any, step: int) -> V:
-    """So many elements along an axis, where extents are expressions: PyTorch says how many."""
+    """Return `count` elements along an axis whose extents are expressions, as PyTorch says."""
     whole = extents(x)[axis]
     first = 0 if start is None else start if start >= 0 else max(whole + start, 0)
     if is_identical(first, 0) and is_identical(count, whole):

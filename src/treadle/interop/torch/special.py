@@ -35,7 +35,7 @@ def function(*names: str) -> Callable[[Callable[[V], V]], Callable[[V], V]]:
 
 
 def polynomial(x: V, coefficients: Sequence[float]) -> V:
-    """By Horner's rule, highest power first."""
+    """Return the polynomial in x by Horner's rule; coefficients have the highest power first."""
     y = x.constant(coefficients[0])
     for c in coefficients[1:]:
         y = y * x + c
@@ -127,7 +127,7 @@ def _cotangent_slope(x: V, n: int) -> V:
 
 
 def _polygamma_of_positive(x: V, n: int) -> V:
-    """Of x from 0.5: a shift by ten, then Euler and Maclaurin's series."""
+    """Return polygamma(n, x) for x >= 0.5: a shift by ten, then Euler and Maclaurin's series."""
     far, near = _shifted(x, n + 1)
     inverse = 1.0 / far
     square, made = inverse * inverse, None

@@ -109,7 +109,7 @@ def is_seen(node: fx.Node) -> bool:
 
 
 def look_at_bases(graph: fx.Graph) -> None:
-    """Have `as_strided` look at the tensors whose memory it means, not at views of them.
+    """Make `as_strided` read the tensors whose memory it means, not views of them.
 
     Views are tensors of their own in a program, in memory of their own.
     """

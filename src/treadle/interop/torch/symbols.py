@@ -40,7 +40,7 @@ _KNOWN: ContextVar[Mapping[str, Dim] | None] = ContextVar("torch_symbols", defau
 
 @contextmanager
 def knowing(dims: Mapping[str, Dim]) -> Iterator[None]:
-    """Inside, PyTorch's symbols are these extents."""
+    """Give PyTorch's symbols these extents in the block."""
     token = _KNOWN.set(dims)
     try:
         yield

@@ -99,7 +99,7 @@ def axis_of(dim: int, x: GraphOperand) -> int:
 
 
 def along_axes(lower: Lower) -> Lower:
-    """For operators along axes: what has no axes is a line of one element for them."""
+    """Wrap an operator along axes, so that tensors without axes count as lines of one element."""
 
     def lined(value: Any) -> Any:
         alone = isinstance(value, GraphOperand) and not value.type.ndim

@@ -37,7 +37,7 @@ def is_apart(node: fx.Node) -> bool:
 
 
 def set_apart(graph: fx.Graph, results: int | None) -> None:
-    """Have PyTorch take the views among the first `results` results of a graph (None: all)."""
+    """Leave views among the first `results` results of a graph (None: all) to PyTorch."""
     (output,) = graph.find_nodes(op="output")
     given = output.args[0]
     if not isinstance(given, (tuple, list)):

@@ -118,7 +118,7 @@ def _blocks(graph: Graph, drawn: int) -> list[Dim]:
 
 
 def _ends_of_life(graph: Graph) -> list[list[Value]]:
-    """For each node the values that nobody needs after it."""
+    """Return for each node the values that nobody needs after it."""
     last: dict[Value, Node] = {}
     for node in graph.nodes:
         last.update(dict.fromkeys((*node.outputs, *node.inputs), node))

@@ -119,7 +119,7 @@ class Checkpoint:
         return self._stored(name).shape
 
     def release(self, name: str) -> None:
-        """Let the system have what a tensor took of a mapped file: it was copied or packed."""
+        """Release the memory that a tensor took of a mapped file, since it was copied or packed."""
         self._stored(name).release()
 
     def no_tokenizer(self) -> CheckpointError:

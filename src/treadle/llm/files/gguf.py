@@ -145,7 +145,7 @@ class Gguf:
         return data.view(entry.form).reshape(entry.shape)
 
     def release(self, name: str, part: int | None = None) -> None:
-        """Let the system have the memory of a tensor's pages: it was copied or packed.
+        """Release the memory of a tensor's pages, since it was copied or packed.
 
         Args:
             name: of the tensor.
@@ -314,7 +314,7 @@ class _Reader:
         return found
 
     def alignment(self, metadata: dict[str, Any]) -> int:
-        """Of the data of tensors: a power of two."""
+        """Return the alignment of tensors' data in bytes, a power of two."""
         found = metadata.get("general.alignment", ALIGNMENT)
         if (
             not isinstance(found, int)

@@ -207,7 +207,7 @@ def _layer_types(keys: Keys, config: Config, period: int) -> list[str]:
 
 
 def _llama(keys: Keys, config: Config) -> None:
-    """Also of Mixtral, and of Mistral, which GGUF tells from Llama by its window at most."""
+    """Set the configuration of Llama, or of Mistral or Mixtral, told by its window and experts."""
     config["hidden_act"] = "silu"
     if window := keys.whole("attention.sliding_window"):
         config["model_type"], config["sliding_window"] = "mistral", window

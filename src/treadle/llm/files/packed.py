@@ -321,7 +321,7 @@ def _bitsandbytes(source: _Source) -> dict[str, Stored]:
 
 
 def _four_bits(source: _Source) -> dict[str, Stored]:
-    """Of a byte the high half comes first; magnitudes of blocks, which may be quantized, too."""
+    """Return 4-bit matrices: the high half of a byte first; magnitudes may be quantized, too."""
     found = source.tensors
     for kind in ("nf4", "fp4"):
         suffix = f"weight.quant_state.bitsandbytes__{kind}"

@@ -37,7 +37,7 @@ class Lookup:
     _known: int = 0
 
     def propose(self, text: Sequence[int], most: int) -> list[int]:
-        """At most so many tokens: what followed where the end of the text stood last.
+        """Return at most `most` tokens: what followed where the end of the text stood last.
 
         The text is that of the call before, and more behind it.
         """
@@ -77,7 +77,7 @@ class Asked:
 
     @property
     def place(self) -> int:
-        """Of the sequence."""
+        """Place of the sequence."""
         return self.generation.place
 
 

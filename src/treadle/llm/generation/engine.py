@@ -207,7 +207,7 @@ class Engine:
         return tokens
 
     def cancel(self, generation: Generation, finish: Finish) -> None:
-        """See `Generation.cancel`."""
+        """End a generation, so that its place is free for others."""
         with self.lock:
             self._end(generation, finish)
 
@@ -393,7 +393,7 @@ def _asked(place: _Place) -> Generation:
 
 
 def _adapters(places: Sequence[_Place], rows: int) -> list[int] | None:
-    """Those of a step, filled up; None where nobody has one."""
+    """Return the rows' numbers of adapters, filled up with 0; None if nobody has one."""
     numbers = [p.adapter for p in places]
     return numbers + [0] * (rows - len(numbers)) if any(numbers) else None
 

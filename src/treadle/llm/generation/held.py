@@ -33,11 +33,11 @@ class Held:
         return len(self.tokens)
 
     def kept(self, count: int) -> int:
-        """With how many of its first `count` tokens it may go on: all of these or none."""
+        """Return how many of its first `count` tokens it may keep: all of these or none."""
         return 0 if self.back is not None and self.written - count > self.back else count
 
     def shared(self, text: Sequence[int]) -> int:
-        """With how many tokens that a text begins with, too, it may go on."""
+        """Return how many of the tokens that a text also begins with it may keep."""
         return self.kept(shared(self.tokens, text))
 
     def cut(self, count: int) -> None:

@@ -109,7 +109,7 @@ class LanguageModel:
         )
 
     def adapted(self, name: str | None) -> LanguageModel:
-        """This model, with one of its adapters wherever none is asked for; both share all memory.
+        """Return this model with one of its adapters as default; both share all memory.
 
         Raises:
             LoadError: there is no such adapter.

@@ -83,7 +83,7 @@ class Options:
         object.__setattr__(self, "stop", tuple(t for t in self.stop if t))
 
     def changed(self, **changes: Any) -> Options:
-        """With other values.
+        """Return the options with other values.
 
         Raises:
             NumericError: a value is out of range, or there is no such option.

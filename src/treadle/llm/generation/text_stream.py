@@ -75,7 +75,7 @@ class TextStream(Iterator[str]):
 
     @property
     def timing(self) -> Timing:
-        """So far, or of all of it."""
+        """Timing so far, or of the whole text once it has ended."""
         g = self.generation
         end = self._ended or time.perf_counter()
         rest = max(0.0, end - g.begun - g.first) if g.first else 0.0

@@ -44,7 +44,7 @@ class Cache:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Of all layers."""
+        """Tensors of all layers."""
         return [t for layer in self.layers for t in layer]
 
     @property
@@ -136,7 +136,7 @@ class Places:
 
 
 def places(starts: Tensor, counts: Tensor, rows: Tensor | None, time: int, length: int) -> Places:
-    """Of `time` tokens from `starts` on, of which `counts` are meant."""
+    """Return the places of `time` tokens from `starts` on, of which `counts` are meant."""
     steps = F.reshape(Tensor(np.arange(time, dtype=np.int32)), (1, -1))
     return Places(rows, starts, starts + counts, F.expand_dims(starts, 1) + steps, length)
 
@@ -176,7 +176,7 @@ class Held:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Attention, sinks: Tensor | None
     ) -> Tensor:
-        """See `Memory`."""
+        """Write keys and values into the cache, and attend to it; the result has the shape of q."""
         write(self.kept, (k, v), self.at)
         return attend(q, self.kept, self.at, layer, sinks, rounded=self.rounded)
 

@@ -239,7 +239,7 @@ class DecoderStack:
         return x
 
     def products(self) -> list[Product]:
-        """Of all layers; those of experts and routers are not among them."""
+        """Return the products of all layers, except those of experts and routers."""
         found: list[Product] = []
         for layer in self.layers:
             found += (*layer.attention.given.products, layer.attention.o.product)
@@ -255,7 +255,7 @@ class DecoderStack:
         return x
 
     def angles(self, positions: Tensor, lengths: Tensor) -> Angles:
-        """Of every rotation that layers use; see `Rotary.angles`."""
+        """Return the angles of every rotation that layers use, by its id; see `Rotary.angles`."""
         return {id(r): r.angles(positions, lengths) for r in self._rotaries()}
 
     def logits(self, x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class Norm:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """As x."""
+        """Return x with its last axis normalized, scaled and shifted; same shape."""
         return F.layer_norm(x, x.shape[-1], True, self.weight, self.bias, self._eps)
 
 

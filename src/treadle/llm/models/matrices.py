@@ -152,5 +152,5 @@ class Table:
         return Tensor(self.blocks.format.dequantize(self.blocks.data[tokens]))
 
     def vectors(self, given: Tensor) -> Tensor:
-        """Inside of a program: (batch, time, features)."""
+        """Return the tokens' vectors in a program, (batch, time, features)."""
         return given if self.numbers is None else F.embedding(given, self.numbers)

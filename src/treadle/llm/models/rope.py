@@ -146,7 +146,7 @@ class _Asked:
 
     @property
     def factor(self) -> float:
-        """By how much positions are stretched."""
+        """The factor by which positions are stretched."""
         if self.given.has("factor"):
             return self.given.number("factor")
         return self.config.count("max_position_embeddings") / self.original

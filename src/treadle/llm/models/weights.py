@@ -40,10 +40,10 @@ class Checkpoint(Protocol):
 
     @property
     def pooling(self) -> Mapping[str, Any]:
-        """Of encoders: `mode`, how rows become one, and whether to `normalize` it."""
+        """Pooling of encoders: `mode`, how rows become one, and whether to `normalize` it."""
 
     def names(self) -> Iterable[str]:
-        """Of all tensors."""
+        """Return the names of all tensors."""
 
     def tensor(self, name: str) -> Array | Blocks:
         """One of them."""
@@ -195,7 +195,7 @@ class Weights:
             )
 
     def release(self) -> None:
-        """Let the system have all that was read of files: it reads in advance what lies around."""
+        """Release all memory that was read of files: the system reads ahead what lies around."""
         for name in self._there:
             self._checkpoint.release(name)
 
@@ -251,7 +251,7 @@ class RootMeanSquare:
         self._wide = norm.plus_one
 
     def __call__(self, x: Tensor) -> Tensor:
-        """As x."""
+        """Return x over the root mean square of its last axis, times the weight, in x's dtype."""
         given = x.astype("float32") if self._wide else x
         y: Tensor = given.apply(self._op, (given, self.weight))[0]
         return y.astype(x.dtype)

@@ -100,7 +100,7 @@ def _environment() -> Any:
 
 
 def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    """As in Hugging Face's library: nothing is escaped for pages."""
+    """Return a value as JSON, like Hugging Face's library: nothing is escaped for pages."""
     width = None if indent is None else min(int(indent), 64)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=width)
 

@@ -28,7 +28,7 @@ class Example:
     learned: tuple[bool, ...]
 
     def cut(self, length: int) -> Example:
-        """Its beginning."""
+        """Return the first `length` tokens of the example."""
         return Example(self.tokens[:length], self.learned[:length])
 
 

@@ -154,7 +154,7 @@ def _number(where: str, name: str, value: Any) -> float:
 
 
 def _numbers(where: str, config: Mapping[str, Any], name: str) -> dict[str, float]:
-    """Of modules, by expressions for the ends of their names."""
+    """Return numbers of modules, by expressions for the ends of their names."""
     given = config.get(name) or {}
     if not isinstance(given, dict):
         raise CheckpointError(where, f"{name} is no object", saw=shorten(given))

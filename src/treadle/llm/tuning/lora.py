@@ -63,7 +63,7 @@ class Lora:
         return any(module == t or module.endswith(f".{t}") for t in self.targets)
 
     def rank_of(self, module: str) -> int:
-        """Of a module's addition."""
+        """Return the rank of a module's addition."""
         return _named(self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:
@@ -142,7 +142,7 @@ class Trained:
         self.flat = Parameter(np.concatenate(every))
 
     def adapter(self) -> Adapter:
-        """As it is now."""
+        """Return the adapter as trained so far."""
         values, at = np.array(self.flat.numpy()), 0
         pairs = {}
         for name, (a, b) in self.shapes.items():

@@ -34,7 +34,7 @@ class Packed:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Attention, sinks: Tensor | None
     ) -> Tensor:
-        """See `treadle.llm.models.attention.Memory`."""
+        """Attend to the other tokens of the packed rows; the result has the shape of q."""
         batch, heads, time, features = q.shape
         groups = (batch, layer.kv_heads, heads // layer.kv_heads, time, features)
         queries, keys, values = F.reshape(q, groups), F.expand_dims(k, 2), F.expand_dims(v, 2)

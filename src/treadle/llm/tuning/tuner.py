@@ -70,7 +70,7 @@ class Schedule:
             raise NumericError("schedule", "is unknown", saw=repr(self.kind), hint=hint)
 
     def at(self, update: int) -> float:
-        """Of an update, counted from 0."""
+        """Return the learning rate of an update, counted from 0."""
         if update < self.warmup:
             return self.peak * (update + 1) / self.warmup
         if self.kind == "constant":
@@ -148,7 +148,7 @@ class Tuner:
         return math.fsum(parts) / total if total else math.nan
 
     def adapter(self) -> Adapter:
-        """As trained so far."""
+        """Return the adapter as trained so far."""
         return self.trained.adapter()
 
     def state(self) -> dict[str, Any]:

@@ -155,7 +155,7 @@ class Communicator(Protocol):
         ...
 
     def reduce_scatter(self, x: Array, /) -> Array:
-        """Of the sum of arrays [size, ...] this rank's entry [...]."""
+        """Return this rank's entry [...] of the sum of arrays [size, ...]."""
         ...
 
     def all_gather(self, x: Array, /) -> Array:
@@ -167,7 +167,7 @@ class Communicator(Protocol):
         ...
 
     def scatter(self, x: Array, root: int, /) -> Array:
-        """This rank's entry [...] of rank root's array [size, ...]; those of others only count."""
+        """Return this rank's entry [...] of root's x [size, ...]; others' x only says its type."""
         ...
 
     def broadcast(self, x: Array, root: int, /) -> Array:
@@ -205,7 +205,7 @@ class Communicator(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the group; what was sent has been received."""
+        """Leave the group; what was sent has been received."""
         ...
 
 

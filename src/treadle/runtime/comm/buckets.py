@@ -187,7 +187,7 @@ def ends(
     kinds: Sequence[object],
     link: Link,
 ) -> tuple[int, ...]:
-    """After how many gradients buckets end, in the order in which gradients become ready.
+    """Return after how many gradients buckets end, in the order in which gradients become ready.
 
     Args:
         how: "auto", as planned; a number fills each up to so many bytes; a tuple of whole numbers

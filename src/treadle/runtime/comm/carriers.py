@@ -83,7 +83,7 @@ def version(library: str) -> str:
 
 
 def hold(value: bool) -> bool:
-    """Have all arrays go through the host, or no longer; what was so before.
+    """Send all arrays through the host, or no longer; returns the setting before.
 
     It takes effect with the next collective; all ranks say the same.
     """

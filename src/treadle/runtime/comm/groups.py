@@ -15,7 +15,7 @@ _losses = [0]
 
 
 def before_leaving(listener: Callable[[bool], None]) -> None:
-    """Have something called before groups are left: True where all their members leave together."""
+    """Register a function called before groups are left: True if all members leave together."""
     _leaving.append(listener)
 
 

@@ -19,7 +19,7 @@ class DoneHandle:
         self._result = result
 
     def done(self) -> bool:
-        """True."""
+        """Return True: it was over when it began."""
         return True
 
     def wait(self) -> Array:
@@ -31,11 +31,11 @@ class Unanimous:
     """Rendezvous of a process that is alone."""
 
     def done(self) -> bool:
-        """True."""
+        """Return True: no other process has to come."""
         return True
 
     def wait(self) -> None:
-        """Nobody else has to come."""
+        """Return at once: no other process has to come."""
         return None
 
 

@@ -87,7 +87,7 @@ def _revoke_all() -> None:
 
 
 def _settle(begun: deque[MPI.Request]) -> None:
-    """See to it that nothing writes to memory any more, once its group has been revoked."""
+    """Wait until nothing writes to memory any more, once its group has been revoked."""
     deadline = time.monotonic() + _SETTLED
     for request in begun:
         with contextlib.suppress(MPI.Exception):
@@ -461,7 +461,7 @@ class _Outgoing:
         self._held.append((request, held))
 
     def wait(self) -> None:
-        """Until all of it has left."""
+        """Wait until all of the message has left."""
         for request, _ in self._held:
             request.Wait()
         self._held.clear()

@@ -233,7 +233,7 @@ class Sockets:
         return None if every is None else self._folded(every, "sum").astype(x.dtype, copy=False)
 
     def reduce_scatter(self, x: Array, /) -> Array:
-        """Of the sum of arrays [size, ...] this rank's entry [...]."""
+        """Return this rank's entry [...] of the sum of arrays [size, ...]."""
         wide = np.asarray(x, reduction_type(x.dtype), order="C")
         every = self._swapped(intent("reduce_scatter", x), wide)
         return self._folded(every, "sum").astype(x.dtype, copy=False)
@@ -247,7 +247,7 @@ class Sockets:
         return self._gathered_at(intent(f"gather to {root}", x), np.asarray(x, order="C"), root)
 
     def scatter(self, x: Array, root: int, /) -> Array:
-        """This rank's entry [...] of rank root's array [size, ...]; those of others only count."""
+        """Return this rank's entry [...] of root's x [size, ...]; others' x only says its type."""
         what, source = intent(f"scatter from {root}", x), np.asarray(x, order="C")
         if self.rank == root:
             self._pass(what, [_of(part) for part in source], [None] * self.size)

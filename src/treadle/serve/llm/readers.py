@@ -55,7 +55,7 @@ class Embedding(Protocol):
 
     @property
     def tokenizer(self) -> Pairs:
-        """Between text and tokens."""
+        """Tokenizer between text and tokens."""
 
     def check(self, texts: Sequence[Encoded]) -> None:
         """Refuse what it cannot read."""

@@ -49,7 +49,7 @@ class Speaking(Protocol):
 
     @property
     def tokenizer(self) -> Text:
-        """Between text and tokens."""
+        """Tokenizer between text and tokens."""
 
     def conversation(
         self, messages: Sequence[Any], tools: Sequence[Any] | None = None, /
@@ -221,7 +221,7 @@ class Job:
                 stream.close()
 
     def cancel(self) -> None:
-        """Nobody waits any more; its places in the engine are free for others."""
+        """End the job, as nobody waits any more; its places in the engine are free for others."""
         self._gone.set()
         for stream in list(self._streams):
             stream.close()

@@ -197,7 +197,7 @@ class Service:
         return made
 
     def end_streams(self) -> None:
-        """Have streams end behind the answers to what they have been asked."""
+        """End streams behind the answers to what they have been asked."""
         for answers in self._streams:
             answers.put_nowait(None)
 

@@ -242,7 +242,7 @@ class BackwardPass(ForwardPass):
 
 
 def replace(graph: InternalGraph, old: Node, new: Node) -> None:
-    """Let all users of a node take one that is made no later than it.
+    """Replace a node, for all of its users, by one that is made no later.
 
     Like `graph.replace_node` without sorting; what nothing needs any more is deleted at once.
     """
@@ -321,7 +321,7 @@ def add_expr(graph: InternalGraph, before: Expr, expr: Expr, name: str) -> Any:
 
 
 def substitute(graph: InternalGraph, node: Node, value: Any) -> None:
-    """Let all users of a node take a constant in its place; outputs of the graph stay."""
+    """Replace a node by a constant for all of its users; outputs of the graph stay."""
     for user in list(dict.fromkeys(node.users)):
         arguments = (user.args, user.kwargs)
         user._set(

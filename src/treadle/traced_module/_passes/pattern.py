@@ -207,7 +207,7 @@ def is_var() -> ExprPattern:
 
 
 def any_node() -> ExprPattern:
-    """Anything."""
+    """Return a pattern that matches any node."""
     return AnyPattern().check_users(False)
 
 

@@ -107,7 +107,7 @@ class _Tiles(NamedTuple):
 
     @staticmethod
     def of(p: Problem, pitch: int) -> _Tiles:
-        """Those over weights with so many elements between rows."""
+        """Return the products over weights with `pitch` elements between rows."""
         return _Tiles(
             product(p, "scores_tile", Product(p.d_pitch, 1, p.tile_columns, pitch, depth=p.d)),
             product(p, "dweights_tile", Product(p.e_pitch, 1, p.tile_columns, pitch, depth=p.e)),

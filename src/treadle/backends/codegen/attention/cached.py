@@ -416,7 +416,7 @@ class _Cached(Rows[_Scratch]):
         return [keys.slot(p) for p in places]
 
     def scale(self, scales: Pointer, slots: list[Value]) -> Value:
-        """Those of a vector of scores."""
+        """Return the scales of a vector of scores."""
         e, s = self.e, self.s
         if len(slots) == 1:
             return scales[slots[0]].cast(s.compute).splat(s.lanes)
@@ -553,7 +553,7 @@ def tanh(x: Value) -> Value:
 
 
 def scales_of(e: KernelBuilder, spec: CachedConfig) -> tuple[Pointer, ...]:
-    """Parameters."""
+    """Return the pointers to the scales of keys and values; none for caches without scales."""
     names = ("k_scales", "v_scales") if spec.scaled else ()
     return tuple([e.pointer(dt.float32, name) for name in names])
 

@@ -140,7 +140,7 @@ class _Words:
         return value.cast(dt.bfloat16)
 
     def _scale(self, scales: list[Pointer], key: Value, here: Value) -> list[Value]:
-        """That of a key; of the last one behind it."""
+        """Return the scales of a key; those of the last one for keys behind it."""
         return [p[minimum(key, here - 1)] for p in scales]
 
     def _keys(self, first: Value, here: Value, into: Pointer, scales: list[Pointer]) -> None:

@@ -134,7 +134,7 @@ class _Chunk:
         unpack_rows(e, p, scratch.y, self.y, rows, p.e, lambda r: 1.0 / scratch.sums[r])
 
     def start(self, rows: Value) -> None:
-        """Nothing summed, nothing seen."""
+        """Clear sums and results of `rows` rows, and set their largest scores to -inf."""
         e, p, scratch = self.kernel.e, self.kernel.p, self.scratch
         scratch.y.zero(rows * p.e_pitch)
         scratch.sums.zero(rows)

@@ -268,7 +268,7 @@ class _Call:
 
     @property
     def pairs(self) -> Dim:
-        """Of queries and keys that are seen, in one entry."""
+        """The number of pairs of a query and a key that it sees, in one entry of the batch."""
         if not self.op.causal:
             return self.queries * self.keys
         n = minimum(self.queries, self.keys)

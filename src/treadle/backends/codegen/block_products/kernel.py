@@ -49,7 +49,7 @@ class BlockConfig:
 
     @property
     def layout(self) -> Layout:
-        """That of the weights."""
+        """Layout of the weights."""
         return self.records.layout
 
 
@@ -156,7 +156,7 @@ class _Product:
                 self.p.y.store(place * sizes.n + column, value.cast(self.spec.dtype), mask)
 
     def _sums(self, rows: Pointer, weights: Pointer, at: Value) -> list[Value]:
-        """Of all rows of a tile, for the vectors of columns from `at` on, one after the other."""
+        """Return the sums of a tile's rows, for the vectors of columns from `at` on in turn."""
         e, layout = self.e, self.layout
         columns = [at + v * self.spec.lanes for v in range(self.spec.vectors)]
         each = layout.elements // TERMS * self.records.units
@@ -228,7 +228,7 @@ class _Product:
         headers: list[Header],
         sums: list[Value],
     ) -> None:
-        """As `_bytes`, with integers of 16 bits and several vectors of columns.
+        """Add what a group gives, as `_bytes` does, in 16-bit integers for several vectors.
 
         Few registers are in use at a time: levels are made where all rows need them.
         """

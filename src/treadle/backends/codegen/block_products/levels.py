@@ -21,7 +21,7 @@ class Levels:
     lanes: int
 
     def header(self, block: Pointer, at: Value | int) -> Header:
-        """That of the block at a pointer to bytes, for the rows from `at` on."""
+        """Return scale and minimum (or None) of the block at a pointer, for rows from `at` on."""
         halves = block.reinterpret(dt.float16)
         d = halves.load(at, self.lanes).cast(dt.float32)
         if not self.layout.minimum:
@@ -80,7 +80,7 @@ class Levels:
     def _pair(
         self, words: Pointer, fields: tuple[Field, ...], place: Value, at: Value | int
     ) -> tuple[Value, Value]:
-        """Of the word so many places behind the one that has these fields."""
+        """Return even and odd levels, int16, of the word `place` words behind that of `fields`."""
         if self.layout.table:
             bits = self._line(words, fields[0], place, at)
             codes = _moved(bits, fields[0].shift, fields[0].mask * 257)

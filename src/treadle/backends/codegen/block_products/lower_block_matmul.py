@@ -109,7 +109,7 @@ def lower_block_matmul(
 def lower_block_matmul_grad(
     op: BlockMatmulGrad, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered | Support:
-    """As a product in bfloat16 with the matrix the other way round."""
+    """Lower the gradient to a product in bfloat16 with the transposed matrix."""
     given = _given(op, types, target)
     if isinstance(given, Support):
         return given
@@ -120,7 +120,7 @@ def lower_block_matmul_grad(
 def lower_block_experts_grad(
     op: BlockExpertsGrad, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered | Support:
-    """As for one matrix; rows are sorted by the expert that they chose."""
+    """Lower the gradient as for one matrix, with rows sorted by the expert that they chose."""
     given = _given(op, types, target)
     if isinstance(given, Support):
         return given
@@ -149,7 +149,7 @@ def lower_block_values(
 def lower_block_experts(
     op: BlockExperts, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered | Support:
-    """As for one matrix, but rows of the result look up where theirs begins."""
+    """Lower the product as for one matrix; rows of the result look up where theirs begins."""
     given = _given(op, types, target)
     if isinstance(given, Support):
         return given

@@ -59,7 +59,7 @@ class Pairing:
 
     @property
     def layout(self) -> Layout:
-        """That of the format."""
+        """Layout of the format."""
         return LAYOUTS[self.format]
 
     @property
@@ -70,7 +70,7 @@ class Pairing:
 
     @property
     def blocks(self) -> int:
-        """Of a row."""
+        """The number of blocks of a row."""
         return self.k // self.layout.elements
 
     @property
@@ -80,17 +80,17 @@ class Pairing:
 
     @property
     def terms(self) -> int:
-        """Of a sum."""
+        """The number of terms of a sum."""
         return self.rows if self.transposed else self.k
 
     @property
     def columns(self) -> int:
-        """Of the result."""
+        """The number of columns of the result."""
         return self.k if self.transposed else self.rows
 
     @property
     def steps(self) -> int:
-        """Of a sum."""
+        """The number of steps of a sum."""
         return -(-self.terms // TERMS)
 
     @property
@@ -119,7 +119,7 @@ class Pairing:
     def parameters(
         self, routes: Routes[Ref, Dim] | None, m: Dim, item: tuple[int, int], sharing: Dim | None
     ) -> PairParameters[Ref, Dim]:
-        """Those of a product for m rows, of which items have some rows and stretches."""
+        """Return the kernel's parameters for m rows; each item has some rows and stretches."""
         operands = Ref("workspace", 0), Ref("input", 1), Ref("output", 0)
         sizes = m, self.columns, self.blocks, self.count, *item, self.depth
         return PairParameters(*operands, routes, *sizes, sharing)

@@ -70,7 +70,7 @@ class Records:
 
     @property
     def bytes(self) -> int:
-        """Of an integer."""
+        """Bytes of an integer of the records."""
         return 2 if self.kind == "int16" else 1
 
     def word(self, index: int, byte: int = 0) -> int:
@@ -80,7 +80,7 @@ class Records:
 
     @property
     def pitch(self) -> int:
-        """From a row's word to that of the next row."""
+        """The distance between words of neighboring rows, in words."""
         return self.words if self.matrices else 1
 
     def scale(self, part: int = 0) -> int:

@@ -115,7 +115,7 @@ class _Several:
                     return p.routes.order[top + r].cast(dt.int64)
 
                 def lines(t: Value, count: Value = count) -> list[Pointer]:
-                    """Behind the last row of a tile comes the last one again."""
+                    """Return pointers to a tile's records; the last one stands for those behind."""
                     places = [t * self.tile + r for r in range(self.tile)]
                     given = [number(minimum(place, count - 1)) for place in places]
                     return [p.records + r // p.sharing * pitch for r in given]

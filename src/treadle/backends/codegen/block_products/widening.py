@@ -78,7 +78,7 @@ class RowsAsColumns:
         return (self.panels + 1) // 2
 
     def steps(self) -> Value:
-        """Those of a row."""
+        """Return the number of steps of a row."""
         return self.blocks * (self.layout.elements // TERMS)
 
     def write(

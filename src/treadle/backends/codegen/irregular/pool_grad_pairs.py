@@ -93,7 +93,7 @@ def _kernel(dtype: DType, lanes: int) -> RecordedKernel:
 def _windows(
     lanes: int, rows: Sequence[Pointer], cells: Sequence[Pointer], dy: Pointer, first: Value
 ) -> None:
-    """As many windows as there are lanes, from window `first` on."""
+    """Write the gradient of as many windows as there are lanes, from window `first` on."""
     column = first * 2
     found: list[Value] = []
     for line in cells:

@@ -92,7 +92,7 @@ def taps_of(window: Window, axes: Sequence[Axis], lanes: int) -> Taps | None:
 
 
 def row_taps(window: Window, axes: Sequence[Axis], rows: int, lanes: int) -> Taps | None:
-    """So many rows of the columns of a window; None where there are too many."""
+    """Return `rows` rows of a window's columns as taps; None where there are too many."""
     columns, step, dilation = int(window.kernel[-1]), window.strides[-1], window.dilation[-1]
     if rows * columns > _MOST_TAPS or step > 2:
         return None

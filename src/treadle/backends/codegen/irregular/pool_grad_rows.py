@@ -78,7 +78,7 @@ class _Line:
         return self.blank.lanes
 
     def clear(self, e: Builder) -> None:
-        """Let no column have cells."""
+        """Mark all columns as having no cells."""
         nowhere = e.constant(_NOWHERE, dt.int32, self.lanes)
         with e.loop(0, LONGEST, self.lanes) as i:
             self.values[i] = self.blank

@@ -77,7 +77,7 @@ class _List:
     enter: Function
 
     def clear(self, e: Builder) -> None:
-        """Nothing but greatest words."""
+        """Fill the list with the greatest word, so that any other enters."""
         self.words[0] = -(1 << 63)
         greatest = e.constant((1 << 63) - 1, dt.int64, 4)
         for j in range(0, self.room, 4):

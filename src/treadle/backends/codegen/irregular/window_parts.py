@@ -87,7 +87,7 @@ class Channels:
     mask: Value | None
 
     def load(self, pointer: Pointer, place: Value | int = 0) -> list[Value]:
-        """Their elements at a place, in the compute type."""
+        """Return the channels' elements at a place, in the compute type."""
         start = self.first + place
         return [
             load_value(pointer, start + v * self.lanes, self.lanes, self.mask)

@@ -255,7 +255,7 @@ def _stack(p: Printer, instruction: Instruction) -> None:
 
 
 def _prefetch(p: Printer, instruction: Instruction) -> None:
-    """Only a hint, and C has none."""
+    """Print nothing: a prefetch is only a hint, and C has none."""
 
 
 def _copy(p: Printer, instruction: Instruction) -> None:

@@ -265,7 +265,7 @@ class Value(Operand):
         return self.home.emit("reduce", (self,), Type(self.dtype), (code,))
 
     def lookup(self, table: Sequence[int]) -> Value:
-        """For every byte, below 16, the entry of a table of 16 bytes; others: unspecified."""
+        """Return entries of a table of 16 bytes at bytes below 16; unspecified for others."""
         if self.dtype is not dt.uint8 or len(table) != 16 or not all(0 <= n < 256 for n in table):
             raise KernelError(f"lookup of {self.type} in a table of {len(table)}")
         return self.home.emit("lookup", (self,), self.type, tuple(table))

@@ -72,7 +72,7 @@ def _narrow_bfloat16(w: Writer, lanes: int, x: str) -> str:
 
 
 def _rounded(w: Writer, lanes: int, x: str) -> str:
-    """By the instruction, which takes subnormal numbers for 0."""
+    """Return x rounded to bfloat16 by the instruction, which takes subnormal numbers for 0."""
     short = f"<{lanes} x bfloat>"
     name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * lanes}"
     made = w.call(short, name, (f"<{lanes} x float>", x))

@@ -52,7 +52,7 @@ def _dot_bytes(w: Writer, lanes: int, total: str, x: str, y: str, *, narrow: boo
 
 
 def _dot_bytes_by_pairs(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
-    """Even and odd bytes as 16-bit integers, whose products x86 adds in pairs, exactly.
+    """Add dot products of bytes to a total: x86 multiplies even and odd ones as 16-bit integers.
 
     The instruction for bytes (pmaddubsw) saturates its sums.
     """

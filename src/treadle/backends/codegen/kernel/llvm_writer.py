@@ -138,7 +138,7 @@ class Writer:
         return f"%v{self._count}"
 
     def define(self, value: Operand, operand: str) -> None:
-        """From now on the value goes by this operand."""
+        """Name the operand that stands for a value from here on; a KernelError if it has one."""
         if value in self._operands:
             raise KernelError(f"{self.kernel}: a value of type {value.type} is defined twice")
         self._operands[value] = operand

@@ -38,7 +38,7 @@ class Lengths:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Those of every part; none where they are known at calls only."""
+        """The number of elements of every part; empty where only a call knows them."""
         if isinstance(self.total, Expr) or isinstance(self.each, Expr):
             return ()
         each, total = self.each, self.total

@@ -43,7 +43,7 @@ class Format:
 
     @property
     def tiny(self) -> float:
-        """Below it x * x is lost beside x."""
+        """The magnitude below which x * x is lost beside x."""
         return float(2.0 ** (-self.precision - 2))
 
 

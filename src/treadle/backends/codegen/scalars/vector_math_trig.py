@@ -133,7 +133,7 @@ def _modulo_four(x: Value) -> Value:
 
 
 def _sine_and_cosine(r: Value) -> tuple[Value, Value]:
-    """Of |r| <= pi/4."""
+    """Return sine and cosine of r, |r| <= pi/4."""
     z = r * r
     sine = fma(r * z, polynomial(z, table.SIN[r.dtype]), r)
     cosine = fma(z, fma(z, polynomial(z, table.COS[r.dtype]), -0.5), 1.0)
@@ -142,7 +142,7 @@ def _sine_and_cosine(r: Value) -> tuple[Value, Value]:
 
 
 def _long_sine_and_cosine(r: Value, lost: Value) -> tuple[tuple[Value, Value], tuple[Value, Value]]:
-    """Of r + lost, each as a sum of two."""
+    """Return sine and cosine of r + lost, each as a sum of two numbers."""
     z = r * r
     bend = fma(r * z, polynomial(z, table.SIN[r.dtype]), lost)
     dip = fma(z, polynomial(z, table.COS[r.dtype]), -0.5)
@@ -162,14 +162,14 @@ def _turned(x: Value, quadrant: Value) -> Value:
 
 
 def sin(x: Value) -> Value:
-    """Sine."""
+    """Return the sine of x, in radians."""
     quadrant, r = _reduce(x)
     sine, cosine = _sine_and_cosine(r)
     return _turned(select(_odd(quadrant), cosine, sine), quadrant)
 
 
 def cos(x: Value) -> Value:
-    """Cosine."""
+    """Return the cosine of x, in radians."""
     quadrant, r = _reduce(x)
     sine, cosine = _sine_and_cosine(r)
     return _turned(select(_odd(quadrant), sine, cosine), quadrant + 1)

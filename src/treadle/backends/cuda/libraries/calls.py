@@ -21,7 +21,7 @@ class LibraryCall(Protocol):
 
     @property
     def name(self) -> str:
-        """For reports and profiles."""
+        """Name of the call in reports and profiles."""
         ...
 
     @property

@@ -39,15 +39,15 @@ class Channel(Protocol):
     def reduce_scatter(
         self, x: int, y: int, count: int, dtype: str, kind: str, stream: int
     ) -> None:
-        """Of the reduction this rank's `count` elements."""
+        """Reduce x over all ranks into y, of which each rank gets its `count` elements."""
         ...
 
     def send(self, x: int, count: int, dtype: str, peer: int, stream: int) -> None:
-        """To another rank, which receives it."""
+        """Send `count` elements to another rank, which receives them."""
         ...
 
     def recv(self, y: int, count: int, dtype: str, peer: int, stream: int) -> None:
-        """From another rank."""
+        """Receive `count` elements from another rank."""
         ...
 
     def together(self) -> AbstractContextManager[None]:
@@ -55,7 +55,7 @@ class Channel(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it; all ranks of a machine do this together."""
+        """Close the channel, together with all ranks of a machine."""
         ...
 
     def abort(self) -> None:

@@ -60,7 +60,7 @@ class Line:
         self._last: tuple[Mark, str] | None = None
 
     def submit(self, what: str, work: Callable[[Channel], None], stream: CudaStream) -> None:
-        """Have the channel do something on a stream.
+        """Submit work of the channel on a stream.
 
         Raises:
             CommunicationError: it fails, or a call before has failed.
@@ -140,7 +140,7 @@ class Line:
         )
 
     def close(self, together: bool) -> None:
-        """Let go of the channel."""
+        """Close the channel `together` with the other ranks, or abort it."""
         channel, self.channel = self.channel, None
         if channel is not None and together:
             channel.close()

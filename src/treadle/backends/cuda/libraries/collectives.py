@@ -86,7 +86,7 @@ class Exchange:
 
     @property
     def name(self) -> str:
-        """For reports and profiles."""
+        """Name of the exchange in reports and profiles."""
         kind = f" {self.kind}" if self.kind else ""
         return f"{PREFIX}{self.verb}{kind} of {self.group} {self.dtype}[{sum(self.counts)}]"
 
@@ -231,7 +231,7 @@ def _turn(
     places: tuple[Ref, Ref],
     generated: Generated,
 ) -> Support | None:
-    """Have the first two axes of an array change places, from one place to another."""
+    """Swap the first two axes of an array by a transpose from one place to another."""
     if not math.prod(order):
         return None
     # One kernel serves all types of a size, complex ones as pairs.

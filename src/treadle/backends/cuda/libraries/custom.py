@@ -28,12 +28,12 @@ class CustomCall:
 
     @property
     def name(self) -> str:
-        """For reports and profiles."""
+        """Name of the op in reports and profiles."""
         return self.op
 
     @property
     def symbol(self) -> str:
-        """See `LibraryCall`; other processes do not know the key, and lower the op again."""
+        """Kind, key and op as text; processes that do not know the key lower the op again."""
         return f"{KIND} {self.key} {self.op}"
 
 

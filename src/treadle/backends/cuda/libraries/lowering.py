@@ -85,7 +85,7 @@ def _anchored(
 def _convolution(
     body: Graph, anchor: Node, joining: Joining, result: Ref, target: Target, offers: Offers
 ) -> Support | None:
-    """By cuDNN, or as a product over columns."""
+    """Lower a convolution to cuDNN, or to a product over columns; return a refusal, if any."""
     found = [strided_input(body, v) for v in anchor.inputs]
     views = [v for v in found if v is not None]
     if len(views) < len(found):
@@ -104,7 +104,7 @@ def _convolution(
 
 
 def _product(body: Graph, anchor: Node, joining: Joining, result: Ref) -> Support | None:
-    """By cuBLASLt."""
+    """Lower a matrix product to cuBLASLt; return a refusal, if any."""
     op = anchor.op
     if not isinstance(op, Matmul):
         return no("op", f"cuBLASLt does not compute {op.name}")

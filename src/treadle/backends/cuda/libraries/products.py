@@ -79,7 +79,7 @@ class Product:
 
     @property
     def name(self) -> str:
-        """For reports and profiles."""
+        """Name of the product in reports and profiles."""
         m, n, k = self.result.columns, self.result.rows, self.inner
         stack = f"{self.count}x" if self.count > 1 else ""
         return f"{PREFIX}{stack}{m}x{k}x{n} {self.dtype}"

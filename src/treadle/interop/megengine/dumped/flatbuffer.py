@@ -79,11 +79,11 @@ class Table:
         return [int(n) for (n,) in self.vector(field, form)]
 
     def tables(self, field: int) -> list[Table]:
-        """Tables."""
+        """Return the tables of a field that is a vector of tables."""
         return self._items(field, 4, lambda p: Table(self._data, follow(self._data, p)))
 
     def texts(self, field: int) -> list[str]:
-        """Texts."""
+        """Return the texts of a field that is a vector of texts."""
 
         def text(place: int) -> str:
             start = follow(self._data, place)

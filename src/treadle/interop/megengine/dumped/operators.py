@@ -77,7 +77,7 @@ class Operator:
         return default if self.parameters is None else self.parameters.whole(field, form, default)
 
     def apply(self, given: Sequence[Any]) -> list[Any]:
-        """Its results.
+        """Return the operator's results on these operands.
 
         Raises:
             UnsupportedOp: it has no counterpart here.

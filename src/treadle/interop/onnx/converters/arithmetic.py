@@ -228,7 +228,7 @@ def _wrapped(x: Array, target: np.dtype[Any], name: str) -> Array:
 
 
 def _cast_narrow(x: Array, target: np.dtype[Any], name: str, saturate: bool, node: Node) -> Array:
-    """To a float of 8 bits: values beyond its range become the largest one, if so asked."""
+    """Return x as a float of 8 bits; `saturate` limits values to the largest one."""
     if name == "FLOAT8E8M0":
         return _cast_scale(x, target, saturate, str(node.attr("round_mode", "up")))
     wide = x.astype(np.float32)
@@ -245,7 +245,7 @@ def _cast_narrow(x: Array, target: np.dtype[Any], name: str, saturate: bool, nod
 
 
 def _cast_scale(x: Array, target: np.dtype[Any], saturate: bool, mode: str) -> Array:
-    """To a power of two (no sign, no fraction)."""
+    """Return x as powers of two (no sign, no fraction)."""
     wide = x.astype(np.float32)
     bits = wide.view(np.uint32)
     exponent, fraction = (bits >> 23) & 0xFF, bits & 0x7FFFFF

@@ -425,7 +425,7 @@ def _entry(x: Value, axis: int, i: int) -> Value:
 
 @converts("Scan", separate=True)
 def _scan_8(node: Node, lengths: Value, *inputs: Value) -> tuple[Value, ...]:
-    """Before opset 9 there was a batch axis around everything."""
+    """Run a Scan of opset 8, which had a batch axis around everything."""
     body: onnx.GraphProto = node.attributes["body"]
     count = int(node.attributes["num_scan_inputs"])
     batches = extents(inputs[0])[0]

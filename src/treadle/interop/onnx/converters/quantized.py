@@ -147,7 +147,7 @@ def alike(*values: Value) -> tuple[Value, ...]:
 def _quantize_on_host(
     node: Node, x: Value, scale: Value, zero: Value, target: np.dtype[Any]
 ) -> Array:
-    """To types that tensors do not have: floats of 8 bits, integers of fewer."""
+    """Return x in types that tensors do not have: floats of 8 bits, integers of fewer."""
     import_x = known(concrete(x, node, "the input").astype(np.float32))
     axis, block = node.attr("axis", 1) % max(len(extents(x)), 1), node.attr("block_size", 0)
     share = _per_axis(known(concrete(scale, node, "the scale")), import_x, axis, block)

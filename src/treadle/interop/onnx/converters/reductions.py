@@ -192,7 +192,7 @@ def _cum_prod(node: Node, x: Value, axis: Array) -> Value:
 
 
 def _flat_softmax(node: Node, x: Value) -> Value:
-    """Before opset 13: over all axes from `axis` on."""
+    """Return softmax over all axes from `axis` on, as before opset 13."""
     shape, axis = extents(x), node.attr("axis", 1)
     axis %= max(len(shape), 1)
     flat = reshaped(x, (math.prod(shape[:axis]), -1))
@@ -311,7 +311,7 @@ MOST_ROWS = 64
 
 @converts("Det", separate=True)
 def _det(node: Node, x: Value) -> Value:
-    """By Gaussian elimination; in each column the largest element becomes the pivot."""
+    """Return determinants by Gaussian elimination, with a column's largest element as pivot."""
     *lead, n, _ = extents(x)
     if is_known(x) or n > MOST_ROWS:
         array = concrete(x, node, "the matrix")

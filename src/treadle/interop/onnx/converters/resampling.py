@@ -431,7 +431,7 @@ def _regions(node: Node, x: Value, boxes: Value, batches: Value, least: bool) ->
 
 
 def _adaptive(node: Node, x: Value, boxes: Value, batches: Value, least: bool) -> Value:
-    """As many samples in each cell as it is long and wide: a loop over those of the largest cell.
+    """Sample each cell as often as it is long and wide: a loop over the samples of the largest.
 
     Samples that lie outside of the maps are 0 and are not visited, so there are at most about two
     per position of the maps, however large the boxes are.
@@ -517,7 +517,7 @@ class _Side(NamedTuple):
 
     @classmethod
     def of(cls, boxes: Value, i: int, size: int, n: Any, least: bool) -> _Side:
-        """Along the axis i of the maps, of extent n, in `size` cells."""
+        """Return the samples along the axis i of the maps, of extent n, in `size` cells."""
         start, stop = part(boxes, 1, 1 - i, 2 - i), part(boxes, 1, 3 - i, 4 - i)
         length = stop - start
         one, none = length.constant(1.0), length.constant(0.0)

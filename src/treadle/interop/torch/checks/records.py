@@ -81,7 +81,7 @@ def run(function: Any, arguments: Any, device: str, start: int, seen: Any, grads
 
 
 def _loose(pair: Any) -> Any:
-    """Without strides: gradients lie as autograd has them."""
+    """Return the pair with dense tensors: gradients have the strides that autograd gives them."""
     return [
         [
             x.contiguous() if isinstance(x, torch.Tensor) and x.layout is torch.strided else x

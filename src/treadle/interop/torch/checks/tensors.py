@@ -60,7 +60,7 @@ def views(device: str) -> None:
 
 
 def writes(device: str) -> None:
-    """In-place operators and `out=`, also where they are cast, resized or masked."""
+    """Check in-place operators and `out=`, also where they are cast, resized or masked."""
     x, y = torch.arange(6.0), torch.arange(6.0).to(device)
     for t in (x, y):
         t.add_(1).mul_(t).clamp_(max=20)

@@ -96,7 +96,7 @@ _WRITTEN: dict[str, Any] = {
 
 
 def _native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
-    """As `torch.dropout` of the CPU does it, with the same numbers."""
+    """Return x after dropout, and the mask, with the same numbers as PyTorch's CPU."""
     if train is False or not p:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     kept = torch.empty_like(x).bernoulli_(1 - p)

@@ -197,7 +197,7 @@ def on_host(op: Any, args: Sequence[Any], kwargs: dict[str, Any], why: str) -> A
 
 
 def _generate(where: int | None, index: int, given: list[Any], named: dict[str, Any]) -> None:
-    """Have random numbers come from the device's own generator where none is given."""
+    """Pass the device's own generator of random numbers where none is given."""
     if where is None:
         return
     if 0 <= where < len(given):

@@ -143,7 +143,7 @@ _REGISTER: list[Callable[[str, Any], None]] = []
 
 
 def register_by(register: Callable[[str, Any], None]) -> None:
-    """Have PyTorch told by `register` of kernels that become native, by name."""
+    """Set the function that tells PyTorch, by name, of kernels that become native."""
     _REGISTER[:] = [register]
 
 
@@ -208,7 +208,7 @@ def add(
     *,
     opens: bool,
 ) -> None:
-    """Have native code run a kind of calls from now on, where it can.
+    """Register a kind of calls that native code runs from now on, where it can.
 
     Args:
         op: the operator.
@@ -253,7 +253,7 @@ def _made(place: Place, tensors: Sequence[Any]) -> Made:
 
 
 def _look_at_observer() -> None:
-    """Have calls seen by who watches: they go through Python, op by op."""
+    """Send calls through Python, op by op, while an observer watches them."""
     native = library()
     if native is not None:
         native.enable(OBSERVER.now is None)

@@ -121,7 +121,7 @@ class Event:
             self._stream.synchronize()
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Have a stream begin what follows when it is reached."""
+        """Block until the event is reached, so that a stream begins what follows after it."""
         self.synchronize()
 
     def query(self) -> bool:
@@ -161,7 +161,7 @@ def current_device() -> int:
 
 
 def set_device(device: Device) -> None:
-    """Have `"treadle"` mean another device on this thread; a negative number changes nothing."""
+    """Select the device that `"treadle"` means on this thread; a negative number: no change."""
     if not (isinstance(device, int) and device < 0):
         set_current(index_of(device))
 

@@ -115,7 +115,7 @@ class DeviceCall:
     def _find_targets(
         self, args: Any, kwargs: Any, tensors: Sequence[Given], lengths: Sequence[int | None]
     ) -> list[int | None]:
-        """For each result the number of the tensor that it is written into, or None."""
+        """Return for each result the number of the tensor that it is written into, or None."""
         found: list[int | None] = []
         for number, length in enumerate(lengths):
             key = self._form.writes[number] if number < len(self._form.writes) else None
@@ -295,7 +295,7 @@ def _store(target: Any, array: Any, result: Any) -> None:
 
 
 def _shared(made: Sequence[Any], others: Sequence[Any]) -> list[bool]:
-    """For results whether their memory is someone else's, too; it is the same at every call."""
+    """Return for each result whether others share its memory; it is the same at every call."""
     found = []
     for i, array in enumerate(made):
         array = np.asarray(array)

@@ -158,7 +158,7 @@ def _captured(
 
 
 def _lengths(made: Any) -> tuple[int | None, ...]:
-    """For each result how many it is if it is a list."""
+    """Return for each result its length if it is a list, else None."""
     if isinstance(made, list):
         return (len(made),)
     if not isinstance(made, tuple):

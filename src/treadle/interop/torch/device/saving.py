@@ -14,7 +14,7 @@ PRIORITY = 5  # before PyTorch's own way, which needs an allocator in C++
 
 
 def _tag(storage: Any) -> None:
-    """Nothing: PyTorch's own name for where a storage was is right."""
+    """Return None: PyTorch's own name for where a storage was is right."""
     return None
 
 
@@ -38,7 +38,7 @@ def _copied(storage: torch.UntypedStorage, memo: dict[int, Any]) -> Any:
 
 
 def register() -> None:
-    """Have `torch.load` and `copy.deepcopy` ask here first."""
+    """Register our own loading and copying with `torch.load` and `copy.deepcopy`."""
     torch.serialization.register_package(PRIORITY, _tag, _restore)
     table: dict[type, Any] = getattr(copy, "_deepcopy_dispatch")  # noqa: B009  (a private name)
     table[torch.UntypedStorage] = _copied

@@ -37,7 +37,7 @@ _PASSED: set[str] = set()
 
 
 def pass_over(*names: str) -> None:
-    """Have Dynamo pass over all files of modules, or of packages."""
+    """Make Dynamo skip all files of modules, or of packages."""
     for name in names:
         if name not in _PASSED:
             _PASSED.add(name)

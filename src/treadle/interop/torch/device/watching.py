@@ -53,7 +53,7 @@ def _array(value: Any) -> Any:
 
 
 def register() -> None:
-    """Have tools see modules and tensors of PyTorch, and name lines outside of it."""
+    """Make modules and tensors of PyTorch visible to tools, and name lines outside of it."""
     loc.pass_over(os.path.dirname(os.path.abspath(torch.__file__)))
     read_by(_array)
     RUNTIME.after("launches", _follow)

@@ -227,7 +227,7 @@ def _moved(to: Lies, come: Lies) -> tuple[int, Words, Words, Words, int]:
 
 
 def _hash(key: bytes) -> int:
-    """As native code has it."""
+    """Return the hash of a key that native code computes."""
     found = _HASH
     for word in np.frombuffer(key, np.uint64).tolist():
         product = (found ^ word) * _FACTOR & _MASK
@@ -267,7 +267,7 @@ class Kernel:
         return len(self._entries) >= MOST_ENTRIES
 
     def add(self, entry: Entry) -> None:
-        """Have a call known."""
+        """Add the entry of a kind of calls, so that native code finds it."""
         self._entries.append(entry)
         if len(self._entries) > len(self._buckets):
             self._grow(4 * len(self._buckets))

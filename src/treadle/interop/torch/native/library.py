@@ -185,7 +185,7 @@ class Library:
             raise CompileError("treadle.torch", "a tensor is made in an unknown way")
 
     def enable(self, on: bool) -> None:
-        """Have calls that are known found, or none."""
+        """Switch the search for known calls on or off."""
         self._context[CONTEXT["enabled"]] = int(on)
 
     def wake(self) -> None:
@@ -209,7 +209,7 @@ class Library:
         return make(method, own, None)
 
     def register_views(self) -> bool:
-        """Have PyTorch call kernels for views of our tensors here; False if it takes none."""
+        """Register kernels for views of our tensors with PyTorch; False if it takes none."""
         pytorch, made, here = _pytorch(), ctypes.c_void_p(), b"treadle"
         version = ctypes.c_uint64(_built())
         if pytorch.aoti_torch_library_init_impl(

@@ -229,7 +229,7 @@ class _Writer:
             self._tiles(step, given, operands, target)
 
     def _first(self, step: _Step, panel: Pointer) -> Pointer:
-        """With which row sums begin."""
+        """Return the row with which the sums of a step begin."""
         if not self._is_shifted:
             return self.zeros
         row = self.p.k + step.first // self.p.division.depth

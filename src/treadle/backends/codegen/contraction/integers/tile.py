@@ -109,7 +109,7 @@ class _Turn:
 
     @property
     def words(self) -> int:
-        """Of a whole turn."""
+        """The number of words that a whole turn covers."""
         return self.tile.lanes if self.by_place else _TURN
 
     def word(self, k: Value) -> None:

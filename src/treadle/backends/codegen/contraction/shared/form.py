@@ -34,7 +34,7 @@ class Form:
 
     @property
     def m(self) -> Dim:
-        """Rows."""
+        """The number of rows."""
         return product(self.positions) * (self.images if self.flat else 1)
 
     @property

@@ -117,7 +117,7 @@ class _Writer:
 
 
 def transpose(rows: list[Value]) -> list[Value]:
-    """As many vectors as each has lanes, transposed: halves, then halves of halves, change places.
+    """Return the vectors transposed, as many as each has lanes, by exchange of halves of halves.
 
     `len(rows)` is a power of two.
     """

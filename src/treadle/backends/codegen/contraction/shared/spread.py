@@ -41,7 +41,7 @@ class SpreadOperand:
     strides: Dims
 
     def every(self, steps: Shape, positions: Dims) -> SpreadOperand:
-        """So many positions along each axis, some steps apart."""
+        """Return the operand with `positions` places along each axis, `steps` apart."""
         spatial = tuple(s * step for s, step in zip(self.strides[2:], steps, strict=True))
         return SpreadOperand(
             self.matrix, (*self.shape[:2], *positions), (*self.strides[:2], *spatial)

@@ -17,7 +17,7 @@ from treadle.base.estimates import estimate
 
 
 def claims(problem: Problem, target: Target) -> Support:
-    """Nothing is refused: tiles take every product."""
+    """Accept every product: tiles refuse none."""
     return yes()
 
 

@@ -43,7 +43,7 @@ class _Patches:
         self.outer, self.inner = e.sizes("outer", "inner")
 
     def write(self) -> None:
-        """As many columns at once as a vector has lanes, then as a block has, then one by one."""
+        """Write vectors of columns, then a block's columns at once, then single ones."""
         e = self.e
         done: Value | int = 0
         for lanes in dict.fromkeys((self.tile.lanes, self.block)):

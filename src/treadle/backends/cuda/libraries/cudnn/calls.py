@@ -51,7 +51,7 @@ class Convolution:
 
     @property
     def name(self) -> str:
-        """For reports and profiles."""
+        """Name of the convolution in reports and profiles."""
         shapes = "*".join("x".join(map(str, a.shape)) for a in (self.first, self.second))
         return f"{KIND} convolution {self.side} {shapes} {self.result.dtype}"
 
@@ -81,7 +81,7 @@ class Attention:
 
     @property
     def name(self) -> str:
-        """For reports and profiles."""
+        """Name of the attention in reports and profiles."""
         return _attention_name("attention", self.q, self.k)
 
     @property
@@ -109,7 +109,7 @@ class AttentionGrad:
 
     @property
     def name(self) -> str:
-        """For reports and profiles."""
+        """Name of the attention's gradient in reports and profiles."""
         return _attention_name("attention gradient", self.q, self.k)
 
     @property
