@@ -11,9 +11,10 @@ from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
-from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, Side
+from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, Side, WideConv
 from treadle.ops.conv_numpy import convolve, correlate_for_weight
 from treadle.ops.op import Array, BadSample, Op, Sample, family, op
+from treadle.ops.precision import compute_type, widen_array
 from treadle.ops.windows import Padding, Window
 
 TILES = (2, 4)
@@ -24,11 +25,14 @@ _KERNEL = (3, 3)
 
 @family
 class Winograd(Convolution):
-    """A 3x3 convolution, or a gradient of one, in tiles of `tile` x `tile`; made for kernels."""
+    """A 3x3 convolution, or a gradient of one, in tiles of `tile` x `tile`; made for kernels.
+
+    Tiles of bfloat16 are transformed, multiplied and summed in float32; results are rounded once.
+    """
 
     tile: int
 
-    dtypes = (dt.float32,)
+    dtypes = (dt.float32, dt.bfloat16)
     no_gradient = "is made after differentiation"
 
 
@@ -38,10 +42,12 @@ class WinogradConv(Winograd):
 
     The result is that of `Conv`, with `transposed` that of `ConvGradInput`, of the same padding;
     kernels differ in rounding, and where an input is not finite a whole tile may become NaN.
-    Strides, dilation and groups are 1. It is made from the two after differentiation.
+    Strides, dilation and groups are 1. With `wide` the result has the type of its sums, as that of
+    `WideConv`. It is made from the three after differentiation.
     """
 
     transposed: bool
+    wide: bool = False
 
     name = "winograd_conv"
     operands = ("x", "weight")
@@ -63,9 +69,10 @@ class WinogradConv(Winograd):
         return tuple((2 - low, 2 - high) for low, high in self.padding)
 
     @property
-    def direct(self) -> Conv:
+    def direct(self) -> Conv | WideConv:
         """The convolution whose results it has, where it is no gradient."""
-        return Conv(self.strides, self.padding, self.dilation, self.groups)
+        direct = WideConv if self.wide else Conv
+        return direct(self.strides, self.padding, self.dilation, self.groups)
 
     def direct_gradient(self, spatial: Shape) -> ConvGradInput:
         """The gradient whose results it has, where it is one."""
@@ -79,32 +86,41 @@ class WinogradConv(Winograd):
         _check_attributes(self, self.tile, types)
         for extent in weight.shape[2:]:
             require_equal(extent, 3, lambda: self.fail("the kernel is not 3x3", types))
+        if self.wide and self.transposed:
+            raise self.fail("a gradient has the type of what it is of", types)
         outputs, inputs = weight.shape[:2]
         if self.transposed:
             outputs, inputs = inputs, outputs
         self.check_channels("x", x.shape[1], inputs, types)
         window = Window((3, 3), _ONES, self.effective_padding, _ONES)
         spatial = window.extents(self.name, x.shape[2:], self.saw(types))
-        return (x.with_shape((x.shape[0], outputs, *spatial)),)
+        made = x.with_shape((x.shape[0], outputs, *spatial))
+        return (made.with_dtype(compute_type(x.dtype)) if self.wide else made,)
 
     def reference(self, x: Array, weight: Array) -> Array:
         window = Window((3, 3), _ONES, self.effective_padding, _ONES)
         if self.transposed:
             weight = np.flip(weight.swapaxes(0, 1), (2, 3))
-        return convolve(x, np.ascontiguousarray(weight), window, 1)
+        weight = np.ascontiguousarray(widen_array(weight))
+        y = convolve(widen_array(x), weight, window, 1)
+        return y if self.wide else y.astype(x.dtype, copy=False)
 
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:
         made = (
-            ("two by two", 2, False, ((1, 1), (1, 1)), (2, 2, 4, 4), (3, 2, 3, 3)),
-            ("four by four", 4, False, ((1, 1), (1, 1)), (1, 3, 8, 4), (2, 3, 3, 3)),
-            ("ragged", 4, False, ((0, 2), (1, 0)), (2, 2, 5, 7), (2, 2, 3, 3)),
-            ("gradient in x", 2, True, ((1, 1), (1, 1)), (2, 3, 4, 3), (3, 2, 3, 3)),
-            ("gradient, uneven", 4, True, ((0, 2), (1, 0)), (1, 2, 5, 3), (2, 3, 3, 3)),
+            ("two by two", 2, "", ((1, 1), (1, 1)), (2, 2, 4, 4), (3, 2, 3, 3)),
+            ("four by four", 4, "", ((1, 1), (1, 1)), (1, 3, 8, 4), (2, 3, 3, 3)),
+            ("ragged, wide", 4, "wide", ((0, 2), (1, 0)), (2, 2, 5, 7), (2, 2, 3, 3)),
+            ("gradient in x", 2, "back", ((1, 1), (1, 1)), (2, 3, 4, 3), (3, 2, 3, 3)),
+            ("gradient, uneven", 4, "back", ((0, 2), (1, 0)), (1, 2, 5, 3), (2, 3, 3, 3)),
         )
         return tuple(
-            Sample(cls(_ONES, padding, _ONES, 1, tile, back), (Arg(x), Arg(w)), label=label)
-            for label, tile, back, padding, x, w in made
+            Sample(
+                cls(_ONES, padding, _ONES, 1, tile, how == "back", how == "wide"),
+                (Arg(x), Arg(w)),
+                label=label,
+            )
+            for label, tile, how, padding, x, w in made
         )
 
     @classmethod
@@ -116,8 +132,9 @@ class WinogradConv(Winograd):
             padding: Padding = even,
             tile: int = 2,
             transposed: bool = False,
+            wide: bool = False,
         ) -> Callable[[], Op]:
-            return lambda: cls(strides, padding, _ONES, 1, tile, transposed)
+            return lambda: cls(strides, padding, _ONES, 1, tile, transposed, wide)
 
         x, weight = (1, 2, 4, 4), (3, 2, 3, 3)
         cases: tuple[tuple[Callable[[], Op], tuple[int, ...], tuple[int, ...], str], ...] = (
@@ -126,6 +143,7 @@ class WinogradConv(Winograd):
             (made(), x, (3, 2, 2, 3), "not 3x3"),
             (made(), (1, 2, 4), (3, 2, 3), "two spatial axes"),
             (made(transposed=True), x, weight, "x has 2 channels, expected 3"),
+            (made(transposed=True, wide=True), (1, 3, 4, 4), weight, "has the type of"),
             (made(padding=((3, 1), (1, 1)), transposed=True), (1, 3, 4, 4), weight, "negative"),
         )
         return tuple(
@@ -175,7 +193,8 @@ class WinogradConvGradWeight(Winograd):
         return (x.with_shape((dy.shape[1], x.shape[1], *_KERNEL)),)
 
     def reference(self, x: Array, dy: Array) -> Array:
-        return correlate_for_weight(x, dy, self.window(_KERNEL), 1)
+        dw = correlate_for_weight(widen_array(x), widen_array(dy), self.window(_KERNEL), 1)
+        return dw.astype(x.dtype, copy=False)
 
     @classmethod
     def samples(cls) -> tuple[Sample, ...]:

@@ -29,15 +29,20 @@ from treadle.ops.winograd import WinogradConv
 winograd: Any = importlib.import_module("treadle.backends.codegen.contraction.winograd.forward")
 
 Padding = tuple[tuple[int, int], tuple[int, int]]
+BFLOAT16 = dt.bfloat16.numpy
 EVEN: Padding = ((1, 1), (1, 1))
 ROUND = 2.0**-24
 """Largest relative error of one operation in float32."""
+STORE = 2.0**-8
+"""The same of a result that is stored as bfloat16, and of a half more for what lies between two."""
 LIMITS = {2: 1e-6, 4: 4e-6}
 """Largest error by tile, in largest results, where inputs and weights are usual."""
 
 
-def conv(tile: int, padding: Padding = EVEN, back: bool = False) -> WinogradConv:
-    return WinogradConv((1, 1), padding, (1, 1), 1, tile, back)
+def conv(
+    tile: int, padding: Padding = EVEN, back: bool = False, wide: bool = False
+) -> WinogradConv:
+    return WinogradConv((1, 1), padding, (1, 1), 1, tile, back, wide)
 
 
 def channels_last(op: Op) -> Callable[..., Any]:
@@ -86,6 +91,7 @@ def bound(op: WinogradConv, x: Array, weight: Array) -> Array:
     """
     a, g, b = matrices(op.tile)
     m, n = op.tile, op.tile + 2
+    x, weight = (v.astype(np.float64) for v in (x, weight))
     if op.transposed:
         weight = np.flip(weight.swapaxes(0, 1), (2, 3))
     (images, height, width), (outputs, inputs) = x.shape[:3], weight.shape[:2]
@@ -96,7 +102,7 @@ def bound(op: WinogradConv, x: Array, weight: Array) -> Array:
     padded[:, top : top + height, left : left + width] = abs(x)
     tiles = np.lib.stride_tricks.sliding_window_view(padded, (n, n), (1, 2))[:, ::m, ::m]
     values = np.einsum("pi,nyxcij,qj->pqnyxc", b, tiles, b, optimize=True)
-    weights = np.einsum("pi,ocij,qj->pqco", g, abs(weight).astype(np.float64), g, optimize=True)
+    weights = np.einsum("pi,ocij,qj->pqco", g, abs(weight), g, optimize=True)
     sums = np.einsum("ip,pqnyxo,jq->nyixjo", a, _product(values, weights), a, optimize=True)
     largest = sums.reshape(images, down * m, across * m, outputs)[:, :rows, :columns]
     return np.asarray((inputs + 24) * ROUND * largest)
@@ -122,7 +128,10 @@ def check(
     """Within the bound, and the same bits for every split; how it is computed."""
     group, flags = fused(channels_last(op), (x, weight)), (False, frozen)
     (got,) = run(group, (x, weight), runner, frozen=flags, target=target)
-    wrong = abs(got - exact(op, x, weight)) - bound(op, x, weight)
+    wanted, limit = exact(op, x, weight), bound(op, x, weight)
+    if got.dtype == BFLOAT16:
+        limit += STORE * abs(wanted)
+    wrong = abs(got.astype(np.float64) - wanted) - limit
     assert wrong.max() <= 0, f"{op} of {x.shape} by {weight.shape}"
     if runner is None:
         again = run(group, (x, weight), None, one_by_one, flags, target)
@@ -199,6 +208,28 @@ def test_random_geometry_in_one_kernel(target: Target, tile: int, back: bool) ->
         op, given = conv(tile, padding, back), drawn(shape, outputs, seed, back)
         how = check(op, *given, frozen=seed % 2 == 1, target=target)
         assert names(how) == one_kernel(tile)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("back", [False, True], ids=["forward", "gradient"])
+@pytest.mark.parametrize("tile", [2, 4])
+@pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
+def test_maps_of_bfloat16_are_rounded_once(
+    target: Target, tile: int, back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but a result is rounded to bfloat16, and with `wide` not even that."""
+    for seed, (shape, outputs, padding) in enumerate(geometries(4, target)):
+        if seed == 2:
+            monkeypatch.setattr(winograd, "_ITEMS", 100)
+            lower._lower.cache_clear()
+        x, weight = (v.astype(BFLOAT16) for v in drawn(shape, outputs, seed, back))
+        op = conv(tile, padding, back, wide=seed % 2 == 1 and not back)
+        how = check(op, x, weight, frozen=seed % 2 == 0, target=target)
+        if seed < 2:
+            assert names(how) == [f"{name}_bfloat16" for name in one_kernel(tile)]
+        else:
+            assert f"winograd_inputs_{tile}_bfloat16" in names(how)
+            assert names(how)[-1] == f"winograd_results_{tile}"
 
 
 @pytest.mark.parametrize("tile", [2, 4])

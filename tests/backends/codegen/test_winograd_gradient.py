@@ -12,7 +12,15 @@ import pytest
 from tests.backends.codegen.contractions import fused, lowered, run, types_of
 from tests.backends.codegen.execution import RUNNABLE, object_code
 from tests.backends.codegen.irregular import FAMILIES, HOST, interpreted, one_by_one
-from tests.backends.codegen.test_winograd import EVEN, ROUND, Padding, matrices, names
+from tests.backends.codegen.test_winograd import (
+    BFLOAT16,
+    EVEN,
+    ROUND,
+    STORE,
+    Padding,
+    matrices,
+    names,
+)
 
 from treadle.backends.api import Support
 from treadle.backends.codegen import lower
@@ -91,7 +99,10 @@ def check(
     """Within the bound, and the same bits for every split; how it is computed."""
     group = fused(channels_last(op), (x, dy))
     (got,) = run(group, (x, dy), runner, target=target)
-    wrong = abs(got - exact(op, x, dy)) - bound(op, x, dy)
+    wanted, limit = exact(op, x, dy), bound(op, x, dy)
+    if got.dtype == BFLOAT16:
+        limit += STORE * abs(wanted)
+    wrong = abs(got.astype(np.float64) - wanted) - limit
     assert wrong.max() <= 0, f"{op} of {x.shape} and {dy.shape}"
     if runner is None:
         again = run(group, (x, dy), None, one_by_one, target=target)
@@ -122,6 +133,16 @@ def test_random_geometry(target: Target, tile: int) -> None:
         first, second, product, last = names(how)
         assert first == f"winograd_inputs_{tile}" and second == f"winograd_gradients_{tile}"
         assert product.startswith("contract_float32_column") and last == f"winograd_taps_{tile}"
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+@pytest.mark.parametrize("target", FAMILIES, ids=lambda t: t.name)
+def test_operands_of_bfloat16(target: Target, tile: int) -> None:
+    for seed, (shape, outputs, padding) in enumerate(geometries(4, target)):
+        x, dy = (v.astype(BFLOAT16) for v in drawn(shape, outputs, padding, seed))
+        first, second, *_ = names(check(of_weight(tile, padding), x, dy, target=target))
+        assert first == f"winograd_inputs_{tile}_bfloat16"
+        assert second == f"winograd_gradients_{tile}_bfloat16"
 
 
 @pytest.mark.parametrize("tile", [2, 4])

@@ -1,10 +1,10 @@
 """Choice of the algorithm of a convolution: the direct one, or Winograd's.
 
 3x3 convolutions of stride 1 and their gradients in x become `WinogradConv`, and those in the weight
-`WinogradConvGradWeight`, where that is modelled to be faster. Those of bfloat16 are then computed
-in float32, and rounded: tiles of 4 x 4 save three of four products, instructions for pairs save one
-of two. The model counts multiplications and additions, and prices what else is done per number in
-the time of as many of them; the prices were measured with this package's kernels.
+`WinogradConvGradWeight`, where that is modelled to be faster. Those of bfloat16 are computed in
+float32, and rounded: tiles of 4 x 4 save three of four products, instructions for pairs save one of
+two. The model counts multiplications and additions, and prices what else is done per number in the
+time of as many of them; the prices were measured with this package's kernels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.base import dtype as dt
-from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
 from treadle.base.shape import size_of
 from treadle.engine.cost import RATES
@@ -23,7 +22,6 @@ from treadle.engine.optimize.measured import in_tiles, measured_tile
 from treadle.graph.ir import Graph, Node, Value, constant_of, remake
 from treadle.graph.regions import map_regions
 from treadle.ops.conv import Convolution
-from treadle.ops.elementwise import Cast
 from treadle.ops.winograd import TILES, Winograd
 
 FEWEST = 16
@@ -41,12 +39,8 @@ SUM = 30
 SLOWER = 1.15
 """Factor by which the products of a gradient in the weight by tiles take longer than the direct
 ones: they read columns of the tiles."""
-CAST = 8
-"""Price of a number that is brought to float32, or rounded to bfloat16."""
 LAUNCH = 400_000
 """Price of the launches that the direct algorithm does without."""
-
-_DTYPES = (*Winograd.dtypes, dt.bfloat16)
 
 Notes = Counter[tuple[str, str, str]]
 
@@ -66,13 +60,6 @@ class Maps:
         """Additions and multiplications of the direct algorithm, whose gradient has as many."""
         cells = self.images * self.height * self.width
         return 2.0 * cells * 9 * self.inputs * self.outputs
-
-    @property
-    def casts(self) -> float:
-        """Price of maps and weights in float32 in place of bfloat16."""
-        cells = self.images * self.height * self.width
-        numbers = (cells + 9 * self.inputs) * self.outputs + cells * self.inputs
-        return CAST * numbers
 
     def direct(self, frozen: bool, speed: float = 1.0) -> float:
         """Price of the direct algorithm whose products are so many times as fast."""
@@ -116,16 +103,12 @@ def choose_algorithms(
     def chosen(part: Graph) -> Graph:
         part = map_regions(part, chosen)
         renamed: dict[Value, Value] = {}
-        wide: dict[Value, Value] = {}
         nodes: list[Node] = []
         for node in part.nodes:
             found = _winograd(node, trial, largest, frozen)
             inputs = tuple([renamed.get(v, v) for v in node.inputs])
             same = found is None and all(a is b for a, b in zip(inputs, node.inputs, strict=True))
-            if found and _dtype(node) is not dt.float32:
-                made = _in_float32(node, found[0], inputs, wide, nodes)
-            else:
-                made = node if same else remake(node, found[0] if found else node.op, inputs)
+            made = node if same else remake(node, found[0] if found else node.op, inputs)
             if not same:
                 renamed.update(zip(node.outputs, made.outputs, strict=True))
             nodes.append(made)
@@ -139,25 +122,6 @@ def choose_algorithms(
     return chosen(graph), notes
 
 
-def _dtype(node: Node) -> DType:
-    return node.output.type.dtype
-
-
-def _in_float32(
-    node: Node, op: Winograd, inputs: Sequence[Value], wide: dict[Value, Value], nodes: list[Node]
-) -> Node:
-    """The last of the nodes that compute a convolution of bfloat16; those before are added.
-
-    `wide` holds what is in float32 already.
-    """
-    for value in inputs:
-        if value not in wide:
-            nodes.append(Node(Cast(dt.float32), (value,), node.loc, (), node.group))
-            wide[value] = nodes[-1].output
-    nodes.append(Node(op, tuple([wide[v] for v in inputs]), node.loc, (), node.group))
-    return Node(Cast(_dtype(node)), (nodes[-1].output,), node.loc, node.names, node.group)
-
-
 def _winograd(
     node: Node, trial: Trial, largest: int, frozen: Collection[Value]
 ) -> tuple[Winograd, str] | None:
@@ -169,23 +133,18 @@ def _winograd(
     if min(maps.inputs, maps.outputs) < FEWEST:
         return None
     second = node.inputs[1]
-    narrow = _dtype(node) is not dt.float32
     once = second in frozen or constant_of(second) is not None
-    if narrow and once:
-        return None  # It is narrow on purpose, and would be brought to float32 in every run.
-    speed = trial.layouts[0].bfloat16 if narrow else 1.0
+    speed = trial.layouts[0].bfloat16 if second.type.dtype is dt.bfloat16 else 1.0
     direct, prices = _prices(maps, op, [m for m in TILES if m <= largest], once, speed)
-    if narrow:
-        prices = {m: price + maps.casts for m, price in prices.items()}
     best = min(prices, key=lambda m: prices[m], default=0)
     if best and prices[best] > MARGIN * direct:
         best = 0
-    measured = measured_tile(node, op, trial, best, once) if prices and not narrow else None
+    measured = measured_tile(node, op, trial, best, once) if prices else None
     best = measured if measured in (0, *prices) else best
     made = in_tiles(op, best)
     if not isinstance(made, Winograd):
         return None
-    if not trial(made, [v.type.with_dtype(dt.float32) for v in node.inputs]):
+    if not trial(made, [v.type for v in node.inputs]):
         return None
     if best == measured:
         return made, "measured to be the fastest on this machine"
@@ -206,7 +165,7 @@ def _fits(node: Node, op: Convolution) -> bool:
     """Return whether a convolution is of the form that the algorithm is for."""
     _, weight, _ = op.roles([v.type for v in node.inputs], node.output.type)
     is_static = all(v.type.is_static for v in (*node.inputs, *node.outputs))
-    if not is_static or weight.shape[2:] != (3, 3) or weight.dtype not in _DTYPES:
+    if not is_static or weight.shape[2:] != (3, 3) or weight.dtype not in Winograd.dtypes:
         return False
     ones = (1, 1)
     if op.strides != ones or op.dilation != ones or op.groups != 1:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from treadle.backends.program import Way
+from treadle.base import dtype as dt
 from treadle.base.types import TensorType
 from treadle.engine.optimize.bodies import Trial
 from treadle.graph.builder import trace_body
 from treadle.graph.ir import Node
-from treadle.ops.conv import Convolution
+from treadle.ops.conv import Convolution, WideConv
 from treadle.ops.fused import Fused
 from treadle.ops.movement import Transpose
 from treadle.ops.winograd import TILES, WinogradConv, WinogradConvGradWeight
@@ -43,6 +44,8 @@ def measured_tile(
     extents = ["x".join(map(str, t.shape)) for t in types]
     sides = ",".join(f"{low}+{high}" for low, high in op.padding)
     kind = "frozen" if frozen else "weights"
+    if types[0].dtype is not dt.float32:
+        kind = f"{kind} {types[0].dtype}"
     question = f"{op.name} {' '.join(extents)} padding {sides} {kind}"
     return trial.recorded(question, held, (False, frozen), ways)
 
@@ -54,7 +57,7 @@ def in_tiles(op: Convolution, tile: int) -> Convolution:
     shared = op.strides, op.padding, op.dilation, op.groups
     if op.side == "weight":
         return WinogradConvGradWeight(*shared, tile)
-    return WinogradConv(*shared, tile, transposed=op.side == "input")
+    return WinogradConv(*shared, tile, op.side == "input", isinstance(op, WideConv))
 
 
 def _held_last(maps: TensorType) -> TensorType:

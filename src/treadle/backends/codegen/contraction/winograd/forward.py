@@ -98,7 +98,7 @@ def lower(request: Request) -> Answer:
     kernel = Matrix.of("input", types[1].dtype, replace(weight, strides=(0, 1)))
     problem = Problem((), 0, 0, 0, source, kernel, extras, results, epilogue)
     launches = Launches(problem, target, reader.constants, request.frozen)
-    _Plan(launches, maps, op.transposed, types[0].dtype).lower()
+    _Plan(launches, maps, op.transposed, types[0].dtype, launches.dtype).lower()
     return launches.lowered()
 
 
@@ -167,11 +167,12 @@ def _steps_of(matrix: Matrix) -> MapSteps[Dim]:
 
 @dataclass(slots=True)
 class _Plan:
-    """Sizes of the launches of one convolution."""
+    """Sizes of the launches of one convolution of maps of type `source`, computed in `dtype`."""
 
     launches: Launches
     maps: Maps
     turned: bool
+    source: DType
     dtype: DType
 
     @property
@@ -225,7 +226,8 @@ class _Plan:
         patch = _PATCH if part != "results" else 0
         accessed = self.launches.problem.accessed().epilogue
         epilogue = NOTHING if part == "inputs" else accessed
-        return WinogradConfig(part, self.maps.m, self.tile, epilogue, values, sums, patch)
+        source = self.dtype if part == "results" else self.source
+        return WinogradConfig(part, self.maps.m, source, self.tile, epilogue, values, sums, patch)
 
     def _weights(self) -> Ref:
         """The launch that transforms the weights, once for all runs where they are frozen."""
@@ -249,8 +251,8 @@ class _Plan:
             blocks=blocks,
             point=point,
         )
-        made = weight_kernel(maps.m, tile, turned=self.turned)
-        total = nbytes + 9 * maps.inputs * maps.outputs * self.dtype.itemsize
+        made = weight_kernel(maps.m, self.source, tile, turned=self.turned)
+        total = nbytes + 9 * maps.inputs * maps.outputs * self.source.itemsize
         launch = launch_of(made, given, panels * blocks, 0, total)
         (launches.prelude if is_frozen else launches.launches).append(launch)
         return place
@@ -288,11 +290,11 @@ class _Plan:
         """Operations and bytes of a launch."""
         maps, size = self.maps, self.dtype.itemsize
         values, sums = (maps.points * maps.tiles * n for n in (maps.inputs, maps.outputs))
-        read = maps.images * prod(maps.source) * maps.inputs
-        written = maps.images * prod(maps.result) * maps.outputs
+        read = maps.images * prod(maps.source) * maps.inputs * self.source.itemsize
+        written = maps.images * prod(maps.result) * maps.outputs * self.source.itemsize
         if part == "inputs":
-            return 4 * values, (read + values) * size
+            return 4 * values, read + values * size
         if part == "results":
-            return 3 * sums, (sums + written) * size
-        weights = maps.points * maps.inputs * maps.outputs
-        return 2 * sums * maps.inputs + 4 * values + 3 * sums, (read + written + weights) * size
+            return 3 * sums, sums * size + written
+        weights = maps.points * maps.inputs * maps.outputs * size
+        return 2 * sums * maps.inputs + 4 * values + 3 * sums, read + written + weights

@@ -97,7 +97,7 @@ def lower(request: Request) -> Answer:
     a, b = (Matrix.of("input", dtype, replace(v, strides=(0, 1))) for v in (dy, x))
     problem = Problem((), *shape, 0, a, b, extras, results, epilogue)
     launches = Launches(problem, target, reader.constants, request.frozen)
-    _Plan(launches, maps, dtype).lower()
+    _Plan(launches, maps, dtype, launches.dtype).lower()
     return launches.lowered()
 
 
@@ -111,10 +111,11 @@ def _maps_of(op: WinogradConvGradWeight, anchor: Node) -> Maps:
 
 @dataclass(slots=True)
 class _Plan:
-    """The launches of one gradient."""
+    """The launches of one gradient of operands of type `source`, computed in `dtype`."""
 
     launches: Launches
     maps: Maps
+    source: DType
     dtype: DType
 
     @property
@@ -173,7 +174,7 @@ class _Plan:
     ) -> None:
         """The tiles of an operand from the first on, so many."""
         count = tiles[1]
-        spec = MapConfig(part, maps.m, self.tile, NOTHING, 0, 0, _PATCH)
+        spec = MapConfig(part, maps.m, self.source, self.tile, NOTHING, 0, 0, _PATCH)
         block = max(1, min(8, count // 16))
         given: MapParameters[Ref, Dim] = MapParameters(
             x=source.place,

@@ -43,6 +43,7 @@ from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
 from treadle.backends.codegen.kernel.ir import Function
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum, select
 from treadle.backends.codegen.kernel.records import P, RecordedKernel, S, required
+from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
 Part = Literal["whole", "inputs", "gradients", "results"]
@@ -59,10 +60,14 @@ PAD = 16
 
 @dataclass(frozen=True, slots=True)
 class WinogradConfig:
-    """A kernel's constants: m, its register tile, its epilogue, and elements of scratch."""
+    """A kernel's constants: m, its register tile, its epilogue, and elements of scratch.
+
+    `source` is the type of maps that are read; transformed tiles have that of the register tile.
+    """
 
     part: Part
     m: int
+    source: DType
     tile: Tile
     epilogue: Epilogue
     values: int
@@ -97,7 +102,7 @@ class WinogradConfig:
 
     def input_function(self) -> Function:
         """Return the function that transforms a tile that was read."""
-        return input_function(self.m, self.reads, self.tile.dtype, self.tile.lanes)
+        return input_function(self.m, self.reads, self.source, self.tile)
 
     def tile_functions(self) -> tuple[Function, Function]:
         """Return the functions that multiply: for full tiles, and for the last rows."""
@@ -114,26 +119,31 @@ class WinogradConfig:
 
 
 @lru_cache(maxsize=64)
-def input_function(m: int, reads: int, dtype: DType, lanes: int) -> Function:
+def input_function(m: int, reads: int, dtype: DType, tile: Tile) -> Function:
     """A function of (source, line, pixel, target, point, channels): one tile, transformed.
 
-    `line` and `pixel` are the steps of the source, `point` is that of the target. Tiles of inputs
-    read m + 2 cells per axis, those of dy m.
+    `line` and `pixel` are the steps of the source, whose type is `dtype`, `point` is that of the
+    target. Tiles of inputs read m + 2 cells per axis, those of dy m.
     """
-    e, size = Builder(), range(reads)
+    e, size, lanes = Builder(), range(reads), tile.lanes
     source, (line, pixel) = e.pointer(dtype, "source"), e.sizes("line", "pixel")
-    target, (point, channels) = e.pointer(dtype, "target"), e.sizes("point", "channels")
+    target, (point, channels) = e.pointer(tile.dtype, "target"), e.sizes("point", "channels")
     transform = of_gradient(m) if reads == m else of_input(m)
     places = [[line * y + pixel * x for x in size] for y in size]
     with e.loop(0, channels, lanes) as k:
         start = minimum(k, channels - lanes)
         here, there = source + start, target + start
-        square = [[here.load(place, lanes) for place in row] for row in places]
+        square = [[here.load(place, lanes).cast(tile.dtype) for place in row] for row in places]
         for y, row in enumerate(twice(transform, square)):
             for x, value in enumerate(row):
                 there[point * (y * (m + 2) + x)] = value
     kind = "gradient" if reads == m else "input"
-    return e.function(f"winograd_{kind}_{m}")
+    return e.function(f"winograd_{kind}_{m}{_named(dtype)}")
+
+
+def _named(source: DType) -> str:
+    """Return what the name of a kernel says of what it reads."""
+    return "" if source is dt.float32 else f"_{source.name}"
 
 
 @lru_cache(maxsize=64)
@@ -167,7 +177,7 @@ class WeightParameters(NamedTuple, Generic[P, S]):
 
 
 @lru_cache(maxsize=64)
-def weight_kernel(m: int, tile: Tile, *, turned: bool) -> RecordedKernel:
+def weight_kernel(m: int, source: DType, tile: Tile, *, turned: bool) -> RecordedKernel:
     """A kernel from weights to panels [point][panel][term][width]; an item is some terms of one.
 
     A term is an input channel and a column an output channel of the convolution. The nine taps of
@@ -176,9 +186,9 @@ def weight_kernel(m: int, tile: Tile, *, turned: bool) -> RecordedKernel:
     """
     width, taps = tile.width, 9
     order = [*range(taps)][:: -1 if turned else 1]
-    pack = pack_function(tile, tile.dtype, "transposed", panel=True)
+    pack = pack_function(tile, source, "transposed", panel=True)
     e = KernelBuilder()
-    p = e.record(WeightParameters[Pointer, Value], weight=tile.dtype, panels=tile.dtype)
+    p = e.record(WeightParameters[Pointer, Value], weight=source, panels=tile.dtype)
     # Columns that do not exist stay what they are: numbers that count for nothing.
     scratch = e.stack(tile.dtype, TERMS * taps * width)
     scratch.zero(TERMS * taps * width)
@@ -187,15 +197,15 @@ def weight_kernel(m: int, tile: Tile, *, turned: bool) -> RecordedKernel:
         panel, first = i // p.blocks, (i % p.blocks) * TERMS
         count = minimum(p.terms - first, TERMS)
         column = panel * width
-        source = p.weight + (first * p.term_step + column * p.column_step)
+        weight = p.weight + (first * p.term_step + column * p.column_step)
         columns = minimum(p.columns - column, width)
         if turned:
             with e.loop(count) as c:
                 into = scratch + c * (taps * width)
-                given = source + c * p.term_step
+                given = weight + c * p.term_step
                 e.call(pack, given, 1, p.column_step, into, width, taps, columns)
         else:
-            e.call(pack, source, 1, p.column_step, scratch, width, count * taps, columns)
+            e.call(pack, weight, 1, p.column_step, scratch, width, count * taps, columns)
         target = p.panels + (panel * p.terms + first) * width
         with e.loop(count) as c:
             term = c * width
@@ -207,7 +217,7 @@ def weight_kernel(m: int, tile: Tile, *, turned: bool) -> RecordedKernel:
                 made = [value for row in twice(of_weight(m), square) for value in row]
                 for place, value in zip(points, made, strict=True):
                     there[place] = value
-    return RecordedKernel(e.kernel(f"winograd_weight_{m}", [pack]), p)
+    return RecordedKernel(e.kernel(f"winograd_weight_{m}{_named(source)}", [pack]), p)
 
 
 # -- maps --------------------------------------------------------------------------------------
@@ -279,7 +289,7 @@ def map_kernel(spec: WinogradConfig) -> RecordedKernel:
     """The kernel of a specification; its items are blocks of tiles."""
     e, tile = KernelBuilder(), spec.tile
     p = _parameters(e, spec)
-    patch = e.stack(tile.dtype, spec.patch) if spec.reads_maps else None
+    patch = e.stack(spec.source, spec.patch) if spec.reads_maps else None
     made = e.stack(tile.dtype, spec.m**2 * tile.width) if spec.makes_results else None
     whole = spec.part == "whole"
     values = e.stack(tile.dtype, spec.values) if whole else None
@@ -300,16 +310,17 @@ def map_kernel(spec: WinogradConfig) -> RecordedKernel:
                 else:
                     here = required(p.sums) + start * required(p.result).sums_pitch + column
                 writer.write_results(made, here, first, count, column)
-    kernel = e.kernel(f"winograd_{spec.part}_{spec.m}{spec.epilogue.label}", spec.functions())
-    return RecordedKernel(kernel, p)
+    read = _named(spec.source) if spec.reads_maps else ""
+    name = f"winograd_{spec.part}_{spec.m}{read}{spec.epilogue.label}"
+    return RecordedKernel(e.kernel(name, spec.functions()), p)
 
 
 def _parameters(e: Builder, spec: WinogradConfig) -> MapParameters[Pointer, Value]:
-    names = ("x", "panels", "values", "sums")
+    types = {"x": spec.source} | dict.fromkeys(("panels", "values", "sums"), spec.tile.dtype)
     epilogue = spec.epilogue if spec.makes_results else NOTHING
     return e.record(
         MapParameters[Pointer, Value],
-        **{name: spec.tile.dtype if name in spec.memory else None for name in names},
+        **{name: types[name] if name in spec.memory else None for name in types},
         memory=lambda: declare_pointers(e, epilogue),
         block=BlockSizes,
         source=SourceSizes if spec.reads_maps else None,
