@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.backends.plugins import Plugins
+from tests.backends.plugins import Plugins, logged
 from tests.backends.test_tier0 import on_device_only
 from tests.backends.toy_backend import Toy, elementwise, float32_only, kernel
 
@@ -182,10 +182,17 @@ def test_explain_tells_of_every_op_of_a_function(plugins: Plugins) -> None:
     net = M.Sequential(M.Linear(2, 3), M.ReLU(), M.Linear(3, 1)).to("toy0")
     x = mge.tensor([[1.0, 2.0]], device="toy0")
     found = mge.explain(net, x)
-    assert [d.op.name for d in found.decisions] == ["matmul", "add", "relu", "matmul", "add"]
-    assert [d.runner for d in found.decisions] == ["host", "kernel", "kernel", "host", "kernel"]
+    told = [(d.subject, d.runner) for d in found.decisions]
+    assert told == [
+        ("matmul", "host"),
+        ("broadcast (operand y of add)", "host"),
+        ("add", "kernel"),
+        ("relu", "kernel"),
+        ("matmul", "host"),
+        ("add", "kernel"),  # of single elements, which are spread without remark
+    ]
     text = str(found)
-    assert text.startswith("Sequential: 5 ops, 2 fall back to the host")
+    assert text.startswith("Sequential: 6 ops, 3 fall back to the host")
     assert "toy: no (attribute): no transposed operands" in text
     repeated = mge.explain(lambda x: x + x + x, mge.tensor([1.0], device="toy0"))
     assert repeated.counts == (2,)
@@ -193,6 +200,43 @@ def test_explain_tells_of_every_op_of_a_function(plugins: Plugins) -> None:
         mge.explain(net, x)  # nothing is run, nothing falls back
     with pytest.raises(TraceError):
         mge.explain(lambda x: x if x.sum() > 0 else -x, x)
+
+
+def test_everyone_tells_for_which_operand_a_broadcast_falls_back(
+    plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins.toy(kernels=[kernel("add", np.add), kernel("mul", np.multiply)])
+    told = "broadcast (operand y of add)"
+    a = on_device_only(mge.tensor(np.ones((4, 2)), device="toy0"))
+    b = on_device_only(mge.tensor([1.0, 2.0], device="toy0"))
+    found = mge.explain("add", a, b)
+    assert [(d.subject, d.runner) for d in found.decisions] == [(told, "host"), ("add", "kernel")]
+    assert str(found).startswith("add: 2 ops, 1 fall back to the host") and told in str(found)
+    twice = mge.explain(lambda a, b: (a + b + b, b * a), a, b)
+    assert [(d.subject, n) for d, n in zip(twice.decisions, twice.counts, strict=True)] == [
+        (told, 2),
+        ("add", 2),
+        ("broadcast (operand x of mul)", 1),
+        ("mul", 1),
+    ]
+    step = mge.jit.compile(lambda a, b: a + b)
+    for use in (lambda: a + b, lambda: step(a, b)):
+        with mge.fallback("error"), pytest.raises(UnsupportedOp) as caught:
+            use()
+        assert f"{told}: toy0:0 cannot run it" in str(caught.value)
+    monkeypatch.setenv("TREADLE_TRACE_DISPATCH", "1")
+    with logged() as warnings, traced() as lines:
+        a[:3] + b
+    assert any(w.startswith(f"{told} runs on the host instead") for w in warnings)
+    assert any(" for operand y of add on toy0:0: host" in line for line in lines)
+    (row,) = [row for row in mge.fallback_report() if row.op == "broadcast"]
+    assert row.purpose == "operand y of add" and row.calls == 1
+    assert told in str(mge.fallback_report()) and told in str(mge.report("toy0"))
+    assert "toy: no (op): toy has no kernel for broadcast\n" in str(mge.report("toy0")), "not cut"
+    assert f"  {told} " in step.explain(a, b)
+    F.broadcast_to(b, (4, 2)).numpy()
+    purposes = [row.purpose for row in mge.fallback_report() if row.op == "broadcast"]
+    assert sorted(purposes) == ["", "operand y of add"]
 
 
 def test_new_decisions_are_logged_once(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,20 +9,29 @@ from collections.abc import Sequence
 
 WIDTH = 118
 """Columns that a table takes at most, behind its indentation, where no terminal shows it."""
-_LEAST = 10
+_LEAST, _REASON = 10, 30
 _NUMBER = re.compile(r"-|[\d.,]*( ?(ns|us|ms|s|[KMGT]?i?B|[KMGT]|%|x))?")
 
 
-def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def lines(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, reasons: bool = False
+) -> list[str]:
     """Columns of equal width, indented by two; numbers are flush right, long texts are cut.
 
-    Where that is not enough, numbers stand in a line below the texts of their row.
+    Where that is not enough, numbers stand in a line below the texts of their row. The last column
+    is never cut if it has `reasons`, which stand nowhere else: it may run past the others' width.
     """
     columns = list(zip(header, *rows, strict=True))
     right = [bool(rows) and all(map(_NUMBER.fullmatch, column[1:])) for column in columns]
-    widths = _fitted([max(map(len, column)) for column in columns], right)
+    widths = [max(map(len, column)) for column in columns]
+    last = widths[-1]
+    if reasons:
+        widths[-1] = min(last, _REASON)
+    widths = _fitted(widths, right)
     if _excess(widths) > 0 and not all(right):
         return _stacked(header, rows, right)
+    if reasons:
+        widths[-1] = last
     found = []
     for row in (header, *rows):
         cells = [

@@ -15,6 +15,8 @@ from treadle.engine.eager.choice import Decision, describe_refusal, made_for
 from treadle.engine.eager.tally import FallbackReport, Fallen, Ran, Spent
 from treadle.runtime.opened import Traffic
 
+_DECIDED = ("op", "operands", "runs on", "asked before")
+
 
 @dataclass(frozen=True)
 class DeviceReport:
@@ -88,9 +90,9 @@ class DeviceReport:
         if not self.decisions:
             return ["decisions: none yet"]
         rows = [
-            (d.op.name, ", ".join(map(str, d.types)), d.winner, why_not(d)) for d in self.decisions
+            (d.subject, ", ".join(map(str, d.types)), d.winner, why_not(d)) for d in self.decisions
         ]
-        return ["decisions:", *lines(("op", "operands", "runs on", "asked before"), rows)]
+        return ["decisions:", *lines(_DECIDED, rows, reasons=True)]
 
 
 def why_not(decision: Decision) -> str:

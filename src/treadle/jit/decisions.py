@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class Explained:
 
     Attributes:
         name: of the op or function.
-        decisions: one for each op on operands of other types.
+        decisions: one for each op on operands of other types, broadcasts of operands included.
         counts: how often each of them runs, in the same order.
     """
 
@@ -41,14 +41,13 @@ class Explained:
         if len(self.decisions) == 1 and self.counts == (1,):
             return _one(self.decisions[0])
         rows = [
-            (d.op.name, ", ".join(map(str, d.types)), str(n), d.winner, why_not(d))
+            (d.subject, ", ".join(map(str, d.types)), str(n), d.winner, why_not(d))
             for d, n in zip(self.decisions, self.counts, strict=True)
         ]
         hosts = sum(n for d, n in zip(self.decisions, self.counts, strict=True) if _falls(d))
         text = f"{self.name}: {sum(self.counts)} ops, {hosts} fall back to the host"
-        return "\n".join(
-            (text, *lines(("op", "operands", "times", "runs on", "asked before"), rows))
-        )
+        header = ("op", "operands", "times", "runs on", "asked before")
+        return "\n".join((text, *lines(header, rows, reasons=True)))
 
     __repr__ = __str__
 
@@ -94,7 +93,7 @@ def explain(what: str | Op | Callable[..., Any], /, *args: Any, **kwargs: Any) -
             raise UnsupportedOp("explain", f"there is no op {what!r}", hint=near(what))
         what = REGISTRY[what]()
     if isinstance(what, Op):
-        return Explained(what.name, (_of_op(what, args),), (1,))
+        return _of_decisions(what.name, [(_of_op(what, args), 1)])
     function = what._function if isinstance(what, Compiled) else what
     name = str(getattr(function, "__name__", type(function).__name__))
     captured = Compiled(_plain(function), Options()).variant(args, kwargs).captured
@@ -105,8 +104,16 @@ def explain(what: str | Op | Callable[..., Any], /, *args: Any, **kwargs: Any) -
         if not isinstance(node.op, Constant | Transfer):
             where = place or captured.home
             counted[node.op, tuple(_placed(v.type, where) for v in node.inputs), where] += 1
-    found = [dispatch.decision(op, types, place) for op, types, place in counted]
-    return Explained(name, tuple(found), tuple(counted.values()))
+    return _of_decisions(name, [(dispatch.decision(*key), n) for key, n in counted.items()])
+
+
+def _of_decisions(name: str, found: Sequence[tuple[Decision, int]]) -> Explained:
+    """Return the explanation, with what runs before each op, in order."""
+    counted: Counter[Decision] = Counter()
+    for decision, n in found:
+        for one in (*decision.before, decision):
+            counted[one] += n
+    return Explained(name, tuple(counted), tuple(counted.values()))
 
 
 def _placed(type_: TensorType, where: CompNode) -> TensorType:

@@ -41,6 +41,8 @@ class Decision:
         refusals: who was asked before, and the answers.
         implementation: the kernel's name; for what runs on the host, the engine's.
         forced: who forces this choice; "" where nobody does.
+        purpose: what it runs for, as "operand y of add"; "" for an op that was called.
+        before: decisions on ops that run first, which broadcast operands for the kernel.
     """
 
     op: Op
@@ -50,6 +52,13 @@ class Decision:
     refusals: tuple[Refusal, ...] = ()
     implementation: str = ""
     forced: str = ""
+    purpose: str = ""
+    before: tuple[Decision, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        """Name of the op, with its purpose."""
+        return f"{self.op.name} ({self.purpose})" if self.purpose else self.op.name
 
     @property
     def winner(self) -> str:
@@ -62,7 +71,9 @@ class Decision:
         refused = [f"{who}: {describe_refusal(why)}" for who, why in self.refusals]
         refused += [f"forced by {self.forced}"] if self.forced else []
         because = f" ({'; '.join(refused)})" if refused else ""
-        return f"{self.op}({self.op.saw(self.types)}) on {self.device}: {self.winner}{because}"
+        purpose = f" for {self.purpose}" if self.purpose else ""
+        head = f"{self.op}({self.op.saw(self.types)}){purpose}"
+        return f"{head} on {self.device}: {self.winner}{because}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +357,7 @@ def note(decision: Decision) -> Decision:
         if len(_MADE) >= _MOST:
             del _MADE[next(iter(_MADE))]
         if decision.types:
-            _MADE[decision.op, decision.types, decision.device] = decision
+            _MADE[decision.op, decision.types, decision.device, decision.purpose] = decision
     if TRACE_DISPATCH.get() == "1":
         logger = get_logger("dispatch")
         logger.setLevel(logging.INFO)  # whatever the level of the others: it was asked for

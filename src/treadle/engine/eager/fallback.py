@@ -149,12 +149,12 @@ def fallback(
         _check_share(max_share, before, rows)
 
 
-def id_of(row: Fallen) -> tuple[str, str, str]:
+def id_of(row: Fallen) -> tuple[str, ...]:
     """Return the key of a row."""
-    return row.op, row.device, row.reason
+    return row.op, row.device, row.reason, row.purpose
 
 
-def _check_share(limit: float, before: Spent, rows: Mapping[tuple[str, str, str], float]) -> None:
+def _check_share(limit: float, before: Spent, rows: Mapping[tuple[str, ...], float]) -> None:
     for opened in devices.opened():
         if not opened.lost:
             opened.synchronize()
@@ -167,13 +167,17 @@ def _check_share(limit: float, before: Spent, rows: Mapping[tuple[str, str, str]
         "fallback",
         f"{100 * passed.share:.1f} % of the time went to ops that fell back, "
         f"at most {100 * limit:g} % may",
-        saw=", ".join(f"{row.op} {duration(s)} ({row.reason})" for s, row in worst if s > 0),
+        saw=", ".join(f"{row.subject} {duration(s)} ({row.reason})" for s, row in worst if s > 0),
         hint="print(fallback_report()) has all of them; add kernels, or raise max_share",
     )
 
 
-def admit(op: str, device: str, why: Support) -> Fallen:
+def admit(op: str, device: str, why: Support, purpose: str = "") -> Fallen:
     """Allow an op to fall back, with a warning the first time, or refuse.
+
+    Args:
+        op, device, why: the op, the logical name of the device, and its reason.
+        purpose: what the op runs for, as "operand y of add"; "" for an op that was called.
 
     Returns:
         The row of the report to count in.
@@ -185,19 +189,19 @@ def admit(op: str, device: str, why: Support) -> Fallen:
     reason = f"{why.reason}: {why.message}" if why.message else why.reason
     if now == "error":
         raise UnsupportedOp(
-            op,
+            f"{op} ({purpose})" if purpose else op,
             f"{device} cannot run it and falling back is an error here",
             saw=reason,
             hint="use fallback('warn') or move the computation to cpux",
         )
-    row = tally.fallen(op, device, why.reason, reason)
+    row = tally.fallen(op, device, why.reason, reason, purpose)
     with _LOCK:
         first = now == "warn" and (op, device) not in _WARNED
         if first:
             _WARNED[op, device] = True
     if first:
         text = "%s runs on the host instead of %s (%s); fallback_report() counts it"
-        get_logger().warning(text, op, device, reason)
+        get_logger().warning(text, row.subject, device, reason)
     return row
 
 

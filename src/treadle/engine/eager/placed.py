@@ -83,12 +83,19 @@ class PlacedLaunch:
         pairs = zip(self._dtypes, shapes, strict=True)
         types = tuple(TensorType(dtype, shape, place) for dtype, shape in pairs)
         made = plan_for(self._op, types, self._where)
-        note(made.decision)
+        for decision in (*made.decision.before, made.decision):
+            note(decision)
         return made.__call__  # Bound once, since every call of the op comes by here.
 
 
-def plan_for(op: Op, types: tuple[TensorType, ...], where: CompNode) -> PlannedCall:
+def plan_for(
+    op: Op, types: tuple[TensorType, ...], where: CompNode, purpose: str = ""
+) -> PlannedCall:
     """Return how a device runs an op on operands of these types.
+
+    Args:
+        op, types, where: what is to run, and the device.
+        purpose: see `Decision`.
 
     Raises:
         UnsupportedOp: neither the device nor any engine on the host runs it.
@@ -97,16 +104,16 @@ def plan_for(op: Op, types: tuple[TensorType, ...], where: CompNode) -> PlannedC
     found = choose_on_device(op, types, results, where.kind)
     made: Launchable
     if found.kernel is not None:
-        decision = _decision(op, types, found, "kernel", where)
+        decision = _decision(op, types, found, "kernel", where, purpose)
         made = _KernelPlan(decision, results, found.kernel, where)
     elif found.launch is not None:
-        decision = _decision(op, types, found, found.name, where)
+        decision = _decision(op, types, found, found.name, where, purpose)
         made = _EnginePlan(decision, results, found.launch, where.open())
     else:
-        return _on_host(op, types, found, where, found.why)
+        return _on_host(op, types, found, where, purpose, found.why)
     if type(op).index_ranges is not Op.index_ranges:
         made = _CheckedPlan(made, where)
-    return Guarded(made, where.open(), partial(_on_host, op, types, found, where))
+    return Guarded(made, where.open(), partial(_on_host, op, types, found, where, purpose))
 
 
 def decision_of(launch: object) -> Decision | None:
@@ -119,16 +126,22 @@ def decision_of(launch: object) -> Decision | None:
 def host_plan(op: Op, types: tuple[TensorType, ...], where: CompNode, source: str) -> PlannedCall:
     """Return how the host runs an op on operands of a device because `source` wants that."""
     found = Choice(None, None, "host", (), source)
-    return _on_host(op, types, found, where, found.why)
+    return _on_host(op, types, found, where, "", found.why)
 
 
 def _on_host(
-    op: Op, types: tuple[TensorType, ...], found: Choice, where: CompNode, why: Support
+    op: Op,
+    types: tuple[TensorType, ...],
+    found: Choice,
+    where: CompNode,
+    purpose: str,
+    why: Support,
 ) -> PlannedCall:
     """Return how the host runs an op in place of a device."""
     launch, chosen = choose_engine(op, types, where.logical_name, fallen=True)
     decision = replace(
-        _decision(op, types, found, "host", where), implementation=chosen.implementation
+        _decision(op, types, found, "host", where, purpose),
+        implementation=chosen.implementation,
     )
     if not types:
         return _CreationPlan(decision, launch, where.open())
@@ -136,10 +149,15 @@ def _on_host(
 
 
 def _decision(
-    op: Op, types: tuple[TensorType, ...], found: Choice, runner: str, where: CompNode
+    op: Op,
+    types: tuple[TensorType, ...],
+    found: Choice,
+    runner: str,
+    where: CompNode,
+    purpose: str,
 ) -> Decision:
-    place = where.logical_name
-    return Decision(op, types, place, runner, found.refusals, found.name, found.forced)
+    place, refusals = where.logical_name, found.refusals
+    return Decision(op, types, place, runner, refusals, found.name, found.forced, purpose)
 
 
 # -- kernels -------------------------------------------------------------------------------
@@ -172,8 +190,13 @@ class _KernelPlan:
     def _broadcast(self, shape: Any, where: CompNode) -> None:
         for i, type_ in enumerate(self._ins):
             if type_.shape != shape:
-                self._wide.append((i, _widening(type_, shape, where)))
+                purpose = f"operand {self.decision.op.operands[i]} of {self.decision.op.name}"
+                launch, chosen = _widening(type_, shape, where, purpose)
+                self._wide.append((i, launch))
                 self._ins[i] = type_.with_shape(shape)
+                if chosen is not None:
+                    before = (*self.decision.before, chosen)
+                    self.decision = replace(self.decision, before=before)
 
     def __call__(self, *payloads: DeviceArray) -> Any:
         device = self._device
@@ -246,18 +269,21 @@ def _no_room(decision: Decision, device: OpenDevice, error: MemoryError) -> OutO
     return OutOfMemory(op.name, f"{device.name} {why.problem}", saw=saw, hint=hint)
 
 
-def _widening(type_: TensorType, shape: Any, where: CompNode) -> Launch:
+def _widening(
+    type_: TensorType, shape: Any, where: CompNode, purpose: str
+) -> tuple[Launch, Decision | None]:
     """Return the launch that gives an operand the result's shape: an op like any other, so it may
     fall back, visibly.
 
-    Single elements, such as Python numbers, are spread on the host without remark.
+    Single elements, such as Python numbers, are spread on the host without remark or decision.
     """
     op = Broadcast(shape)
     if type_.nbytes == type_.dtype.itemsize:
         found = choose_on_device(op, (type_,), op.infer(type_), where.kind)
         if found.kernel is None and found.launch is None:
-            return partial(_spread, shape=shape, device=where.open())
-    return plan_for(op, (type_,), where)
+            return partial(_spread, shape=shape, device=where.open()), None
+    made = plan_for(op, (type_,), where, purpose)
+    return made, made.decision
 
 
 def _spread(payload: DeviceArray, *, shape: Shape, device: OpenDevice) -> DeviceArray:
@@ -399,7 +425,7 @@ class _FallbackPlan:
 
     def __call__(self, *payloads: DeviceArray) -> Any:
         decision, device = self.decision, self._device
-        row = fallback.admit(decision.op.name, decision.device, self._why)
+        row = fallback.admit(decision.op.name, decision.device, self._why, decision.purpose)
         charge = partial(fallback.charge, row)
         moved = sum({id(p): p.nbytes for p in payloads if not p.on_host}.values())
         if moved:

@@ -23,6 +23,7 @@ class Fallen:
         nbytes: bytes copied for that: operands down, and results up where the device needed them.
         seconds: time on the host, downloads included.
         failed: the device took the op and failed, and it was run again on the host.
+        purpose: what it ran for, as "operand y of add"; "" for an op that was called.
     """
 
     op: str
@@ -32,6 +33,12 @@ class Fallen:
     nbytes: int = 0
     seconds: float = 0.0
     failed: bool = False
+    purpose: str = ""
+
+    @property
+    def subject(self) -> str:
+        """Name of the op, with its purpose."""
+        return f"{self.op} ({self.purpose})" if self.purpose else self.op
 
 
 @dataclass
@@ -94,22 +101,22 @@ class FallbackReport(list[Fallen]):
             return self.summary
         header = ("op", "device", "calls", "copied", "time", "reason")
         rows = [
-            (r.op, r.device, str(r.calls), size(r.nbytes), duration(r.seconds), r.reason)
+            (r.subject, r.device, str(r.calls), size(r.nbytes), duration(r.seconds), r.reason)
             for r in self
         ]
-        return "\n".join((self.summary, *lines(header, rows)))
+        return "\n".join((self.summary, *lines(header, rows, reasons=True)))
 
 
 _LOCK = threading.Lock()
-_FALLEN: dict[tuple[str, str, str], Fallen] = {}
+_FALLEN: dict[tuple[str, ...], Fallen] = {}
 _RAN: dict[tuple[str, str], Ran] = {}
 
 
-def fallen(op: str, device: str, code: str, reason: str) -> Fallen:
+def fallen(op: str, device: str, code: str, reason: str, purpose: str = "") -> Fallen:
     """The row of an op that falls back for a reason."""
     with _LOCK:
-        key = op, device, code
-        return _FALLEN.setdefault(key, Fallen(op, device, reason, failed=code == "failure"))
+        key, failed = (op, device, code, purpose), code == "failure"
+        return _FALLEN.setdefault(key, Fallen(op, device, reason, failed=failed, purpose=purpose))
 
 
 def ran(op: str, device: str) -> Ran:

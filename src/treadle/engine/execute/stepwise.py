@@ -257,15 +257,17 @@ class _Turns:
 # -- the program -------------------------------------------------------------------------------
 
 
-def _describe(step: _Step) -> tuple[str, str, str]:
-    """An op, who runs it, and the last reason of those who do not."""
+def _describe(step: _Step) -> list[tuple[str, str, str]]:
+    """The ops of a step, who runs them, and the last reason of those who do not."""
     run = step.run.make if isinstance(step.run, _Once) else step.run
     decision = decision_of(run)
     if decision is None:
         engine = f"engine {step.op.engine}" if isinstance(step.op, Fused) else ""
-        return step.op.name, engine, ""
-    why = decision.refusals[-1][1].message if decision.refusals else ""
-    return decision.op.name, decision.winner, why
+        return [(step.op.name, engine, "")]
+    return [
+        (d.subject, d.winner, d.refusals[-1][1].message if d.refusals else "")
+        for d in (*decision.before, decision)
+    ]
 
 
 class Stepwise:
@@ -313,9 +315,9 @@ class Stepwise:
 
     def table(self) -> str:
         """Return a table of who runs the ops, and why not the device where it is the host."""
-        rows = Counter(map(_describe, self._ready().steps))
+        rows = Counter(row for step in self._ready().steps for row in _describe(step))
         cells = [(op, str(n), who, why) for (op, who, why), n in rows.items()]
-        return "\n".join(("ops", *lines(("op", "n", "runs on", "why"), cells)))
+        return "\n".join(("ops", *lines(("op", "n", "runs on", "why"), cells, reasons=True)))
 
     def close(self) -> None:
         """Drop constants and launches; running again makes them anew."""
