@@ -4,6 +4,7 @@ Nothing is run: what an intact digest vouches for is trusted as code, and said t
 """
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,25 @@ def test_code_that_is_none(good: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.tm"
     bad.write_bytes(resealed(manifest, entries, data))
     with pytest.raises(LoadError, match="cannot be opened"):
+        load_offline(bad, allow_native=True)
+
+
+@pytest.mark.parametrize(
+    ("at", "form", "to"),
+    [(64 + 4, "<I", 0), (64 + 32, "<Q", 1 << 40), (56, "<H", 60000), (32, "<Q", 1 << 62)],
+)
+def test_code_whose_tables_lie(good: Path, tmp_path: Path, at: int, form: str, to: int) -> None:
+    """The first two end a process in which the system's loader opens them."""
+    manifest, entries, data = parts_of(good)
+    if manifest["models"][0]["native"][0]["objects"]:
+        pytest.skip("there is no linker here: the code is no shared library")
+    code, raw = entries["native0.0.code"], bytearray(data)
+    struct.pack_into(form, raw, code.begin + at, to)
+    digest = sealed.hashlib.sha256(raw[code.begin : code.end]).hexdigest()
+    manifest["sha256"]["native0.0.code"] = digest
+    bad = tmp_path / "bad.tm"
+    bad.write_bytes(resealed(manifest, entries, bytes(raw)))
+    with pytest.raises(LoadError, match=r"cannot be opened: .*: damaged, or not as linkers"):
         load_offline(bad, allow_native=True)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from treadle.backends.codegen.target import Target
 from treadle.backends.cpu.allocator import HOST
+from treadle.backends.cpu.elf import check_image
 from treadle.backends.cpu.executable import Encoded, NativeExecutable, evaluator
 from treadle.backends.cpu.host import flags, host_target, processor, required
 from treadle.backends.cpu.native import CORE, adopt, version
@@ -91,6 +92,7 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 def _library(code: NativeCode, symbols: Sequence[str]) -> Library:
     image: Any = code.library or linking().shared_library(code.objects)
     if image:
+        check_image(image)
         return opened(image, symbols)
     return LinkedObjects([bytes(o) for o in code.objects], symbols)
 
