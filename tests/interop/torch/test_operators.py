@@ -276,6 +276,12 @@ def test_a_density_of_nothing_is_no_number(shape: tuple[int, ...]) -> None:
     check(densities, torch.zeros(shape))
 
 
+@pytest.mark.parametrize("alpha", [False, True])
+def test_truths_that_are_added_by_a_weight(alpha: bool) -> None:
+    one, row, column = (torch.rand(shape) > 0.5 for shape in ((4, 3), (1, 3), (4, 1)))
+    check(lambda x, y, z: (torch.add(x, y, alpha=alpha), z.add(y, alpha=alpha)), one, row, column)
+
+
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_images_that_are_smoothed_when_they_shrink(mode: str) -> None:
     def resized(x: Any) -> Any:

@@ -114,12 +114,15 @@ def _arithmetic(op: Op) -> Any:
 
 
 def _arithmetic_of_truths(op: Op, of_truths: Op) -> Any:
-    """Truths are added as "or" and multiplied as "and"."""
+    """Truths are added as "or" and multiplied as "and"; a weight of 0 makes the second false."""
     of_numbers = _arithmetic(op)
 
     def lower(call: Call, x: Any, y: Any, alpha: Any = 1) -> V:
         if call.dtype is dt.bool_:
-            return of_truths(*_both(call, x, y, dt.bool_))
+            first, second = _both(call, x, y, dt.bool_)
+            return of_truths(
+                first, second if alpha else logic.LogicalAnd()(second, second.constant(False))
+            )
         made: V = of_numbers(call, x, y, alpha=alpha)
         return made
 
