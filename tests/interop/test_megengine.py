@@ -421,6 +421,17 @@ def check_stars() -> None:
         assert shown <= brought.keys() and Any not in vars(package).values()
 
 
+def test_lists_of_names_stay_as_megengine_has_them() -> None:
+    """Programs go through `elemwise.__all__` and call each of them as a function."""
+    install()
+    try:
+        elemwise = importlib.import_module("megengine.functional.elemwise")
+        assert elemwise.Elemwise("ADD") is not None and "Elemwise" not in elemwise.__all__
+        assert all(hasattr(getattr(elemwise, name), "__code__") for name in elemwise.__all__)
+    finally:
+        uninstall()
+
+
 def test_top_level_names_that_programs_use() -> None:
     assert mge.cgtools is mge.utils.comp_graph_tools
     assert isinstance(mge.__version__, str)

@@ -148,6 +148,9 @@ _GUESTS = {
 """Names that MegEngine has, or early versions had, in modules whose namesakes here lack them, and
 where they are."""
 
+_LISTED = ("functional.elemwise", "functional.nn")
+"""Modules that have an `__all__` in MegEngine as well, which leaves those names out."""
+
 
 def _real(fullname: str) -> ModuleType:
     """The module that stands behind a name below `megengine` or `megenginelite`.
@@ -255,7 +258,9 @@ def install() -> None:
     for host, name, meant in _guests():
         setattr(host, name, meant)
         starred = vars(host).get("__all__")
-        if isinstance(starred, list) and name not in starred and not name.startswith("_"):
+        if host.__name__.removeprefix(f"{_REAL}.") in _LISTED or name.startswith("_"):
+            continue
+        if isinstance(starred, list) and name not in starred:
             starred.append(name)  # `import *` brings what `dir` shows, as in MegEngine.
     numpy_names.keep()
     # A fresh process would not know the alias; MegEngine forks its workers, too.

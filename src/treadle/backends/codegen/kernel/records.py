@@ -63,13 +63,14 @@ class RecordedKernel:
     parameters: Any
 
     def launch(self, given: Any, *last: Any, **described: Any) -> Launch:
-        """A launch with these arguments; what has a name is a field of `Launch`."""
+        """Return a launch with these arguments; what has a name is a field of `Launch`."""
         return Launch(self.kernel, self.arguments(given, *last), **described)
 
     def arguments(self, given: Any, *last: Any) -> tuple[Any, ...]:
         """Return a record of arguments in the order of the kernel's parameters.
 
-        `last` are those of the kernel's last parameters, which its record does not have.
+        `last` are those of the kernel's last parameters, which its record does not have. Fields
+        that are None in its record belong to others of its family; what is given there is unused.
 
         Raises:
             KernelError: it is another record, or lacks an argument.
