@@ -80,6 +80,12 @@ class SaysMoreMemoryIsFreeThanThereIs(SimDevice):
         return self.capacity, 2 * self.capacity
 
 
+@device("device/memory_figures")
+class AlwaysSaysThatAllMemoryIsFree(SimDevice):
+    def memory(self) -> tuple[int, int]:
+        return self.capacity, self.capacity
+
+
 @device("device/several_threads")
 class KeepsOneBounceBufferForAllThreads(SimDevice):
     bounce = np.zeros(1 << 20, np.uint8)

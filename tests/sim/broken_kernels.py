@@ -11,6 +11,7 @@ from tests.sim.kernels import array_of, kernel, matrices, moves, numbers, reals,
 from tests.sim.mutation import kernels
 
 from treadle.backends.api import Kernel, Support, no, yes
+from treadle.ops.conv import Conv
 
 
 def always(op: Any, types: Sequence[Any]) -> Support:
@@ -188,3 +189,37 @@ def says_no_without_a_word() -> list[Kernel]:
         return reals(op, types) if types[0].ndim < 2 else Support(False, "rank")
 
     return [kernel("sqrt", np.sqrt, answer)]
+
+
+@kernels("operators/relu/float32")
+def keeps_negative_zeros() -> list[Kernel]:
+    return [kernel("relu", lambda x: np.where(x < 0, x.dtype.type(0), x), numbers)]
+
+
+@kernels("operators/add/*int8")
+def saturates_small_integers() -> list[Kernel]:
+    def total(x: Any, y: Any) -> Any:
+        if x.dtype.itemsize > 1:
+            return x + y
+        limits = np.iinfo(x.dtype)
+        return np.clip(x.astype(np.int32) + y, limits.min, limits.max)
+
+    return [kernel("add", total, always)]
+
+
+@kernels("operators/matmul/float32")
+def forgets_to_transpose_squares() -> list[Kernel]:
+    def product(x: Any, y: Any, transpose_x: bool, transpose_y: bool) -> Any:
+        turn = transpose_x and x.shape[-1] != x.shape[-2]
+        return (x.swapaxes(-1, -2) if turn else x) @ (y.swapaxes(-1, -2) if transpose_y else y)
+
+    return [kernel("matmul", product, reals)]
+
+
+@kernels("operators/conv/float32")
+def pads_on_the_wrong_side() -> list[Kernel]:
+    def convolve(x: Any, weight: Any, padding: Any, **others: Any) -> Any:
+        turned = tuple([(after, before) for before, after in padding])
+        return Conv(padding=turned, **others).reference(x, weight)
+
+    return [kernel("conv", convolve, reals)]

@@ -16,12 +16,16 @@ from treadle.conformance.check import Array, CheckFailed, require
 from treadle.conformance.tolerance_table import tolerance
 from treadle.ops import REGISTRY
 from treadle.ops.custom import Custom, RuntimeBlob
+from treadle.ops.elementwise import Copysign, Maximum, Minimum
 from treadle.ops.families import Elementwise, Reduce
 from treadle.ops.fused import Fused
-from treadle.ops.matmul import Matmul
+from treadle.ops.matmul import MatrixProduct
 from treadle.ops.op import Op, Sample, as_tuple
 from treadle.ops.printing import Observer
+from treadle.ops.select import Clip
 
+_EITHER_ZERO = (Maximum, Minimum, Clip)
+"""They choose among zeros, which are equal, as IEEE 754 allows."""
 _ELSEWHERE = (Custom, Fused, Observer, RuntimeBlob)
 """Made from other ops or from foreign code, or run on the host by definition: they have no meaning
 of their own to check."""
@@ -79,16 +83,25 @@ def main_type(op: type[Op]) -> DType:
     return dt.float32 if dt.float32 in types else types[0]
 
 
+def quick_types(op: type[Op]) -> list[DType]:
+    """The element types for a quick look: the main one, and integers of 8 bits, which soon
+    overflow, where an op's results are exact.
+    """
+    small = (dt.int8, dt.uint8) if op.rounded_once or issubclass(op, Reduce) else ()
+    return list(dict.fromkeys((main_type(op), *(t for t in small if t in element_types(op)))))
+
+
 def calls(op: type[Op], dtype: DType, *, quick: bool = False) -> Iterator[Call]:
     """Calls of an op with one element type; the most telling ones if it is to be `quick`.
 
-    The declaration's samples, which include broadcast, one-element and empty operands. For ops
-    that work element by element also special values, ranks up to 7, and more elements than any
-    vector or group of work items has.
+    The declaration's samples, which include broadcast, one-element and empty operands; padding
+    that differs before and after. For ops that work element by element also special values, ranks
+    up to 7, and more elements than any vector or group of work items has.
     """
     samples = [s for s in op.samples() if dtype in s.element_types()]
     for sample in samples[: 3 if quick else None]:
         yield Call(sample.op, sample.arrays(dtype), "sample")
+    yield from itertools.islice(_uneven(samples, dtype), 1)
     first = op.samples()[0]
     if dtype not in first.element_types() or any(a.values is not None for a in first.args):
         return
@@ -98,8 +111,27 @@ def calls(op: type[Op], dtype: DType, *, quick: bool = False) -> Iterator[Call]:
         shape, axes = (37, 65, 3), ((0, 2), (1,), (0,), (0, 1, 2))[: 2 if quick else None]
         arrays = _shaped(first, dtype, (shape,))
         yield from (Call(first.op.replace(axes=a), arrays, f"axes {a}") for a in axes)
-    elif issubclass(op, Matmul):
+    elif issubclass(op, MatrixProduct):
         yield Call(first.op, _shaped(first, dtype, ((33, 65), (65, 17))), "odd sizes")
+        for flags in ((True, False), (False, True)):  # Shapes would not tell if they were ignored.
+            turned = first.op.replace(transpose_x=flags[0], transpose_y=flags[1])
+            yield Call(turned, _shaped(first, dtype, ((17, 17), (17, 17))), "square, transposed")
+
+
+def _uneven(samples: Sequence[Sample], dtype: DType) -> Iterator[Call]:
+    """Samples with all of their padding behind: extents stay, so operands fit."""
+    for sample in samples:
+        padding = sample.op.attributes.get("padding", ())
+        moved = tuple([(0, sum(pair)) for pair in padding])
+        arrays = sample.arrays(dtype)
+        if moved == tuple(padding) or not all(a.size for a in arrays):
+            continue
+        try:
+            op = sample.op.replace(padding=moved)
+            op.infer(*types_of(arrays))
+        except TreadleError:
+            continue  # The op has a limit for padding, such as its window.
+        yield Call(op, arrays, "uneven padding")
 
 
 def _corners(sample: Sample, dtype: DType, quick: bool) -> Iterator[Call]:
@@ -149,12 +181,19 @@ def require_close(got: Sequence[Array], expected: Sequence[Array], call: Call) -
         found, wanted = (f"{a.dtype}{list(a.shape)}" for a in (x, y))
         require(found == wanted, f"{call}: result {i} is {found}, expected {wanted}")
         wrong = differing(x, y, tolerance(call.op.name, y.dtype.name))
+        if not wrong.size and _fixes_zeros(call.op) and y.dtype.kind not in "biuc":
+            wrong = np.flatnonzero(((x == 0) & (np.signbit(x) != np.signbit(y))).reshape(-1))
         if wrong.size:
             at = int(wrong[0])
             raise CheckFailed(
                 f"{call}: {wrong.size} of {x.size} elements of result {i} are wrong; number {at} "
                 f"is {x.reshape(-1)[at]}, expected {y.reshape(-1)[at]}"
             )
+
+
+def _fixes_zeros(op: Op) -> bool:
+    """Return whether the signs of zeros are promised, as of relu, which makes -0 become 0."""
+    return (op.rounded_once and not isinstance(op, _EITHER_ZERO)) or isinstance(op, Copysign)
 
 
 def differing(got: Array, expected: Array, allowed: float) -> Array:
