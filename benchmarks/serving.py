@@ -22,8 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -51,10 +52,10 @@ def dumped(workload: str, path: Path) -> np.ndarray:
 
 
 @contextmanager
-def server(path: Path, max_batch: int) -> Iterator[int]:
+def server(path: Path, max_batch: int, *more: str) -> Iterator[int]:
     """The port of a server in another process."""
     command = [sys.executable, "-m", "treadle.cli", "serve", f"model={path}", "--port", "0"]
-    command += ["--max-batch", str(max_batch)]
+    command += ["--max-batch", str(max_batch), *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -83,40 +84,49 @@ def request(data: np.ndarray) -> bytes:
     return "\r\n".join((*lines, "", "")).encode() + head + data.tobytes()
 
 
-def client(pipe: Connection, port: int, sent: bytes) -> None:
-    """Ask until told to stop; wall and own times of each request."""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while (until := pipe.recv()) is not None:
-            times: list[tuple[float, float]] = []
+def client(pipe: Connection, port: int, sent: Sequence[bytes]) -> None:
+    """Ask in turns until told to stop; wall and own times of each request."""
+    turns = cycle(sent)
+    while (until := pipe.recv()) is not None:
+        times: list[tuple[float, float]] = []
+        # One that is idle for long is closed by the server.
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while time.perf_counter() < until or not times:
                 wall, own = time.perf_counter(), time.thread_time()
-                ask(connection, sent)
+                ask(connection, next(turns))
                 times.append((time.perf_counter() - wall, time.thread_time() - own))
-            pipe.send(times)
+        pipe.send(times)
 
 
 def ask(connection: socket.socket, sent: bytes) -> bytes:
     """One request's answer."""
     connection.sendall(sent)
-    answer = connection.recv(1 << 16)
+    answer = received(connection)
     while b"\r\n\r\n" not in answer:
-        answer += connection.recv(1 << 16)
+        answer += received(connection)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200"), head
     length = max(int(n) for n in re.findall(rb"content-length: (\d+)", head))
     while len(body) < length:
-        body += connection.recv(1 << 16)
+        body += received(connection)
     return body
 
 
-class Clients:
-    """Processes that ask at the same time."""
+def received(connection: socket.socket) -> bytes:
+    found = connection.recv(1 << 16)
+    if not found:
+        raise SystemExit("the server has closed the connection")
+    return found
 
-    def __init__(self, stack: ExitStack, count: int, port: int, sent: bytes) -> None:
+
+class Clients:
+    """Processes that ask at the same time, each its own requests in turns."""
+
+    def __init__(self, stack: ExitStack, port: int, requests: Sequence[Sequence[bytes]]) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipes = []
-        for _ in range(count):
+        for sent in requests:
             own, other = context.Pipe()
             process = context.Process(target=client, args=(other, port, sent), daemon=True)
             process.start()
@@ -142,8 +152,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         data = dumped(options.workload, path)
         run = Stages(read_models(path)[0].graph).running.run
         port = stack.enter_context(server(path, options.max_batch))
-        one = Clients(stack, 1, port, request(data))
-        many = Clients(stack, options.clients, port, request(data))
+        one = Clients(stack, port, [[request(data)]])
+        many = Clients(stack, port, [[request(data)]] * options.clients)
         for _ in range(WARM_UP):
             run([data])
         one.block(0.5)

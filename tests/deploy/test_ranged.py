@@ -127,6 +127,31 @@ def test_all_extents_of_the_ranges_run(net: M.Module, file: Path) -> None:
     assert "treadle.engine.package.models" not in vars(offline)
 
 
+def test_a_mask_has_the_extents_of_the_tokens_that_it_is_for(tmp_path: Path) -> None:
+    words, places = M.Embedding(11, 6), M.Embedding(15, 6)
+
+    def encoder(tokens: Any, mask: Any) -> Any:
+        x = words(tokens) + places.weight[: tokens.shape[1]]
+        seen = F.scaled_dot_product_attention(x, x, x, attn_mask=F.expand_dims(mask > 0, 1))
+        return x + seen
+
+    def arguments(n: int, length: int) -> dict[str, Any]:
+        tokens = np.random.default_rng(n).integers(0, 11, (n, length), np.int32)
+        mask = np.arange(length) < np.arange(1, n + 1)[:, None]
+        return {"tokens": tokens, "mask": mask.astype(np.int32)}
+
+    model = dumped(encoder, tmp_path / "encoder.mge", **arguments(2, 7))
+    span = [(1, 4), (1, 15)]
+    made = compile_offline(model, ranges={"tokens": span, "mask": span})
+    write_models(tmp_path / "encoder.tm", [made], "test")
+    offline = load_offline(tmp_path / "encoder.tm")
+    assert offline.inputs[0].pattern == offline.inputs[1].pattern and len(offline.ranges) == 2
+    for n, length in ((1, 1), (4, 15), (3, 1), (1, 9), (2, 14)):
+        (found,) = offline.run(arguments(n, length)).values()
+        wanted = encoder(*(mge.tensor(a, dtype=a.dtype) for a in arguments(n, length).values()))
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-4, atol=1e-5)
+
+
 def test_branches_and_loops_run_at_all_extents(tmp_path: Path) -> None:
     net = evaluated(Recurrent())
     made = compile_offline(dumped(net, tmp_path / "net.mge", **given(3, 7)), ranges=RANGES)

@@ -14,7 +14,7 @@ from treadle.base.env import SERVE_TOKEN
 from treadle.base.errors import LoadError
 from treadle.cli.models.opening import on_host, open_model, parsed_shapes
 from treadle.cli.models.programs import native_parts
-from treadle.cli.models.ranges import are_ranged, parsed_ranges, ranged_onnx
+from treadle.cli.models.ranges import are_ranged, parsed_pads, parsed_ranges, ranged_onnx
 from treadle.cli.status import Misuse, Status
 from treadle.engine.package.offline import OfflineModel, load_offline
 
@@ -46,6 +46,16 @@ Given = Annotated[
     typer.Option(
         help="Of an input, as x=1,3,224,224, or of one model's, as NAME:x=1,3. ONNX models also "
         "take ranges, as x=1..8,3,32..640: requests may have any extent inside."
+    ),
+]
+Pad = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="INPUT",
+        rich_help_panel=_BATCHES,
+        help="Join requests of several lengths, padded to the longest. The input is a mask, which "
+        "holds 0 there (NAME=1: 1), or has the lengths of rows. Also of one model's, as "
+        "MODEL:NAME.",
     ),
 ]
 Portable = Annotated[
@@ -133,6 +143,7 @@ def command(
     level: Level = 2,
     max_batch: MaxBatch = None,
     max_delay: MaxDelay = 0.0,
+    pad: Pad = None,
     max_body: MaxBody = 64.0,
     max_queue: MaxQueue = 64,
     max_client: MaxClient = 256,
@@ -149,15 +160,16 @@ def command(
     serving = room()
     on_host()
     named = _named(sources)
-    shapes = _shapes([name for name, _, _ in named], shape or [])
+    names = [name for name, _, _ in named]
+    shapes, pads = _shapes(names, shape or []), _shapes(names, pad or [])
     limits = limits_of(serving, max_body, timeout, max_queue, max_client, grace, max_delay)
     with serving.bind(host, port) as sock, serving.bind_grpc(host, grpc_port) as grpc_sock:
         models = []
         for name, version, path in named:
             started = time.perf_counter()
             model = _loaded(
-                serving, (name, version, path), shapes[name], max_batch, level, portable,
-                True if allow_native else None,
+                serving, (name, version, path), shapes[name], parsed_pads(pads[name]), max_batch,
+                level, portable, True if allow_native else None,
             )  # fmt: skip
             _tell(model, path, time.perf_counter() - started)
             models.append(model)
@@ -179,6 +191,7 @@ def _loaded(
     serving: Any,
     source: tuple[str, str, Path],
     given: list[str],
+    pads: dict[str, float],
     most: int | None,
     level: int,
     portable: bool,
@@ -190,14 +203,17 @@ def _loaded(
         from treadle.serve.ranges import load_ranged  # with all that capture needs
 
         ranged = ranged_onnx(path, parsed_ranges(given))
-        return load_ranged(name, version, *ranged, most or 1, level)
+        return load_ranged(name, version, *ranged, most or 1, level, pads)
     wanted = parsed_shapes(given)
     as_it_is = not (portable or wanted or path.suffix == ".onnx")
     native = _native(path, allowed) if as_it_is else None
     if native is not None and native.ranges:
         from treadle.serve.ranges import load_filed
 
-        return load_filed(name, version, native, most)
+        return load_filed(name, version, native, most, pads)
+    if pads:
+        hint = "give ranges: --shape x=1..8,1..512"
+        raise Misuse("--pad", f"{name} has no extents that may differ", hint=hint)
     if native is not None:
         return serving.load_compiled(name, version, native, most)
     opened = open_model(path, wanted, allow_native=False if portable else allowed)
@@ -294,7 +310,7 @@ def _native(path: Path, allowed: bool | None) -> OfflineModel | None:
 
 
 def _shapes(names: list[str], given: list[str]) -> dict[str, list[str]]:
-    """Return the shapes given for each model; what begins with no model's name holds for all."""
+    """Return what is given for each model; what begins with no model's name holds for all."""
     said: dict[str, list[str]] = {name: [] for name in names}
     for text in given:
         owner, sign, rest = text.partition(":")

@@ -19,7 +19,7 @@ from treadle.backends.program import Program, ShippingCompiler
 from treadle.base.arithmetic import Writer, evaluate_all
 from treadle.base.errors import CompileError, ShapeError, TreadleError
 from treadle.base.guards import deciding
-from treadle.base.symbol import Dim, Relation, Symbol, evaluate
+from treadle.base.symbol import Dim, Relation, Symbol, evaluate, symbol, symbols_of
 from treadle.deploy.prepared import Weights, moved, packed, refuse, refuse_phases, stops_of
 from treadle.engine.execute.arenas import Arenas
 from treadle.engine.extents import refusal
@@ -140,15 +140,16 @@ def _ends(name: str, asked: int | Sequence[int]) -> Range:
 
 
 def _join(given: Opened, own: Mapping[str, int]) -> Opened:
-    """The same with one symbol for those that a guard says are equal.
+    """The same with one symbol for those that a guard says are equal, within the ranges.
 
     Args:
         given: the graph and the ranges.
         own: extents that the model was written for.
     """
     graph, ranges = given.graph, dict(given.ranges)
+    within = {name: symbol(name, low, high) for name, (low, high) in ranges.items()}
     for guard in given.graph.guards:
-        pair = _equal_symbols(guard)
+        pair = _equal_symbols(guard, within)
         if pair is None or not all(n in ranges for n in pair):
             continue
         first, second = pair
@@ -168,9 +169,16 @@ def _symbols(graph: Graph) -> dict[str, Dim]:
     return {lone.name: d for d in extents if (lone := lone_symbol(d)) is not None}
 
 
-def _equal_symbols(guard: Relation) -> tuple[str, str] | None:
-    """The names of two symbols whose difference a guard says is 0."""
-    terms = getattr(guard.expr, "terms", ())
+def _equal_symbols(guard: Relation, within: Mapping[str, Dim]) -> tuple[str, str] | None:
+    """The names of two symbols whose difference a guard says is 0.
+
+    Args:
+        guard: of a graph.
+        within: symbols of known ranges, by name.
+    """
+    if not symbols_of(guard.expr) <= within.keys():
+        return None
+    terms = getattr(evaluate(guard.expr, within), "terms", ())
     if guard.kind != "==0" or len(terms) != 2 or {c for _, c in terms} != {1, -1}:
         return None
     atoms = [monomial[0] for monomial, _ in terms if len(monomial) == 1]

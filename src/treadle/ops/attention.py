@@ -9,7 +9,8 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError
-from treadle.base.shape import broadcast_shapes, can_broadcast, require_equal
+from treadle.base.guards import is_equal
+from treadle.base.shape import broadcast_shapes, require_equal
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
@@ -76,10 +77,17 @@ class Attention(Composite):
                 saw=self.saw(types),
                 hint="cast the mask",
             )
-        if not can_broadcast(mask.shape, scores):
-            raise self.error(
+
+        def wrong() -> ShapeError:
+            return self.error(
                 "the mask does not broadcast to the scores", types, "give it the shape [..., T, S]"
             )
+
+        if mask.ndim > len(scores):
+            raise wrong()
+        for found, wanted in zip(reversed(mask.shape), reversed(scores), strict=False):
+            if not is_equal(found, 1):
+                require_equal(found, wanted, wrong)
 
     def scale_of(self, d: Dim) -> float | None:
         """The factor, None where it depends on a symbolic extent."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from queue import Empty, SimpleQueue
-
-import numpy as np
 
 from treadle.base.errors import TreadleError
 from treadle.base.log import get_logger
@@ -41,11 +40,6 @@ class Work:
     gone: Callable[[], bool]
     arrived: float = field(default_factory=time.perf_counter)
 
-    @property
-    def behind(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes that requests have in common which are joined."""
-        return tuple(array.shape[1:] for array in self.arrays)
-
 
 class Worker:
     """Runs one model, and counts that in its `statistics`.
@@ -64,10 +58,10 @@ class Worker:
         self.model, self.metrics, self.statistics = model, metrics, Statistics()
         self._delay, self._most_waiting = delay, most_waiting
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
-        self._next: Work | None = None
-        """Request that was taken out of the queue and did not fit into the batch."""
+        self._passed = deque[Work]()
+        """Requests that were taken out of the queue and did not fit into the batch."""
         self._open = True
-        metrics.waiting.set_function(self._queue.qsize)
+        metrics.waiting.set_function(self._waiting)
         self._thread = threading.Thread(
             target=self._serve, name=f"treadle-serve-{model.name}", daemon=True
         )
@@ -79,7 +73,7 @@ class Worker:
         Raises:
             Refusal: the queue is full.
         """
-        if self._queue.qsize() >= self._most_waiting:
+        if self._waiting() >= self._most_waiting:
             raise Refusal(429, f"{self._most_waiting} requests wait for {self.model.name}", _BUSY)
         self._queue.put(work)
 
@@ -88,12 +82,14 @@ class Worker:
         self._queue.put(None)
         self._thread.join(timeout)
 
+    def _waiting(self) -> int:
+        return self._queue.qsize() + len(self._passed)
+
     # -- in the thread -------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        while self._open:
-            first = self._next or self._queue.get()
-            self._next = None
+        while self._open or self._passed:
+            first = self._passed.popleft() if self._passed else self._queue.get()
             if first is None:
                 return
             batch = []
@@ -108,23 +104,49 @@ class Worker:
             del first, batch, work
 
     def _join(self, first: Work) -> list[Work]:
-        batch, rows, most = [first], first.rows, self.model.most
-        until = first.arrived + self._delay
-        while 0 < rows < most:
-            wait = until - time.perf_counter()
+        """The requests that run with the one that has waited for longest."""
+        if not 0 < first.rows < self.model.most:
+            return [first]
+        self._gather(first)
+        alike = self._alike(first)
+        given = [work.arrays for work in alike]
+        places = self.model.joining.chosen(first.arrays, given, self.model.most)
+        batch = [first, *(alike[place] for place in places)]
+        taken = set(map(id, batch))
+        self._passed = deque(work for work in self._passed if id(work) not in taken)
+        return batch
+
+    def _gather(self, first: Work) -> None:
+        """Take requests out of the queue: all that have come, or come before the delay is over.
+
+        The wait ends early where the batch is full, or a request of another kind waits as well.
+        """
+        while self._open:
+            wait = self._patience(first) if self._queue.empty() else 0.0
             try:
                 found = self._queue.get(timeout=wait) if wait > 0 else self._queue.get_nowait()
             except Empty:
-                break
+                return
             if found is None:
                 self._open = False
-                break
-            if not found.rows or found.rows + rows > most or found.behind != first.behind:
-                self._next = found
-                break
-            batch.append(found)
-            rows += found.rows
-        return batch
+            else:
+                self._passed.append(found)
+
+    def _patience(self, first: Work) -> float:
+        """Seconds that the first request still waits for others."""
+        if not self._delay:
+            return 0.0
+        alike = self._alike(first)
+        full = first.rows + sum(work.rows for work in alike) >= self.model.most
+        if full or len(alike) < len(self._passed):
+            return 0.0
+        return first.arrived + self._delay - time.perf_counter()
+
+    def _alike(self, first: Work) -> list[Work]:
+        """Requests that were taken and may join the first one; none overtakes one that is alone."""
+        kind = self.model.joining.alike(first.arrays)
+        before = takewhile(lambda work: work.rows, self._passed)
+        return [work for work in before if self.model.joining.alike(work.arrays) == kind]
 
     def _run(self, batch: list[Work]) -> None:
         times = [time.perf_counter()]
@@ -151,20 +173,13 @@ class Worker:
 
     def _results(self, batch: list[Work], times: list[float]) -> list[list[Array]]:
         """Return each request's results; adds times: inputs joined, model run, results parted."""
-        joined = batch[0].arrays
-        if len(batch) > 1:
-            columns = zip(*(work.arrays for work in batch), strict=True)
-            joined = [np.concatenate(column) for column in columns]
+        requests = [work.arrays for work in batch]
+        joining, together = self.model.joining, len(batch) > 1
+        joined = joining.joined(requests) if together else requests[0]
         times.append(time.perf_counter())
         outputs = self.model.run(joined)
         times.append(time.perf_counter())
-        parts = [outputs]
-        if len(batch) > 1:
-            ends = np.cumsum([work.rows for work in batch])
-            parts = [
-                [output[end - work.rows : end] for output in outputs]
-                for work, end in zip(batch, ends, strict=True)
-            ]
+        parts = joining.parted(requests, outputs) if together else [outputs]
         times.append(time.perf_counter())
         return parts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,14 +14,10 @@ from treadle.engine.package.offline import OfflineModel
 from treadle.engine.phases import stages_of
 from treadle.graph.ir import Value
 from treadle.serve.datatypes import NAMES, Array
+from treadle.serve.joining import Rows
 from treadle.serve.protocol import End, Refusal
 from treadle.serve.rows import programs_by_rows
-
-Shapes = tuple[tuple[int, ...], ...]
-Program = Callable[[Sequence[Array]], list[Array]]
-"""Dense arrays of one program's input types to new arrays; threads may call it at once."""
-_CLOSE = 1e-2
-"""Largest difference of a row's results from those that it has alone, relative to the largest."""
+from treadle.serve.trials import Program, Shapes, are_apart
 
 
 class Servable(Protocol):
@@ -31,6 +27,7 @@ class Servable(Protocol):
         name, version: in its address.
         inputs, outputs: as clients see them; extents that may differ are open.
         notes: what whoever starts the server should know.
+        joining: makes one run of several requests.
     """
 
     name: str
@@ -38,6 +35,7 @@ class Servable(Protocol):
     inputs: tuple[End, ...]
     outputs: tuple[End, ...]
     notes: list[str]
+    joining: Rows
 
     @property
     def most(self) -> int:
@@ -71,6 +69,8 @@ class ServedModel:
         sizes: numbers of rows (extents of axis 0) that have a program, by what is behind axis 0;
             empty where requests are not joined.
     """
+
+    joining = Rows()
 
     def __init__(
         self,
@@ -303,42 +303,6 @@ def ends_of(
         extents = (set(along) for along in zip(*own, strict=True))
         made.append(End(name, dtype, tuple(e.pop() if len(e) == 1 else None for e in extents)))
     return tuple(made)
-
-
-def are_apart(run: Program, rows: Shapes, dtypes: Sequence[np.dtype[Any]], count: int) -> bool:
-    """Return whether rows have the results together that they have one by one, on random data.
-
-    Args:
-        run: the program of any number of rows up to the count.
-        rows: shapes of one.
-        dtypes: their element types.
-        count: rows that run together.
-    """
-    generator = np.random.default_rng(0)
-    given = []
-    for shape, dtype in zip(rows, dtypes, strict=True):
-        if dtype.kind in "biu":  # Indices, maybe, of small tables.
-            given.append(generator.integers(0, 2, (count, *shape)).astype(dtype))
-        else:
-            given.append(generator.standard_normal((count, *shape)).astype(dtype))
-    try:
-        together = run(given)
-        for row in range(count):
-            alone = run([array[row : row + 1] for array in given])
-            for whole, own in zip(together, alone, strict=True):
-                if not _alike(whole[row : row + 1], own):
-                    return False
-    except IndexRangeError:  # These are no data for the model.
-        return False
-    return True
-
-
-def _alike(x: Array, y: Array) -> bool:
-    if x.dtype.kind in "biu":
-        return bool((x == y).all())
-    wide, other = x.astype(np.float64), y.astype(np.float64)
-    size = max(float(np.abs(other).max(initial=0)), 1e-6)
-    return bool(np.allclose(wide, other, rtol=0, atol=_CLOSE * size, equal_nan=True))
 
 
 __all__ = ["Program", "Servable", "ServedModel", "load_compiled", "load_model"]

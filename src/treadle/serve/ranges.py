@@ -17,8 +17,10 @@ from treadle.engine.options import Options
 from treadle.engine.package.offline import OfflineModel
 from treadle.jit.family import Member
 from treadle.serve.datatypes import NAMES, Array
-from treadle.serve.models import Shapes, are_apart, ends_of, one_extent, row_shapes
+from treadle.serve.joining import Arrays, Padded, PaddedRows, Rows
+from treadle.serve.models import ends_of, one_extent
 from treadle.serve.protocol import Refusal
+from treadle.serve.trials import Shapes, are_joinable, made_up, price_of_runs
 from treadle.tensor import Tensor
 
 Results = list[tuple[tuple[int, ...], np.dtype[Any]]]
@@ -27,6 +29,8 @@ Extents = Mapping[str, int]
 """By the name of the axis."""
 _MOST_SAMPLES, _MOST_FAILURES = 2048, 16
 """Extents for which programs are made before the port opens, and how many may be refused."""
+_TRIED = 4
+"""Requests of several lengths that are tried together."""
 
 
 class Axis(NamedTuple):
@@ -176,13 +180,18 @@ class RangedModel:
         inputs: what it takes; axes of one name have equal extents.
         outputs: names of its results.
         most: rows of requests that are joined.
+        pads: by the name of an input that says what is padding, what it holds there; the other
+            inputs hold 0. It is a mask along the extents that may differ, or has the lengths of
+            rows. Requests of several lengths are joined.
 
     Attributes:
         inputs, outputs: as clients see them; extents that differ are open.
         notes: what whoever starts the server should know.
+        joining: makes one run of several requests.
 
     Raises:
-        LoadError: an element type is none of the protocol's, or the ends of ranges have no program.
+        LoadError: an element type is none of the protocol's, the ends of ranges have no program,
+            or what says what is padding has no extent that may differ.
     """
 
     def __init__(
@@ -193,10 +202,13 @@ class RangedModel:
         inputs: Sequence[Input],
         outputs: Sequence[str],
         most: int = 1,
+        pads: Mapping[str, float] | None = None,
     ) -> None:
         self.name, self.version, self.notes = name, version, list[str]()
         self._given = tuple(inputs)
         self._axes = {d.name: d for i in inputs for d in i.shape if isinstance(d, Axis)}
+        self._pads = pads or {}
+        padded = self._padded()
         self._programs = programs
         extents, made = self._ready()
         self.inputs = ends_of(
@@ -208,7 +220,9 @@ class RangedModel:
         for end in (*self.inputs, *self.outputs):
             if end.dtype not in NAMES:
                 raise LoadError(name, f"{end.name} is {end.dtype}, which the protocol lacks")
-        self._most = self._join(most, dict(zip(map(self._shapes, extents), shapes, strict=True)))
+        seen = dict(zip(map(self._shapes, extents), shapes, strict=True))
+        self._most = self._join(most, seen, padded)
+        self.joining = self._joining(padded) if self._most > 1 and padded else Rows()
 
     @property
     def most(self) -> int:
@@ -292,7 +306,7 @@ class RangedModel:
         shapes = zip(self._shapes(extents), self._given, strict=True)
         return [(y.shape, y.dtype) for y in self.run([np.zeros(s, i.dtype) for s, i in shapes])]
 
-    def _join(self, most: int, seen: Mapping[Shapes, Shapes]) -> int:
+    def _join(self, most: int, seen: Mapping[Shapes, Shapes], padded: Sequence[str]) -> int:
         """The most rows that are joined: 1 where it may not be."""
         axes = {i.shape[0] if i.shape else 0 for i in self._given}
         axis = axes.pop()
@@ -300,11 +314,103 @@ class RangedModel:
             return 1
         rows = min(most, axis.high)
         if all(one_extent((*given, *made)) for given, made in seen.items()):
-            lowest = self._shapes({n: a.low for n, a in self._axes.items()})
-            if are_apart(self.run, row_shapes(lowest), [i.dtype for i in self._given], rows):
+            generator = np.random.default_rng(0)
+            requests = [self._made_up(generator, padded) for _ in range(rows)]
+            if are_joinable(self.run, Rows(), requests):
                 return rows
         self.notes.append("rows of a batch are not independent: requests are not joined")
         return 1
+
+    # -- several lengths -----------------------------------------------------------------------
+
+    def _padded(self) -> list[str]:
+        """Names of the axes along which requests are padded.
+
+        Raises:
+            LoadError: there is none.
+        """
+        known = {i.name: [d.name for d in i.shape[1:] if isinstance(d, Axis)] for i in self._given}
+        unknown = self._pads.keys() - known.keys()
+        if unknown:
+            problem = f"there is no input {', '.join(sorted(unknown))}"
+            raise LoadError(self.name, problem, hint=f"it has {', '.join(known)}")
+        own = [axis for name in self._pads for axis in known[name]]
+        found = own or [axis for axes in known.values() for axis in axes]
+        if self._pads and not found:
+            raise LoadError(
+                self.name,
+                f"{', '.join(self._pads)} pads nothing: no extent behind axis 0 may differ",
+                hint="give it a range: --shape x=1..8,1..512",
+            )
+        return list(dict.fromkeys(found)) if self._pads else []
+
+    def _joining(self, axes: Sequence[str]) -> Rows:
+        """Joins requests of several lengths where that leaves their results alone."""
+        try:
+            outputs = self._padded_outputs(axes)
+        except (TreadleError, Refusal) as error:
+            self.notes.append(f"lengths do not differ by themselves, so they are apart: {error}")
+            return Rows()
+        if outputs is None:
+            return Rows()
+        inputs = [Padded(_along(i.shape, axes), self._pads.get(i.name, 0)) for i in self._given]
+        joining = PaddedRows(inputs, outputs)
+        generator, count = np.random.default_rng(0), min(self._most, _TRIED)
+        requests = [self._made_up(generator, axes, i / (count - 1)) for i in range(count)]
+        if are_joinable(self.run, joining, requests):
+            joining.price = price_of_runs(self.run, requests[0], requests[-1])
+            return joining
+        self.notes.append(
+            f"padding that {', '.join(self._pads)} tells of changes results: requests of several "
+            "lengths are not joined"
+        )
+        return Rows()
+
+    def _padded_outputs(self, axes: Sequence[str]) -> list[Padded] | None:
+        """The outputs with the axes that are as long as the inputs; None where one is not."""
+        low = {n: a.low for n, a in self._axes.items()}
+        least = [shape for shape, _ in self._described(low)]
+        found: list[dict[int, str]] = [{} for _ in least]
+        for name in axes:
+            high = self._axes[name].high
+            longer = [shape for shape, _ in self._described({**low, name: high})]
+            for place, (short, long) in enumerate(zip(least, longer, strict=True)):
+                for axis, (one, other) in enumerate(zip(short, long, strict=True)):
+                    if one == other:
+                        continue
+                    if (one, other) != (low[name], high):
+                        self.notes.append(
+                            f"a result has {one} and {other} elements on axis {axis} for lengths "
+                            f"of {low[name]} and {high}: those are not joined"
+                        )
+                        return None
+                    found[place][axis] = name
+        return [Padded(along) for along in found]
+
+    def _made_up(
+        self, generator: np.random.Generator, axes: Sequence[str], along: float = 0
+    ) -> Arrays:
+        """A request of one row; its lengths lie between the least, 0, and the largest, 1."""
+        extents = {n: a.low for n, a in self._axes.items()}
+        for name in axes:
+            low, high = self._axes[name][1:]
+            extents[name] = low + round((high - low) * along)
+        lengths = [extents[name] for name in axes]
+        made = made_up(generator, self._shapes(extents), [i.dtype for i in self._given])
+        for given, array in zip(self._given, made, strict=True):
+            if given.name not in self._pads:
+                continue
+            if _along(given.shape, axes):
+                array[...] = 0 if self._pads[given.name] else 1
+            else:
+                array[...] = lengths if array.shape[-1] == len(lengths) > 1 else lengths[0]
+        return made
+
+
+def _along(shape: Sequence[int | Axis], axes: Sequence[str]) -> dict[int, str]:
+    """The padded ones among the axes of an input."""
+    named = {a: d.name for a, d in enumerate(shape) if isinstance(d, Axis)}
+    return {a: name for a, name in named.items() if name in axes}
 
 
 def load_ranged(
@@ -315,6 +421,7 @@ def load_ranged(
     outputs: Sequence[str],
     most: int = 1,
     level: int = 2,
+    pads: Mapping[str, float] | None = None,
 ) -> RangedModel:
     """Compile a function for ranges of extents.
 
@@ -325,20 +432,25 @@ def load_ranged(
         outputs: names of its results.
         most: rows of one run; with 1 requests are not joined.
         level: of optimization.
+        pads: as `RangedModel` takes them.
 
     Raises:
-        LoadError: an element type is none of the protocol's, or the ends of ranges have no program.
+        LoadError: as `RangedModel`.
     """
     taken = [
         Input(n, dtype, tuple(d if isinstance(d, int) else Axis(*d) for d in shape))
         for n, dtype, shape in inputs
     ]
     programs = Compiled(name, function, taken, Options(level=level))
-    return RangedModel(name, version, programs, taken, outputs, most)
+    return RangedModel(name, version, programs, taken, outputs, most, pads)
 
 
 def load_filed(
-    name: str, version: str, model: OfflineModel, most: int | None = None
+    name: str,
+    version: str,
+    model: OfflineModel,
+    most: int | None = None,
+    pads: Mapping[str, float] | None = None,
 ) -> RangedModel:
     """Take a model that was compiled into its file for ranges, which are those of requests.
 
@@ -346,9 +458,10 @@ def load_filed(
         name, version: in its address.
         model: of a file, with native code that runs here.
         most: rows of one run; None for as many as the file takes, where its rows are apart.
+        pads: as `RangedModel` takes them.
 
     Raises:
-        LoadError: an element type is none of the protocol's, or the ends of ranges have no program.
+        LoadError: as `RangedModel`.
     """
     inputs = [
         Input(
@@ -361,7 +474,7 @@ def load_filed(
     first = inputs[0].shape[0] if inputs and inputs[0].shape else 1
     rows = first.high if most is None and isinstance(first, Axis) else most or 1
     outputs = [port.name for port in model.outputs]
-    return RangedModel(name, version, Filed(model), inputs, outputs, rows)
+    return RangedModel(name, version, Filed(model), inputs, outputs, rows, pads)
 
 
 __all__ = ["Axis", "Input", "RangedModel", "load_filed", "load_ranged"]

@@ -61,6 +61,23 @@ def parsed_ranges(given: Sequence[str], option: str = "--shape") -> dict[str, tu
     return found
 
 
+def parsed_pads(given: Sequence[str]) -> dict[str, float]:
+    """Inputs that say what is padding, such as `mask` or `mask=1`, and what they hold there.
+
+    Raises:
+        Misuse: one is written in another way.
+    """
+    found: dict[str, float] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = float(value or 0)
+        except ValueError:
+            problem = f"{text!r} pads with no number"
+            raise Misuse("--pad", problem, hint="write --pad mask, or --pad mask=1") from None
+    return found
+
+
 def ranged_onnx(path: Path, ranges: Mapping[str, tuple[Range, ...]]) -> Ranged:
     """An ONNX model for ranges of extents.
 
