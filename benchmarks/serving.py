@@ -54,7 +54,7 @@ def dumped(workload: str, path: Path) -> np.ndarray:
 @contextmanager
 def server(path: Path, max_batch: int, *more: str) -> Iterator[int]:
     """The port of a server in another process."""
-    command = [sys.executable, "-m", "treadle.cli", "serve", f"model={path}", "--port", "0"]
+    command = [sys.executable, "-m", "treadle", "serve", f"model={path}", "--port", "0"]
     command += ["--max-batch", str(max_batch), *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -193,7 +193,7 @@ def main() -> None:
         folder, over = Path(name), threading.Event()
         model = dump_model(folder)
         trains = subprocess.Popen([sys.executable, __file__, "--train", name], text=True)
-        command = [sys.executable, "-m", "treadle.cli", "serve", f"m={model}", "--port", "0"]
+        command = [sys.executable, "-m", "treadle", "serve", f"m={model}", "--port", "0"]
         serves = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         lines = [serves.stdout.readline() for _ in range(2)] if serves.stdout else []
         port, count = int(lines[1].rpartition(":")[2]), [0] * CLIENTS

@@ -124,7 +124,7 @@ def test_misuse_ends_with_the_usual_status(arguments: list[str]) -> None:
 
 def test_it_runs_as_a_module(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "treadle.cli", "--version"], capture_output=True, check=True
+        [sys.executable, "-m", "treadle", "--version"], capture_output=True, check=True
     )
     assert done.stdout.decode().strip() == f"treadle {VERSION}"
 

@@ -31,7 +31,7 @@ NAMES = [command.name for command in cli._COMMANDS]
 def typed(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "treadle.cli", *arguments],
+        [sys.executable, "-m", "treadle", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -185,7 +185,7 @@ def printed(shell: str) -> str:
 def test_bash_completes(words: list[str], wanted: list[str], tmp_path: Path) -> None:
     """Bash's own function is run on what somebody has typed, as bash does at Tab."""
     command = tmp_path / "treadle"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m treadle.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m treadle "$@"\n')
     command.chmod(0o755)
     at_tab = """
 eval "$(cat script)"
@@ -263,7 +263,7 @@ def test_nobody_reads_what_is_printed(model: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "treadle.cli", "info", str(model)],
+        [sys.executable, "-m", "treadle", "info", str(model)],
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,

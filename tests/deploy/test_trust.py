@@ -313,7 +313,7 @@ def test_it_runs_there_in_lite_without_a_compiler(signed: Path, pair: Path, tmp_
     command = [sys.executable, "-c", textwrap.dedent(script), signed, tmp_path / "x.npy"]
     for trusted in (False, True):
         if trusted:
-            words = [sys.executable, "-m", "treadle.cli", "trust", f"{pair}.pub"]
+            words = [sys.executable, "-m", "treadle", "trust", f"{pair}.pub"]
             subprocess.run(words, env={**os.environ, **there}, check=True, capture_output=True)
         done = subprocess.run(
             [*command, tmp_path / "y.npy"],

@@ -130,7 +130,7 @@ SERVERS: list[subprocess.Popen[str]] = []
 def serve(words: list[str], served: dict[str, int]) -> None:
     """On a port that is free."""
     at = words.index("--port") + 1
-    command = [sys.executable, "-m", "treadle.cli", *words[1:at], "0", *words[at + 1 :]]
+    command = [sys.executable, "-m", "treadle", *words[1:at], "0", *words[at + 1 :]]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     SERVERS.append(running)
     assert running.stdout is not None

@@ -42,7 +42,7 @@ class Process:
     """A server that joins two requests, and waits for the second one for two seconds."""
 
     def __init__(self, model: Path) -> None:
-        command = [sys.executable, "-m", "treadle.cli", "serve", f"a={model}", f"b:3={model}"]
+        command = [sys.executable, "-m", "treadle", "serve", f"a={model}", f"b:3={model}"]
         command += ["--port", "0", "--max-batch", "2", "--max-delay", "2000"]
         self.running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.running.stdout is not None

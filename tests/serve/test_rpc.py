@@ -290,7 +290,7 @@ def test_the_command_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[st
         port = str(taken.getsockname()[1])
         assert main(["serve", path, "--port", "0", "--grpc-port", port]) == 1
         assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
-    command = [sys.executable, "-m", "treadle.cli", "serve", path, "--port", "0"]
+    command = [sys.executable, "-m", "treadle", "serve", path, "--port", "0"]
     with subprocess.Popen(
         [*command, "--grpc-port", "0"], stdout=subprocess.PIPE, text=True
     ) as process:

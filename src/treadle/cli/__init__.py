@@ -1,4 +1,4 @@
-"""The command line: `treadle COMMAND`, or `python -m treadle.cli COMMAND`."""
+"""The command line: `treadle COMMAND`, or `python -m treadle COMMAND`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def in_terminal(*arguments: object, keys: KEYS = (), **environment: str) -> tupl
     Args:
         keys: what is typed once some text has been shown behind the last such text; any for "".
     """
-    command = [sys.executable, "-m", "treadle.cli", "llm", *map(str, arguments)]
+    command = [sys.executable, "-m", "treadle", "llm", *map(str, arguments)]
     child, terminal = pty.fork()
     if child == 0:
         os.environ.pop("COLUMNS", None)

@@ -70,7 +70,7 @@ class Served:
     """`treadle llm serve` as a process."""
 
     def __init__(self, *arguments: object) -> None:
-        command = [sys.executable, "-m", "treadle.cli", "llm", "serve", *map(str, arguments)]
+        command = [sys.executable, "-m", "treadle", "llm", "serve", *map(str, arguments)]
         self.running = subprocess.Popen(
             [*command, "--port", "0"], stdout=subprocess.PIPE, text=True
         )

@@ -13,7 +13,7 @@ from treadle.llm.files import open_checkpoint
 
 
 def treadle(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "treadle.cli", "llm", *map(str, arguments)]
+    command = [sys.executable, "-m", "treadle", "llm", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -209,7 +209,7 @@ def test_what_the_model_says_does_not_move_the_cursor(model: Path, capsys: Captu
 
 
 def test_who_reads_has_read_enough(model: Path) -> None:
-    command = [sys.executable, "-m", "treadle.cli", "llm", "run", str(model), "Hi"]
+    command = [sys.executable, "-m", "treadle", "llm", "run", str(model), "Hi"]
     with subprocess.Popen(
         [*command, "--max-tokens", "40"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as running:

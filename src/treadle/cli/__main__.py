@@ -1,7 +1,0 @@
-"""`python -m treadle.cli`."""
-
-import sys
-
-from treadle.cli import main
-
-sys.exit(main())
