@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 from treadle.base.errors import DeviceLost
 from treadle.base.types import TensorType
@@ -109,6 +109,9 @@ the question itself failed. An engine whose question raises means no by `Compile
 `UnsupportedOp` and `NotImplementedError`; what else it raises is logged once, as its defect."""
 
 
+_REASONS: tuple[str, ...] = get_args(Reason)
+
+
 @dataclass(frozen=True, slots=True)
 class Support:
     """The answer to "can you run this?": yes, or a reason code and a message."""
@@ -127,7 +130,13 @@ def yes() -> Support:
 
 
 def no(reason: Reason, message: str) -> Support:
-    """The op cannot be run; the message is shown by explain and fallback reports."""
+    """The op cannot be run; the message is shown by explain and fallback reports.
+
+    Raises:
+        ValueError: the reason is none of `Reason`.
+    """
+    if reason not in _REASONS:
+        raise ValueError(f"no({reason!r}, ...): the reason must be one of {', '.join(_REASONS)}")
     return Support(False, reason, message)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from treadle.backends.api import PROTOCOL, Engine, Kernel
@@ -86,6 +86,34 @@ def op_count(backend: Any, kernels: Sequence[Kernel]) -> str:
     if isinstance(backend, Engine):
         return f"all {len(_ops())}" if backend.priority == 0 else "when asked"
     return str(len({k.op for k in kernels} & _ops()))
+
+
+def list_problems(backend: Any) -> list[str]:
+    """Mistakes in `kernels` and the list that it gives, in words for the backend's author."""
+    method = getattr(backend, "kernels", None)
+    if method is None:
+        return []
+    if not callable(method):
+        return [f"kernels is a {type(method).__name__}; it must be a method that returns it"]
+    listed = method()
+    if isinstance(listed, str | Mapping) or not isinstance(listed, Iterable):
+        return [f"kernels() returned {_kind_of(listed)}; {_WANTED}"]
+    wrong = [one for one in listed if not isinstance(one, Kernel)]
+    return (
+        [f"kernels() must give Kernel objects, not {_kind_of(wrong[0])}; {_WANTED}"]
+        if wrong
+        else []
+    )
+
+
+_WANTED = "see treadle.backends.api.Kernel"
+
+
+def _kind_of(given: Any) -> str:
+    name = getattr(given, "__name__", "")
+    return (
+        f"{type(given).__name__} {name}" if name else f"an object of class {type(given).__name__}"
+    )
 
 
 def kernel_problems(kernels: Iterable[Kernel]) -> list[str]:

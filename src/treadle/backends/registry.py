@@ -16,6 +16,7 @@ from typing import Any, Literal
 from treadle.backends.api import PROTOCOL, Availability, Engine, Kernel
 from treadle.backends.inspection import (
     kernel_problems,
+    list_problems,
     may_come,
     newer_protocol,
     op_count,
@@ -243,7 +244,7 @@ def load(name: str) -> Any:
     if entry.error is not None:
         raise LoadError(
             f"backend {name}",
-            f"could not be loaded: {entry.error}",
+            f"could not be loaded: {str(entry.error).removeprefix(f'backend {name}: ')}",
             hint="treadle.backends() lists what was found",
         ) from entry.error
     return entry.backend
@@ -288,7 +289,7 @@ def _import(entry: Entry) -> None:
     found = backend.probe()
     if not isinstance(found, Availability):
         raise LoadError(where, f"probe() returned {type(found).__name__}, not Availability")
-    wrong = kernel_problems(entry.kernels())
+    wrong = list_problems(backend) or kernel_problems(entry.kernels())
     if wrong:
         raise LoadError(where, wrong[0], saw=f"{len(wrong)} such functions" * (len(wrong) > 1))
     unknown = unknown_kernels(entry.kernels())
@@ -391,7 +392,8 @@ def why_missing(kind: str) -> tuple[str, BaseException | None]:
     if entry is None or entry.state not in ("disabled", "missing", "failed"):
         return "", None
     why = entry.remark if entry.error is None else _describe(entry).partition("\n")[0]
-    return f"the backend {kind} is {entry.state}: {why}", entry.error
+    state = "failed" if entry.state == "failed" else f"is {entry.state}"
+    return f"the backend {kind} {state}: {why}", entry.error
 
 
 def table() -> list[dict[str, str]]:
@@ -426,7 +428,7 @@ def _describe(entry: Entry) -> str:
     error = entry.error
     if error is None:
         return ""
-    text = str(error) or type(error).__name__
+    text = str(error).removeprefix(f"backend {entry.name}: ") or type(error).__name__
     if entry.state == "missing":
         is_in = LITE is None or entry.name in LITE
         return f"{text}; pip install '{DISTRIBUTION}[{entry.name}]'" if is_in else text

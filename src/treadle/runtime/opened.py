@@ -80,6 +80,9 @@ class Later:
             self._looks.popleft()()
 
 
+_NO_BLOCK = "it returned None; it must return what stands for the memory"
+
+
 class OpenDevice:
     """One opened device with its default stream, live memory and copy counters.
 
@@ -90,11 +93,9 @@ class OpenDevice:
     def __init__(self, name: str, raw: Device) -> None:
         missing = [m for m in _METHODS if not callable(getattr(raw, m, None))]
         if missing:
-            raise DeviceError(
-                name,
-                f"its backend opened a {type(raw).__name__} without {', '.join(missing)}",
-                hint="derive the class from treadle.backends.api.Device",
-            )
+            problem = f"its backend opened an object of class {type(raw).__name__} without "
+            hint = "derive the class from treadle.backends.api.Device"
+            raise DeviceError(name, problem + ", ".join(missing), hint=hint)
         self.name = name
         self.raw = raw
         self.traffic = Traffic()
@@ -144,6 +145,8 @@ class OpenDevice:
                     self._free_released()
                 # Empty arrays have memory too, so that no backend needs a special case for them.
                 block = Block(self.raw.alloc(nbytes or 1), nbytes)
+                if block.buffer is None:
+                    raise TypeError(_NO_BLOCK)
                 self._live.add(block)
                 self._bytes = held = self._bytes + nbytes
                 if held > self.peak:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import difflib
 import os
 import re
 import threading
@@ -21,7 +22,8 @@ from treadle.runtime.opened import OpenDevice
 _HOST_KINDS = ("cpu", "multithread")
 _MEGENGINE_KINDS = ("cpu", "gpu", "xpu", "rocm", "multithread", "cambricon", "atlas")
 _NAME = re.compile(r"([a-z_]+?)(x|[0-9]+|(?=:))(?::([0-9]+))?")
-_FORMS = "xpux, cpux, gpux, cpu0, cpu1, gpu0, multithread2, each with an optional :stream"
+_NAMES = "xpux, cpux, gpux, cpu0, cpu1, gpu0, multithread2"
+_STREAM = "each with an optional :stream"
 
 
 class Name(NamedTuple):
@@ -48,12 +50,26 @@ def parse(text: str) -> Name:
         if why:
             hint = "treadle.backends() lists what was found"
             raise DeviceError("device", f"there is no device {text!r}: {why}", hint=hint) from cause
-        advice = of_device(text)
-        problem = f"{text!r} is not a device name{advice}"
-        raise DeviceError("device", problem, hint=f"valid: {_FORMS}")
+        problem = f"{text!r} is not a device name{of_device(text) or _nearest(text)}"
+        valid = ", ".join((_NAMES, *(f"{k}{i}" for k, n in _installed() for i in range(min(n, 4)))))
+        raise DeviceError("device", problem, hint=f"valid: {valid}, {_STREAM}")
     # MegEngine's "cpu:0" names a stream of the default device.
     number = str(int(match[2])) if match[2].isdecimal() else "x"
     return Name(match[1], number, int(match[3] or 0))
+
+
+def _installed() -> list[tuple[str, int]]:
+    """Kinds of devices of plug-ins, and how many there are."""
+    serving = [e for e in registry.offered() if e.kinds and e.kinds[0] not in _MEGENGINE_KINDS]
+    return [(e.kinds[0], e.count) for e in serving if e.count]
+
+
+def _nearest(text: str) -> str:
+    """`; did you mean ...?` for a name that is like a plug-in's device, or nothing."""
+    kind = text.partition(":")[0].rstrip("0123456789")
+    near = difflib.get_close_matches(kind, [k for k, _ in _installed()], n=1)
+    number = text.partition(":")[0][len(kind) :] or "0"
+    return f"; did you mean {near[0] + number!r}?" if near else ""
 
 
 def _known_kind(kind: str) -> bool:
@@ -170,12 +186,14 @@ def _physical(logical: Name) -> Name:
     entry = registry.for_kind(kind)
     count = 0 if entry is None else entry.count
     if entry is None or index >= count:
-        raise DeviceError(
-            "device",
-            f"there is no device {logical.kind}{index}: {count} of this kind exist",
-            saw="" if entry is None else entry.why_none,
-            hint="use cpux, or install a backend for it; treadle.backends() lists what was found",
-        )
+        saw = "" if entry is None or count else entry.why_none
+        hint = "use cpux, or install a backend for it; treadle.backends() lists what was found"
+        exist = "exists" if count == 1 else "exist"
+        if count:
+            last = f" {'and' if count == 2 else 'to'} {kind}{count - 1}" if count > 1 else ""
+            hint = f"{kind}0{last} {exist}"
+        problem = f"there is no device {logical.kind}{index}: {count} of this kind {exist}"
+        raise DeviceError("device", problem, saw=saw, hint=hint)
     return Name(entry.kinds[0], str(index), logical.stream)
 
 
