@@ -170,7 +170,6 @@ TABLE = {
     "leave this op out of the compiled function, or pad to a fixed size": (
         "不要把这个算子放进编译的函数，或填充到固定的大小"
     ),
-    "data decide an extent of what a branch returns": "分支的结果有一个长度由数据决定",
     "data decide an extent of what the body returns": "循环体的结果有一个长度由数据决定",
     "return what has a known size, such as a sum or a mask, and select behind it": (
         "返回大小已知的结果，例如总和或掩码，在外面再选取"

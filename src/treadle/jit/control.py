@@ -6,7 +6,7 @@ graph, with every outer tensor they use as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -14,7 +14,7 @@ from treadle.base import tree
 from treadle.base.errors import ShapeError, TraceError
 from treadle.base.guards import is_equal
 from treadle.base.modes import LOCAL
-from treadle.base.symbol import Dim, is_identical
+from treadle.base.symbol import Dim, is_identical, symbols_of
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import resolve
 from treadle.engine.eager.dispatch import EagerType, eager_type
@@ -25,7 +25,7 @@ from treadle.graph.ir import Graph, Value, symbols_in
 from treadle.jit.capture import Capture, Symbol, recording
 from treadle.jit.captured import Argument
 from treadle.jit.streams import RegionStreams
-from treadle.ops.control import Cond, Scan, While
+from treadle.ops.control import Cond, FindingCond, Scan, While
 from treadle.ops.movement import Concat
 from treadle.ops.op import Op
 from treadle.tensor import Tensor, wrap
@@ -41,8 +41,9 @@ def cond(
 
     Args:
         predicate: one bool.
-        then, otherwise: take the operands and return equal structures of tensors of equal types.
-            They may use tensors from outside, and must not rebind them.
+        then, otherwise: take the operands and return equal structures of tensors of equal types,
+            but for extents that data decide in one of them. They may use tensors from outside, and
+            must not rebind them.
         operands: tensors, or structures of them.
 
     Raises:
@@ -61,9 +62,8 @@ def cond(
     second = _Region(outer, "otherwise", [])
     first.run(then, operands)
     second.run(otherwise, operands)
-    for branch in (first, second):
-        branch.refuse_found("jit.cond", "data decide an extent of what a branch returns")
-    if first.shape != second.shape or not _are_equal(first.types, second.types):
+    found = _found_extents(first, second)
+    if first.shape != second.shape or not _are_equal(first.types, second.types, found):
         raise TraceError(
             "jit.cond",
             "the branches return different things",
@@ -74,7 +74,8 @@ def cond(
     for branch in (first, second):
         branch.leave_states(drawn)
     extra = {**first.extra, **second.extra}
-    op = Cond(first.graph(list(extra)), second.graph(list(extra)))
+    graphs = first.graph(list(extra)), second.graph(list(extra))
+    op = FindingCond(*graphs, found) if found else Cond(*graphs)
     given = predicate if predicate.dtype == bool else predicate.astype(bool)
     results = _apply(op, [given, *extra.values()])
     outer.streams.now.update(dict(zip(drawn, results[len(first.types) :], strict=True)))
@@ -299,11 +300,14 @@ class _Region(Capture):
         self._kinds = [x._kind for x in leaves]
         self.types = [_unplaced(o.type) for o in self._results]
 
+    def found(self) -> frozenset[str]:
+        """Return names of extents of the results that data decide inside."""
+        returned = {s.name for s in symbols_in(tuple(self.types))}
+        return frozenset(returned & found_in(self._builder.build())) if returned else frozenset()
+
     def refuse_found(self, where: str, problem: str) -> None:
         """Raise where data decide an extent inside that would leave the region."""
-        returned = symbols_in(tuple(self.types))
-        found = found_in(self._builder.build()) if returned else ()
-        if any(s.name in found for s in returned):
+        if self.found():
             raise TraceError(
                 where,
                 problem,
@@ -397,11 +401,34 @@ def _apply(op: Op, tensors: list[Tensor]) -> tuple[Tensor, ...]:
     return tensors[0].apply(differentiable(op), tuple(tensors))
 
 
-def _are_equal(types: Sequence[TensorType], others: Sequence[TensorType]) -> bool:
-    """Return whether types are equal, as far as the call that is captured tells of extents."""
-    return all(
-        x.dtype is y.dtype and x.ndim == y.ndim and all(map(is_equal, x.shape, y.shape))
-        for x, y in zip(types, others, strict=True)
+def _found_extents(first: _Region, second: _Region) -> tuple[tuple[int, int], ...]:
+    """Return results and axes whose extent data decide in one of the branches, or both."""
+    names = first.found(), second.found()
+    return tuple(
+        (i, axis)
+        for i, pair in enumerate(zip(first.types, second.types, strict=False))
+        for axis, extents in enumerate(zip(*(t.shape for t in pair), strict=False))
+        if any(symbols_of(d) & own for d, own in zip(extents, names, strict=True))
+    )
+
+
+def _are_equal(
+    types: Sequence[TensorType], others: Sequence[TensorType], found: Container[tuple[int, int]]
+) -> bool:
+    """Return whether types are equal, as far as the call that is captured tells of extents.
+
+    Args:
+        types, others: of two branches.
+        found: results and axes whose extents may differ.
+    """
+    return len(types) == len(others) and all(
+        x.dtype is y.dtype
+        and x.ndim == y.ndim
+        and all(
+            (i, axis) in found or is_equal(d, e)
+            for axis, (d, e) in enumerate(zip(x.shape, y.shape, strict=True))
+        )
+        for i, (x, y) in enumerate(zip(types, others, strict=True))
     )
 
 

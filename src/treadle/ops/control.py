@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,10 +16,11 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.base.errors import DTypeError, ShapeError, TreadleError
 from treadle.base.shape import require_equal
-from treadle.base.symbol import Dim
+from treadle.base.symbol import Dim, is_identical, symbol
 from treadle.base.types import TensorType
 from treadle.ops.abstract import ArrayOperand, TypeOperand
 from treadle.ops.arg import Arg
+from treadle.ops.gather import numbering
 from treadle.ops.op import Array, BadSample, Op, Sample, op
 
 Types = tuple[TensorType, ...]
@@ -180,6 +182,70 @@ class Cond(ControlFlow):
 
 
 @op
+class FindingCond(Cond):
+    """A branch whose results have extents that data decide: new symbols of this op.
+
+    Axes that have one extent in each of the branches have one symbol.
+    """
+
+    found: tuple[tuple[int, int], ...] = ()
+    """The result and axis of each such extent."""
+
+    name = "finding_cond"
+    no_gradient = "has results whose extents its branches find: return what has a known size"
+
+    def infer(self, predicate: TensorType, *xs: TensorType) -> Types:
+        check_predicate(self.name, "the predicate", predicate)
+        match_types(self.name, "the branch taken when true", self.then.input_types, xs)
+        match_types(self.name, "the branch taken when false", self.otherwise.input_types, xs)
+        results, others = self.then.output_types, self.otherwise.output_types
+        given: Types = tuple(starmap(self._without_found, enumerate(results)))
+        wanted: Types = tuple(starmap(self._without_found, enumerate(others)))
+        match_types(self.name, "the branches' results", given, wanted)
+        named: list[tuple[tuple[Dim, Dim], Dim]] = []
+        return tuple(
+            x.with_shape(
+                tuple(
+                    _of_both(named, (d, y.shape[axis])) if (i, axis) in self.found else d
+                    for axis, d in enumerate(x.shape)
+                )
+            )
+            for i, (x, y) in enumerate(zip(results, others, strict=True))
+        )
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        op_, xs = cls(_DOUBLE, _TURNED, ((0, 0), (0, 1))), (Arg((2, 3), dt.float32),)
+        return tuple(
+            Sample(op_, (Arg((), dt.bool_, values=p), *xs), gradient=False, label=f"found({p})")
+            for p in (True, False)
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        given, found = (Arg((), dt.bool_, values=True), Arg((2, 3))), ((0, 0),)
+        return (
+            BadSample(lambda: cls(_DOUBLE, _TURNED, found), given, ShapeError, "value 0"),
+            BadSample(lambda: cls(_DOUBLE, _SMALL, found), given, ShapeError, "value 0"),
+        )
+
+    def _without_found(self, i: int, type_: TensorType) -> TensorType:
+        """Return a type with 0 for extents that the branch decides."""
+        shape = (0 if (i, axis) in self.found else d for axis, d in enumerate(type_.shape))
+        return type_.with_shape(tuple(shape))
+
+
+def _of_both(named: list[tuple[tuple[Dim, Dim], Dim]], pair: tuple[Dim, Dim]) -> Dim:
+    """Return the symbol for extents of the two branches; pairs that are known grow."""
+    for known, extent in named:
+        if is_identical(known[0], pair[0]) and is_identical(known[1], pair[1]):
+            return extent
+    made = symbol(f"cond{numbering().fresh()}", 0)
+    named.append((pair, made))
+    return made
+
+
+@op
 class While(ControlFlow):
     """`state = body(*state)` as long as `condition(*state)` (bool, 0-d) is true.
 
@@ -314,6 +380,7 @@ class Scan(ControlFlow):
 _PLANE = TensorType(dt.float32, (2, 3))
 _ONE = TensorType(dt.float32, ())
 _DOUBLE = FunctionRegion("double", (_PLANE,), lambda x: x + x)
+_TURNED = FunctionRegion("turned", (_PLANE,), lambda x: x.reshape((3, 2)))
 _NEGATE = FunctionRegion("negate", (_PLANE,), lambda x: -x)
 _SMALL = FunctionRegion("small", (_ONE,), lambda x: x < 10.0)
 _GROW = FunctionRegion("grow", (_ONE,), lambda x: x + x)

@@ -333,3 +333,41 @@ def test_a_branch_in_which_data_decide_an_extent() -> None:
     ]
     feeds = [{**feed, "x": feed["x"] + shift} for feed in shares((6, 4)) for shift in (1, -1)]
     agree(model(nodes, feeds[0], {"y": "f0"}, {"zero": np.float32(0)}), feeds, phases=None)
+
+
+def test_a_branch_that_gives_what_data_decide() -> None:
+    """Its rows are a new extent behind `If`, in both results one, and few or all of them."""
+
+    def branch(name: str, *nodes: Any) -> Any:
+        ends = [
+            helper.make_tensor_value_info(f"{name}_rows", TensorProto.FLOAT, ["n", 4]),
+            helper.make_tensor_value_info(f"{name}_firsts", TensorProto.FLOAT, ["n"]),
+        ]
+        first = make("Gather", [f"{name}_rows", "place"], [f"{name}_firsts"], axis=1)
+        return helper.make_graph([*nodes, first], name, [], ends)
+
+    few = branch("few", make("Compress", ["x", "mask"], ["few_rows"], axis=0))
+    whole = branch("all", make("Neg", ["x"], ["all_rows"]))
+    nodes = [
+        make("ReduceSum", ["x"], ["sum"], keepdims=0),
+        make("Greater", ["sum", "zero"], ["is_more"]),
+        make("If", ["is_more"], ["rows", "firsts"], then_branch=few, else_branch=whole),
+        make("Unsqueeze", ["firsts", "last"], ["column"]),
+        make("Mul", ["rows", "column"], ["scaled"]),
+        make("Shape", ["firsts"], ["count"]),
+        make("MatMul", ["scaled", "square"], ["y"]),
+    ]
+    known = {
+        "zero": np.float32(0),
+        "place": np.int64(0),
+        "last": np.array([1], np.int64),
+        "square": np.arange(16, dtype=np.float32).reshape(4, 4),
+    }
+    feeds = [
+        {**feed, "x": feed["x"] + shift, "mask": feed["mask"] & kept}
+        for feed in shares((6, 4), (9, 4))
+        for shift in (1, -1)
+        for kept in (True, False)
+    ]
+    outputs = {"y": "f2", "count": "i1"}
+    agree(model(nodes, feeds[0], outputs, known, ("n",)), feeds, phases=None)

@@ -241,6 +241,8 @@ class Phases:
                     given = [known[v] for v in node.inputs]
                     found = self._controlled(node, given, extents, version)
                     known.update(zip(node.outputs, found, strict=True))
+                    for value in node.outputs:
+                        bind(self.graph, value.type, known[value], extents)
                 elif node not in phase.bounded:
                     self._decide(node, known, extents)
         with self._counting:
