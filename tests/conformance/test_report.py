@@ -5,9 +5,13 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from tests.backends.plugins import Plugins
+from tests.backends.toy_backend import kernel
 
+import treadle as mge
+import treadle.functional as F
 from treadle.backends import registry
 from treadle.base.errors import LoadError
 from treadle.conformance import Report, Result, cli, read_known, runner
@@ -54,6 +58,19 @@ def test_any_exception_is_a_finding() -> None:
     assert outcome(odd).message == "KeyError: 'x'"
     assert outcome(leave).status == "failed"
     assert outcome(refuse).status == "not-offered"
+
+
+def test_the_share_of_fallback_is_that_of_one_pass(plugins: Plugins) -> None:
+    """Rows that differ in what a broadcast is for are told apart."""
+    plugins.toy(kernels=[kernel("add", np.add), kernel("mul", np.multiply)])
+    x, y = (mge.tensor(np.ones(shape), device="toy0") for shape in ((4, 2), (2,)))
+    with mge.fallback("silent"):
+        for _ in range(50):
+            F.broadcast_to(y, (4, 2))
+        x * y
+    (found,) = runner.run_checks("toy", only="*/share_of_fallback/mlp", quick=True).results
+    assert found.status == "passed", found.message
+    assert 0 < float(found.measured["calls that fell back"]) < 20
 
 
 def test_a_check_that_hangs_ends_the_run(plugins: Plugins) -> None:

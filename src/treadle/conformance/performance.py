@@ -11,7 +11,7 @@ import numpy as np
 from treadle.conformance.check import Check, Measured, from_functions, require
 from treadle.conformance.subject import Subject
 from treadle.conformance.training import NETWORKS, data, on
-from treadle.engine.eager.fallback import fallback_report
+from treadle.engine.eager.fallback import fallback_report, id_of
 from treadle.tensor import Tensor
 
 _SIZE = 1 << 24
@@ -83,13 +83,13 @@ def share_of_fallback(subject: Subject, name: str) -> Measured:
         net.eval()
         x = subject.tensor(images)
         net(x).numpy()
-        before = {(r.op, r.reason): (r.calls, r.seconds) for r in fallback_report()}
+        before = {id_of(r): (r.calls, r.seconds) for r in fallback_report()}
         started = time.perf_counter()
         net(x).numpy()
         passed = time.perf_counter() - started
     calls, seconds = 0, 0.0
     for row in fallback_report():
-        c, s = before.get((row.op, row.reason), (0, 0.0))
+        c, s = before.get(id_of(row), (0, 0.0))
         calls, seconds = calls + row.calls - c, seconds + row.seconds - s
     require(0 <= seconds <= passed * 1.5, f"{seconds} s of fallback in {passed} s")
     return {"calls that fell back": float(calls), "share of time": round(seconds / passed, 4)}

@@ -132,6 +132,10 @@ class Conv(Convolution):
 
     s, d and l are the strides, the dilation and the padding before; x is zero in the padding.
     Output channels of group g see only the input channels of group g.
+
+    There are 1 to 3 spatial axes. strides and dilation have one int for each, padding a pair
+    (before, after). There is no bias. The weight is [O,C/groups,*K] for groups > 1, too, where
+    `F.conv2d` takes [groups,O/groups,C/groups,*K] and calls reshape first.
     """
 
     name = "conv"

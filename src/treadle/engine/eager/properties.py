@@ -19,7 +19,8 @@ from treadle.engine.options import Options
 from treadle.ops.op import REGISTRY, Op
 
 _ELEMENTS = (
-    *(dt.bool_, dt.uint8, dt.int8, dt.int16, dt.int32, dt.int64),
+    *(dt.bool_, dt.uint8, dt.uint16, dt.uint32, dt.uint64),
+    *(dt.int8, dt.int16, dt.int32, dt.int64),
     *(dt.float16, dt.bfloat16, dt.float32, dt.float64),
 )
 _PROBES = ("add", "logical_and")
