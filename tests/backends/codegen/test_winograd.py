@@ -155,7 +155,7 @@ def three_kernels(tile: int, chunks: int = 1) -> list[str]:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One kernel does all, however small the maps are."""
-    monkeypatch.setattr(winograd, "_BLOCK", (1, 7))
+    monkeypatch.setattr(winograd, "_BLOCK", 7)
     monkeypatch.setattr(winograd, "_ITEMS", 1)
     monkeypatch.setattr(winograd, "_LEAST", 1)
     lower._lower.cache_clear()

@@ -50,9 +50,9 @@ _LAST = Transpose((0, 2, 3, 1))
 """From [N,C,H,W] to channels-last."""
 _PATCH = 1 << 16
 """Elements of the inputs of one tile."""
-_BLOCK = (16, 48)
+_BLOCK = 16
 """Tiles that the cache has to hold for one kernel to do all and read the weights again, and most of
-a block."""
+a block: with more of them their sums leave the first cache, and the weights the second."""
 _LEAST = 12
 """Tiles of a block, where larger ones were too few items."""
 _ITEMS = 8
@@ -187,10 +187,10 @@ class _Plan:
         values = min(self.launches.target.l2 // 2, 1 << 20) // size
         sums = min(self.launches.target.l2 // 4, 1 << 20) // size
         room = (values // maps.points - PAD) // pitch, (sums // maps.points - PAD) // tile.width
-        most = min(*room, _BLOCK[1])
+        most = max(_BLOCK // tile.rows * tile.rows, 1)
         share = max(_LEAST, -(-maps.tiles // _ITEMS))
         block = even_block(maps.tiles, min(most, share), tile.rows)
-        if most >= _BLOCK[0] and maps.tiles > (_ITEMS - 1) * block:
+        if min(room) >= _BLOCK and maps.tiles > (_ITEMS - 1) * block:
             spec = self._spec("whole", values, sums)
             area = _Area(block, pitch, block * pitch + PAD, tile.width, block * tile.width + PAD)
             self._launch(spec, area, (0, maps.tiles), panels=panels)
