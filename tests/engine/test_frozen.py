@@ -27,7 +27,7 @@ from treadle.graph.ir import Graph
 from treadle.graph.verify import verify
 from treadle.inspect import Inspected
 from treadle.ops.conv import Conv, ConvGradInput
-from treadle.ops.elementwise import Add, Mul, Sub
+from treadle.ops.elementwise import Add, Cast, Mul, Sub
 from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Broadcast, Reshape, Transpose
 from treadle.ops.unary import Exp, Relu, Sqrt, Tanh
@@ -116,6 +116,21 @@ def test_results_that_nothing_varies() -> None:
 
     graph = trace_body(body, [f32(3), f32(2, 3)], "g")
     same(graph, (False, True))
+
+
+@pytest.mark.parametrize("rows, fused", [(1, True), (6, True), (7, False)])
+def test_products_of_few_rows_read_narrow_weights(rows: int, fused: bool) -> None:
+    """It is not kept in float32, which takes twice its memory, nor widened in every run."""
+
+    def body(x: Any, w: Any) -> Any:
+        return Relu()(Matmul(False, True)(x, Cast(dt.float32)(w)))
+
+    weight = TensorType(dt.bfloat16, (1100, 512))
+    graph = trace_body(body, [f32(rows, 512), weight], "g")
+    for frozen in (False, True):
+        once, always = labels(same(graph, (False, frozen)))
+        assert not once
+        assert ("cast" in str(always)) != fused
 
 
 def test_everything_is_frozen() -> None:

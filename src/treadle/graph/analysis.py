@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from treadle.base import dtype as dt
 from treadle.base.errors import GraphError
 from treadle.base.symbol import Relation, Symbol
 from treadle.base.symbol import symbols_of as symbols_of_extent
@@ -17,6 +18,7 @@ from treadle.graph.ir import Graph, Node, Value, regions_of, symbols_in
 from treadle.ops.check import CheckIndices
 from treadle.ops.collective import Collective
 from treadle.ops.custom import Custom, RuntimeBlob
+from treadle.ops.elementwise import Cast
 from treadle.ops.op import Op
 from treadle.ops.printing import Observer
 
@@ -107,6 +109,14 @@ def has_effect(op: Op) -> bool:
         return True
     regions = regions_of(op)
     return bool(regions) and any(has_effect(n.op) for region in regions for n in region.nodes)
+
+
+def is_widening(node: Node) -> bool:
+    """Return whether a node brings floats of 16 bits to float32, which loses nothing."""
+    if not isinstance(node.op, Cast) or node.output.type.dtype is not dt.float32:
+        return False
+    source = node.inputs[0].type.dtype
+    return source.is_float and source.itemsize == 2
 
 
 def is_opaque(op: Op) -> bool:

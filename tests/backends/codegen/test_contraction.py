@@ -4,13 +4,25 @@ import itertools
 
 import numpy as np
 import pytest
-from tests.backends.codegen.contractions import check, fused, interpreted, lowered, values
+from tests.backends.codegen.contractions import (
+    check,
+    fused,
+    interpreted,
+    lowered,
+    run,
+    types_of,
+    values,
+)
 from tests.backends.codegen.execution import object_code
+from tests.backends.codegen.irregular import HOST
 
+from treadle.backends.api import Support
+from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.target import AVX512, NEON, TARGETS
 from treadle.base import dtype as dt
 from treadle.ops.activation import Gelu
 from treadle.ops.conv import Conv, ConvGradInput
+from treadle.ops.elementwise import Cast
 from treadle.ops.matmul import IntMatmul, Matmul
 from treadle.ops.movement import Flip, Reshape, Transpose
 from treadle.ops.slicing import Slice
@@ -41,6 +53,31 @@ def test_ragged_extents(flags, dtype):
         (12, 300, 16),
     ):
         check(op, operands(op, m, k, n, dtype), k)
+
+
+@pytest.mark.parametrize("dtype", [dt.bfloat16, dt.float16], ids=str)
+def test_few_rows_read_a_narrow_operand_where_it_lies(dtype):
+    """Products of float32 are as exact as if the operand had been widened before."""
+    op = Matmul(False, True)
+    for m, k, n in ((1, 8, 9), (2, 100, 33), (6, 65, 40)):
+        for narrow in range(2):
+            given = list(operands(op, m, k, n))
+            given[narrow] = given[narrow].astype(dtype.numpy)
+
+            def body(*made, narrow=narrow):
+                wide = Cast(dt.float32)(made[narrow])
+                return op(*(wide if i == narrow else x for i, x in enumerate(made)))
+
+            group = fused(body, given)
+            (got,) = run(group, given, interpreted if m == 2 else None)
+            exact = given[0].astype(np.float64) @ given[1].astype(np.float64).T
+            np.testing.assert_allclose(got, exact, 0, 1e-5 * k**0.5)
+            (launch,) = lowered(group, given).launches
+            assert launch.kernel.name.startswith("dots")
+    many = operands(op, 7, 64, 40)
+    narrow = many[0], many[1].astype(dtype.numpy)
+    body = fused(lambda a, b: op(a, Cast(dt.float32)(b)), narrow)
+    assert isinstance(lower(body, types_of(narrow), (), HOST), Support)
 
 
 @pytest.mark.parametrize("flags", FLAGS)

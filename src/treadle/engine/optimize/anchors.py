@@ -25,10 +25,12 @@ from treadle.engine.optimize.kinds import (
     is_view,
     is_window,
 )
+from treadle.graph.analysis import is_widening
 from treadle.graph.flow import FOREVER, Cut
 from treadle.graph.ir import Node, Value
 from treadle.ops.column_moments import ColumnMoments
 from treadle.ops.conv import Convolution
+from treadle.ops.matmul import MatrixProduct
 from treadle.ops.movement import Concat, Reshape, Transpose
 
 MOST_OPS = 48
@@ -92,6 +94,7 @@ def _with_operands(groups: Groups, anchor: int, kind: str, trial: Trial, note: N
         group.copies = set()
         for chain in chains:
             _read_through(groups, group, chain, trial, note)
+    _read_narrow(groups, group, anchor, trial)
     group.kind = kind if group.copies else ""
     groups.add_copies(group, group.copies)
     return group
@@ -125,6 +128,20 @@ def _read_through(groups: Groups, group: Group, chain: list[int], trial: Trial, 
         chain = _useful(groups, chain[:-1])
     if reason:
         note(groups.nodes[group.members[0]], "operand is copied", reason)
+
+
+def _read_narrow(groups: Groups, group: Group, anchor: int, trial: Trial) -> None:
+    """Copy into a product's group what widens an operand, where its kernel does that by itself."""
+    node = groups.nodes[anchor]
+    if not isinstance(node.op, MatrixProduct):
+        return
+    for value in dict.fromkeys(node.inputs):
+        before = value.producer
+        if before is None or not is_widening(before) or groups.is_fixed(before):
+            continue
+        group.copies.add(groups.position[before])
+        if not accepted(groups, group, trial):
+            group.copies.remove(groups.position[before])
 
 
 def _moves_before(groups: Groups, value: Value) -> list[int]:

@@ -14,7 +14,7 @@ from itertools import compress
 
 from treadle.base.estimates import estimate
 from treadle.engine.optimize.kinds import is_clear, is_free, is_static
-from treadle.graph.ir import Graph, Value
+from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.constant import Constant
 from treadle.ops.fused import Fused
 
@@ -124,6 +124,10 @@ class Groups:
         for g in groups:
             above, below, bits = above | g.above, below | g.below, bits | g.bits
         return bool(above & below & ~bits & ~self._read_through)
+
+    def is_fixed(self, node: Node) -> bool:
+        """Return whether a node is computed once."""
+        return bool(self._fixed & (1 << self.position[node]))
 
     def is_apart(self, group: Group, other: Group) -> bool:
         """Return whether one of the two is computed once, and the other in every run."""

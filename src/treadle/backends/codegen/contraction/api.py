@@ -132,8 +132,10 @@ class ProductStrategy:
         name: in reports.
         claims: whether it computes a problem on a target, or why not.
         lower: the launches of a problem that it claims.
+        mixes: whether operands may be floats of two types.
     """
 
     name: str
     claims: Callable[[Problem, Target], Support]
     lower: Callable[[Launches], Lowered]
+    mixes: bool = False

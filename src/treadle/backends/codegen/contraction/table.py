@@ -44,7 +44,7 @@ CONVOLUTIONS = (
 )
 
 PRODUCTS = (
-    ProductStrategy("dots", dots.claims, dots.lower),
+    ProductStrategy("dots", dots.claims, dots.lower, mixes=True),
     ProductStrategy("pairs", pairs.claims, pairs.lower),
     ProductStrategy("integers", integers.claims, integers.lower),
     ProductStrategy("tiles", tiles.claims, tiles.lower),
@@ -96,7 +96,10 @@ def _product(
 ) -> tuple[str, Lowered | Support]:
     """The first strategy that claims a product, and the launches."""
     problem, target = reading.problem.simplified(), request.target
+    mixed = problem.a.dtype.is_float and problem.a.dtype is not problem.b.dtype
     for strategy in PRODUCTS:
+        if mixed and not strategy.mixes:
+            continue
         claim = strategy.claims(problem, target)
         if claim:
             launches = Launches(problem, target, reading.constants, request.frozen)

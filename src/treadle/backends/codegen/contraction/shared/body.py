@@ -16,6 +16,7 @@ from treadle.backends.codegen.views import Dims, Strided, dense, is_reversible, 
 from treadle.backends.program import Array
 from treadle.base import dtype as dt
 from treadle.base.symbol import is_identical
+from treadle.graph.analysis import is_widening
 from treadle.graph.ir import Graph, Node, Value, constant_of
 from treadle.ops.column_moments import ColumnMoments
 from treadle.ops.elementwise import Cast
@@ -60,10 +61,18 @@ def read_product(body: Graph, anchor: Node) -> Reading | Support:
         return no("layout", str(refusal))
     *batch, m, n = anchor.output.type.shape
     k = a.shape[-1]
-    x, y = (v.type.dtype for v in anchor.inputs)
+    x, y = (_unwidened(v).type.dtype for v in anchor.inputs)
     left, right = Matrix.of("input", x, a), Matrix.of("input", y, b)
     problem = Problem(tuple(batch), m, n, k, left, right, extras, results, epilogue)
     return Reading(problem, reader.constants)
+
+
+def _unwidened(value: Value) -> Value:
+    """Return the value that an operand is widened from, since kernels widen what they load."""
+    node = value.producer
+    if node is None or not is_widening(node):
+        return value
+    return node.inputs[0]
 
 
 def _operands(body: Graph, anchor: Node) -> tuple[Strided, Strided]:
@@ -74,7 +83,7 @@ def _operands(body: Graph, anchor: Node) -> tuple[Strided, Strided]:
     batch = anchor.output.type.shape[:-2]
     made: list[Strided] = []
     for value, transposed in zip(anchor.inputs, (op.transpose_x, op.transpose_y), strict=True):
-        view = strided_input(body, value)
+        view = strided_input(body, _unwidened(value))
         if view is None:
             raise Refused("an operand of the product is computed in the group")
         axes = (*range(len(view.shape) - 2), len(view.shape) - 1, len(view.shape) - 2)
