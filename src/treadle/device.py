@@ -174,7 +174,7 @@ def what_is_xpu() -> str:
 def ops(device: str | None = None) -> list[dict[str, str]]:
     """Return the kernels of a device's backend: op, kernel, priority, in the order of asking.
 
-    Whether a kernel takes operands of some shapes and types, `treadle.explain` says. Kernels for
+    `treadle.explain` says whether a kernel takes operands of given shapes and types. Kernels for
     ops that do not exist are left out.
     """
     kind = _node(device).kind
@@ -188,7 +188,7 @@ def ops(device: str | None = None) -> list[dict[str, str]]:
 
 
 def synchronize(device: str | None = None) -> None:
-    """Wait until a device has done what was asked of it.
+    """Wait until a device has finished all submitted work.
 
     Raises:
         DeviceError: something failed in the meantime; ops that may be the cause are named.
@@ -291,10 +291,10 @@ def get_reserved_memory(device: str | None = None) -> int:
 def get_max_allocated_memory(device: str | None = None) -> int:
     """The most bytes that were held on a device at once since the last reset.
 
-    A device's blocks are counted as they are made. The host's arrays are NumPy's, which tells
-    nobody: there it is at least the largest figure that `get_allocated_memory` gave and, where the
-    system tells the process's peak (Linux), at least what was held at the reset or is held now and
-    what the process's memory fell short of that peak then. That counts more than tensors.
+    A device's blocks are counted as they are made. NumPy does not report the host's arrays: the
+    host's figure is the largest that `get_allocated_memory` gave or, where the system knows the
+    process's peak (Linux), what is held now or was at the reset, plus the distance of the process's
+    memory from its peak at that time, if that is more. The peak counts more than tensors.
     """
     node = _node(device)
     now = get_allocated_memory(device)

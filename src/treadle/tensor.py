@@ -200,7 +200,7 @@ class Tensor(ArrayMethods, HandleMembers):
     # -- out of Treadle --------------------------------------------------------------------
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The data, or stored integers, as a read-only row-major array; shared on the host."""
+        """The data (or quantized integers) as a read-only row-major array; shared on the host."""
         return exported(to_host(self._data), self._kind.surface)
 
     def item(self, *index: int) -> Any:
@@ -261,7 +261,7 @@ class Tensor(ArrayMethods, HandleMembers):
         return self.apply(StopGradient(), (self,))[0]
 
     def astype(self, dtype: Any, /) -> Tensor:
-        """A new tensor of an element type, given by name, NumPy type or `DType`.
+        """A copy of another element type, given by name, NumPy type or `DType`.
 
         Floats become integers by truncation; what does not fit an integer type wraps. To a
         quantized type they are rounded, halves away from zero, and clamped.

@@ -397,7 +397,7 @@ def why_missing(kind: str) -> tuple[str, BaseException | None]:
 
 
 def table() -> list[dict[str, str]]:
-    """One row per backend: where it comes from, how far it came, what it has, what went wrong."""
+    """One row per backend: its source, state and abilities, and the error if it failed."""
     loaded()
     return [row_of(entry) for entry in entries().values()]
 

@@ -47,22 +47,22 @@ class TreadleError(Exception):
             self.add_note(note)
 
     def rename(self, where: str) -> None:
-        """Say it of the function the user called, in place of the op that it ran."""
+        """Name the function the user called, in place of the op that it ran."""
         self.where = where
         self.args = (self._text(),)
 
     def doubt(self, why: str) -> None:
-        """Say that the problem is one that cannot be ruled out, and why."""
+        """Say that the problem cannot be ruled out, and why."""
         self.problem += f" ({why})"
         self.args = (self._text(),)
 
     def of_run(self) -> Self:
-        """The same error, said to be about what only a run knows."""
+        """The same error, marked as one about what only a run knows."""
         self.needs_run = True
         return self
 
     def locate(self, at: Loc) -> None:
-        """Say it of the line where the op was captured, in place of that which runs the program."""
+        """Point to the line where the op was captured, not to the one that runs the program."""
         self.at = at
         self.args = (self._text(),)
 

@@ -97,7 +97,7 @@ class AllreduceCallback(EarlyCallback):
         self._losses = groups.losses()
 
     def notice(self, param: Tensor, grad: Tensor) -> None:
-        """A gradient is there, and backward goes on: put it into its bucket at once."""
+        """Put a gradient into its bucket as soon as it is computed, while backward goes on."""
         if self._losses != groups.losses():
             self._forget()
         if LOCAL.hook is None and _is_at_hand(grad) and self._group.size > 1:
@@ -127,7 +127,7 @@ class AllreduceCallback(EarlyCallback):
         return future
 
     def flush(self) -> None:
-        """Start what is collected; at the end of a backward, plan for the next ones."""
+        """Start reducing what is collected; at the end of a backward, plan the next ones."""
         self._start()
         self._flush_named()
         seen, self._seen = self._seen, []

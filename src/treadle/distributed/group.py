@@ -61,7 +61,7 @@ class Group:
             self.check(self.proc_ranks)
 
     def check(self, proc_ranks: Sequence[int]) -> None:
-        """Look at ranks.
+        """Check the ranks of a group.
 
         Raises:
             AssertionError: this process is in no group, or is not one of them.
@@ -383,7 +383,7 @@ def get_py_server_addr() -> tuple[str, int]:
 
 
 def get_mm_server_addr() -> tuple[str, int]:
-    """The same server: MPI needs none of its own. `AssertionError` outside of a group."""
+    """Host and port of the key-value server, for MPI too; raises as `get_py_server_addr`."""
     return get_py_server_addr()
 
 

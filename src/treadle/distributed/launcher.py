@@ -33,7 +33,7 @@ class launcher:
         world_size: processes in all; the same if None. More only within a job that spans machines.
         rank_start, master_ip, port: as MegEngine has them for jobs that span machines, which are
             started with `mpiexec` or `srun` here. Such a job is meant where `rank_start` is not 0
-            or `master_ip` not "localhost"; otherwise they say nothing.
+            or `master_ip` not "localhost"; otherwise they have no effect.
         device_type: kind of device to count.
         backend: see `override_backend`.
         on_failure: what becomes of the job when a process is killed: "end" ends all others;

@@ -138,10 +138,10 @@ class Client:
 
     Args:
         master_ip, port: the server's address.
-        token: what it wants to hear.
+        token: the secret that the server asks for.
 
     Raises:
-        CommunicationError: nobody answers there, or a value does not come in time.
+        CommunicationError: no server answers there, or a value does not come in time.
     """
 
     def __init__(self, master_ip: str, port: int, token: str = "") -> None:
@@ -152,7 +152,7 @@ class Client:
         self.connect()
 
     def connect(self) -> None:
-        """Ask whether the server is there."""
+        """Check that the server answers."""
         self._call("connect")
 
     def close(self) -> None:
@@ -178,15 +178,15 @@ class Client:
         return self.port
 
     def user_set(self, key: str, val: Any) -> None:
-        """Leave a value: numbers, texts, bytes, lists and dicts of them; a tuple becomes a list."""
+        """Set a key's value: numbers, texts, bytes, lists and dicts; a tuple becomes a list."""
         self._call("set", key, _encode(val))
 
     def user_get(self, key: str) -> Any:
-        """A value, waited for until somebody leaves it."""
+        """Wait until a key has a value, and return that."""
         return self._value(key, False)
 
     def user_pop(self, key: str) -> Any:
-        """The same, and take it away."""
+        """Wait until a key has a value, remove and return that."""
         return self._value(key, True)
 
     def _value(self, key: str, take: bool) -> Any:
@@ -218,7 +218,7 @@ class Client:
         self.user_set(f"{key}:is_grad", is_grad)
 
     def check_is_grad(self, key: str) -> bool:
-        """Return the answer that was set, once."""
+        """Wait for the answer that `set_is_grad` gives, remove and return it."""
         return bool(self.user_pop(f"{key}:is_grad"))
 
     def set_remote_tracer(self, key: str, tracer_set: list[str]) -> None:
@@ -226,7 +226,7 @@ class Client:
         self.user_set(f"{key}:tracer", list(tracer_set))
 
     def check_remote_tracer(self, key: str) -> list[str]:
-        """Return the answer that was set, once."""
+        """Wait for the answer that `set_remote_tracer` gives, remove and return it."""
         return list(self.user_pop(f"{key}:tracer"))
 
 

@@ -26,7 +26,7 @@ _PREFERRED: ContextVar[tuple[str, ...]] = ContextVar("engines")
 
 @contextmanager
 def engines(*names: str) -> Iterator[None]:
-    """Functions compiled or traced and models loaded inside use these engines, best first.
+    """Use these engines, best first, for functions compiled or traced and models loaded inside.
 
     That is, options made inside have these names, unless they are given others.
     """
@@ -79,8 +79,8 @@ class Options:
             reference engine runs what they refuse, named or not.
             One that compiles segments takes part only where it is named here. Taken from
             the block of `engines(...)` around, or TREADLE_ENGINES where that is set.
-        strict_segments: a segment that its engine fails to compile or to run is an error; the
-            others run it otherwise, with a warning.
+        strict_segments: a segment that its engine fails to compile or to run is an error; by
+            default, other engines run it, with a warning.
         force_fallback: names of ops that the reference engine runs, whoever else could. Ops are
             those of the prepared graph. Taken from TREADLE_FORCE_FALLBACK where it is set.
         fusion_switch: path of a file that turns rewrites and kinds of groups off, by name (see

@@ -256,7 +256,7 @@ class Session:
             del self._graphs[key]
 
     def build_graph(self, key: int) -> CompileReport:
-        """Run all stages but the last, if that has not been done; what they decided."""
+        """Run all stages but the last, unless that is done; returns their decisions."""
         entry = self._entry(key, "build_graph")
         entry.build()
         return entry.stages.report

@@ -177,7 +177,7 @@ def logsigmoid(inp: Tensor) -> Tensor:
 
 @repeated
 def softmax(inp: Tensor, axis: Any = None, dim: Any = None) -> Tensor:
-    """exp(x) over its sum along an axis; without one, axis 0 for 0, 1 and 3 axes, else 1.
+    """exp(x) / sum(exp(x)) along an axis; None is axis 0 for 0, 1 or 3 axes, else 1.
 
     A list of axes normalizes over all of them.
 

@@ -68,7 +68,7 @@ def block_experts(
     *,
     activations: str = "int16",
 ) -> Tensor:
-    """Rows times the matrices that were chosen for them, out of several in quantized blocks.
+    """Multiply rows by the matrices chosen for them, out of several in quantized blocks.
 
     y[t, s] = x[t, s or 0] W[experts[t, s]]^T. Only matrices that were chosen are read, and nothing
     is padded: a layer of experts takes two such products and a weighted sum.

@@ -64,7 +64,7 @@ def _matrices() -> dict[str, tuple[Any, int]]:
 
 
 def cvt_color(inp: Tensor, mode: str = "") -> Tensor:
-    """An image in other colors.
+    """Convert an image to another color space.
 
     Args:
         inp: (N, H, W, C) uint8 or float32; (N, 3 H / 2, W, 1) for the modes with subsampled

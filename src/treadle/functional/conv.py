@@ -283,7 +283,7 @@ def local_conv2d(
     dilation: Any = 1,
     conv_mode: str = "cross_correlation",
 ) -> Tensor:
-    """2-d cross-correlation with a kernel of its own at every output position.
+    """2-d cross-correlation with a separate kernel at every output position.
 
     Args:
         inp: (N, C, H, W).

@@ -83,7 +83,7 @@ def _full(name: str, shape: Any, value: Any, dtype: Any, device: Any) -> Tensor:
 
 
 def full_like(inp: Tensor, value: float) -> Tensor:
-    """One value in the shape, element type and place of `inp`.
+    """A tensor of one value with the shape, element type and device of `inp`.
 
     Example:
         >>> F.full_like(mge.tensor([1, 2]), 7).tolist()
@@ -97,7 +97,7 @@ def full_like(inp: Tensor, value: float) -> Tensor:
 
 
 def zeros_like(inp: Tensor) -> Tensor:
-    """Zeros in the shape, element type and place of `inp`.
+    """Zeros with the shape, element type and device of `inp`.
 
     Example:
         >>> F.zeros_like(mge.tensor([1, 2])).tolist()
@@ -107,7 +107,7 @@ def zeros_like(inp: Tensor) -> Tensor:
 
 
 def ones_like(inp: Tensor) -> Tensor:
-    """Ones in the shape, element type and place of `inp`.
+    """Ones with the shape, element type and device of `inp`.
 
     Example:
         >>> F.ones_like(mge.tensor([1, 2])).tolist()

@@ -39,7 +39,7 @@ def deformable_conv2d(
     conv_mode: str = "cross_correlation",
     compute_mode: str = "default",
 ) -> Tensor:
-    """Deformable convolution, version 2: every tap of every window reads at a place of its own.
+    """Deformable convolution, version 2: every tap of a window reads at a learned offset.
 
     Tap k of the window at (i, j) reads x at (i stride + u dilation - padding + dy,
     j stride + v dilation - padding + dx), bilinearly between cells and 0 outside, times the mask.

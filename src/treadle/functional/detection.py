@@ -41,7 +41,7 @@ __all__ = ["correlation", "deformable_psroi_pooling", "nms", "nvof", "roi_align"
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_thresh: float, max_output: int | None = None) -> Tensor:
-    """Numbers of the boxes that no better box covers, best score first: int32 (count,).
+    """Indices of the boxes that no better box covers, best score first: int32 (count,).
 
     A box is dropped if its intersection over union with a box that was kept exceeds `iou_thresh`.
     Data decide the count, so what follows in a compiled function is a program of its own.
@@ -50,7 +50,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_thresh: float, max_output: int | None
         boxes: (N, 4).
         scores: (N,).
         iou_thresh: from 0 to 1.
-        max_output: keep no more than so many.
+        max_output: the largest number of boxes to keep.
 
     Raises:
         AssertionError: `iou_thresh` is negative, or shapes do not fit (`ShapeError`).

@@ -366,7 +366,7 @@ def floor_div(x: Any, y: Any) -> Tensor:
 
 
 def mod(x: Any, y: Any) -> Tensor:
-    """Remainder: integers take the sign of y, floats that of x.
+    """Remainder of x / y: integers take the sign of y, floats that of x.
 
     Example:
         >>> F.mod(mge.tensor([7, -7]), 3).tolist(), F.mod(mge.tensor([7., -7.]), 3).tolist()
@@ -376,11 +376,11 @@ def mod(x: Any, y: Any) -> Tensor:
 
 
 def pow(x: Any, y: Any) -> Tensor:
-    """x to the power y. Integers give float32, but for uint32, int64 and uint64: exact, wrapping.
+    """x to the power y. Integers give float32, except uint32, int64 and uint64: exact, wrapping.
 
     Raises:
-        DTypeError: integers of these types to a negative number. Negative elements of a tensor y
-            give 0 there, or 1 or -1 where x is one of these.
+        DTypeError: integers of these types to the power of a negative number. Negative elements of
+            a tensor y give 0, or x where x is 1, and 1 or -1 where x is -1.
 
     Example:
         >>> F.pow(mge.tensor([2., 3.]), 2).tolist()

@@ -169,7 +169,7 @@ def binary_cross_entropy(
 def hinge_loss(pred: Tensor, label: Tensor, norm: str = "L1", reduction: str = "mean") -> Tensor:
     """Sum over axis 1 of max(0, 1 - pred label), squared for norm "L2"; labels are 1 and -1.
 
-    Of pred and label (N, C); without reduction the losses are (N,).
+    `pred` and `label` are (N, C); without reduction the losses are (N,).
 
     Raises:
         AssertionError: the norm is neither of the two.

@@ -101,7 +101,7 @@ def one_hot(inp: Tensor, num_classes: int) -> Tensor:
 
 
 def indexing_one_hot(src: Tensor, index: Tensor, axis: int = 1, keepdims: bool = False) -> Tensor:
-    """One entry of `src` along an axis per position, chosen by an index without that axis.
+    """Pick one entry of `src` along an axis at each position, by an index without the axis.
 
     The axis is dropped from the shape, or stays with extent 1 for `keepdims`.
 

@@ -360,7 +360,7 @@ def instance_norm(
 ) -> Tensor:
     """Standardize every channel of every sample of x (N, C, *), then scale and shift.
 
-    That is `group_norm` with as many groups as channels.
+    Equals `group_norm` with as many groups as channels.
 
     Example:
         >>> F.instance_norm(mge.tensor([[[1., 3.], [10., 30.]]]), affine=False)

@@ -147,7 +147,7 @@ def flatten(
     start_dim: int | None = None,
     end_dim: int | None = None,
 ) -> Tensor:
-    """Axes from `start_axis` to `end_axis` merged into one.
+    """Merge the axes from `start_axis` to `end_axis` into one.
 
     Example:
         >>> F.flatten(F.ones((2, 3, 4)), 1).shape
@@ -162,7 +162,7 @@ def flatten(
 
 @repeated
 def expand_dims(inp: Tensor, axis: int | Sequence[int]) -> Tensor:
-    """New axes of size 1 at positions of the result; one that is given twice moves on.
+    """Insert axes of size 1 at positions of the result; a repeated one moves on by one.
 
     Raises:
         ShapeError: a position is out of range.
@@ -194,7 +194,7 @@ def squeeze(
     axis: int | Sequence[int] | None = None,
     dim: int | Sequence[int] | None = None,
 ) -> Tensor:
-    """Axes of size 1 dropped: the given ones, or all of them.
+    """Drop axes of size 1: the given ones, or all of them.
 
     Raises:
         ShapeError: a given axis is not of size 1.
@@ -222,7 +222,7 @@ def squeeze(
 
 @repeated
 def broadcast_to(inp: Tensor, shape: Any) -> Tensor:
-    """NumPy's broadcast to a shape; None entries keep the extent of `inp`.
+    """Broadcast to a shape as NumPy does; None entries keep the extent of `inp`.
 
     Raises:
         ShapeError: the shapes do not fit.
@@ -246,7 +246,7 @@ def broadcast_to(inp: Tensor, shape: Any) -> Tensor:
 
 @repeated
 def transpose(inp: Tensor, pattern: Iterable[int | str], *more: Any) -> Tensor:
-    """Axes in the order of `pattern`; an "x" inserts an axis of size 1.
+    """Permute axes into the order of `pattern`; an "x" inserts an axis of size 1.
 
     Example:
         >>> x = F.ones((2, 3))
@@ -263,7 +263,7 @@ def transpose(inp: Tensor, pattern: Iterable[int | str], *more: Any) -> Tensor:
 
 @repeated
 def swapaxes(inp: Tensor, axis1: int, axis2: int) -> Tensor:
-    """Two axes exchanged.
+    """Swap two axes of a tensor.
 
     Example:
         >>> F.swapaxes(F.ones((2, 3, 4)), 0, 2).shape
@@ -283,7 +283,7 @@ def swapaxes(inp: Tensor, axis1: int, axis2: int) -> Tensor:
 def concat(
     inps: Iterable[Tensor], axis: int = 0, device: Any = None, dim: int | None = None
 ) -> Tensor:
-    """Tensors joined along an existing axis, promoted to one element type; other extents agree.
+    """Join tensors along an existing axis, promoted to one element type; other extents agree.
 
     Numbers and 0-d tensors count as one element each, beside tensors of one axis too.
 
@@ -314,7 +314,7 @@ def concat(
 def stack(
     inps: Iterable[Tensor], axis: int = 0, device: Any = None, dim: int | None = None
 ) -> Tensor:
-    """Tensors of one shape joined along a new axis.
+    """Join tensors of one shape along a new axis.
 
     Raises:
         ShapeError: the shapes differ, or there are no tensors.
@@ -353,7 +353,7 @@ def _several(given: Iterable[Any], op: str, axis: Any) -> list[Tensor]:
 
 
 def split(inp: Tensor, nsplits_or_sections: Any, axis: int = 0) -> tuple[Tensor, ...]:
-    """Parts along an axis: a number of parts (the larger ones first), or the cut positions.
+    """Split along an axis into a number of parts (larger ones first), or at given positions.
 
     Raises:
         ShapeError: more parts than elements, or cut positions that do not rise.
@@ -402,7 +402,7 @@ class _CutsError(ShapeError):
 
 @repeated
 def repeat(inp: Tensor, repeats: Dim, axis: int | None = None) -> Tensor:
-    """Every element (or every slice along `axis`) repeated; flat for None.
+    """Repeat every element, or every slice along `axis`; the result is flat for None.
 
     The axis counts from the front; its extent grows by the factor `repeats`.
 
@@ -428,7 +428,7 @@ def repeat(inp: Tensor, repeats: Dim, axis: int | None = None) -> Tensor:
 
 @repeated
 def tile(inp: Tensor, reps: Any) -> Tensor:
-    """The whole tensor repeated along each axis; missing leading axes count as 1.
+    """Repeat the whole tensor along each axis; missing leading axes count as 1.
 
     Each extent of the result is that of `inp` times its count.
 
@@ -448,7 +448,7 @@ def tile(inp: Tensor, reps: Any) -> Tensor:
 
 @repeated
 def roll(inp: Tensor, shift: Any, axis: Any = None, dims: Any = None) -> Tensor:
-    """Elements moved cyclically along axes; over the flat tensor for None. The shape stays.
+    """Shift elements cyclically along axes, or along the flat tensor for None; same shape.
 
     Example:
         >>> F.roll(mge.tensor([1, 2, 3, 4]), 1).tolist()
@@ -487,7 +487,7 @@ def cumsum(inp: Tensor, axis: int | None = None, dim: int | None = None) -> Tens
 
 
 def gather(inp: Tensor, axis: int, index: Tensor) -> Tensor:
-    """Picks along an axis by an index of equal rank: out[i][j] = inp[index[i][j]][j] for axis 0.
+    """Pick along an axis by an index of equal rank: out[i][j] = inp[index[i][j]][j] for axis 0.
 
     The result has the shape of the index.
 
@@ -504,7 +504,7 @@ def gather(inp: Tensor, axis: int, index: Tensor) -> Tensor:
 
 
 def scatter(inp: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
-    """`inp` itself, changed at the positions that `gather` would read to the values of `source`.
+    """Write `source` into `inp` at the positions that `gather` would read; returns `inp`.
 
     `source` has the shape of the index and is cast to the element type of `inp`.
 

@@ -48,7 +48,7 @@ def interpolate(
     mode: str = "bilinear",
     align_corners: bool | None = None,
 ) -> Tensor:
-    """An image resized to `size`, or to floor(extent * scale_factor).
+    """Resize an image to `size`, or to floor(extent * scale_factor).
 
     Args:
         inp: (N, C, H, W); (N, C, L) for "linear", (N, C, D, H, W) for "trilinear".
@@ -125,7 +125,7 @@ def resize(
     imode: str = "bilinear",
     max_size: int | None = None,
 ) -> Tensor:
-    """A batch of images in another size.
+    """Resize a batch of images.
 
     Args:
         inp: (N, C, H, W), or (N, H, W, C) with `format="NHWC"`.
@@ -175,7 +175,7 @@ def remap(
     scalar: float = 0.0,
     interp_mode: str = "linear",
 ) -> Tensor:
-    """An image sampled at given places.
+    """Sample an image at given places.
 
     Args:
         inp: (N, C, H, W).
@@ -200,7 +200,7 @@ def remap(
 
 
 def flip(inp: Tensor, vertical: bool = True, horizontal: bool = True) -> Tensor:
-    """An image upside down (`vertical`), mirrored (`horizontal`), or both; same shape.
+    """Flip an image upside down (`vertical`), left to right (`horizontal`), or both; same shape.
 
     Images are (N, H, W, C), (H, W, C) or (H, W), as in MegEngine.
 

@@ -36,7 +36,7 @@ __all__ = ["rot90", "rotate", "warp_affine", "warp_perspective"]
 
 
 def rot90(inp: Tensor, clockwise: bool = True) -> Tensor:
-    """An image turned by 90 degrees: (N, H, W, C) to (N, W, H, C).
+    """Rotate an image by 90 degrees: (N, H, W, C) to (N, W, H, C).
 
     (H, W, C) and (H, W) are images, too, as in MegEngine.
 
@@ -64,7 +64,7 @@ def row_axis(x: Tensor, name: str) -> int:
 def rotate(
     inp: Tensor, angle: float = 0.0, format: str = "NCHW", interp_mode: str = "bilinear"
 ) -> Tensor:
-    """An image turned counterclockwise by an angle in degrees around its center; same shape.
+    """Rotate an image counterclockwise by an angle in degrees around its center; same shape.
 
     Corners that come from outside are 0.
 
@@ -98,7 +98,7 @@ def warp_affine(
     format: str = "NHWC",
     interp_mode: str = "linear",
 ) -> Tensor:
-    """An image sampled along an affine map: dst(x, y) = src(A (x, y, 1)).
+    """Sample an image along an affine map: dst(x, y) = src(A (x, y, 1)).
 
     Args:
         inp: (N, H, W, C), or (N, C, H, W) with `format="NCHW"`.
@@ -134,7 +134,7 @@ def warp_perspective(
     format: str = "NCHW",
     interp_mode: str = "linear",
 ) -> Tensor:
-    """An image sampled along a perspective map: dst(x, y) = src(u / w, v / w), of P (x, y, 1).
+    """Sample an image along a perspective map: dst(x, y) = src(u / w, v / w), of P (x, y, 1).
 
     Args:
         inp: (N, C, H, W), or (N, H, W, C) with `format="NHWC"`.

@@ -55,7 +55,7 @@ def pad(
 
     `mode` is "constant", "edge" (or "replicate") or "reflect". Every axis grows by its pair.
     `pad_witdth` is how early versions of MegEngine spell `pad_width`, `value` is PyTorch's name of
-    `constant_value`. PyTorch's flat list, last axis first, is refused: the order is another.
+    `constant_value`. PyTorch's flat list is refused, since it has the last axis first.
 
     Raises:
         TypeError: there are no pairs.

@@ -64,8 +64,7 @@ def _one(decision: Decision) -> str:
 
 
 def explain(what: str | Op | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explained:
-    """Explain who would run an op, or every op of a function, as eager calls: who is asked, and the
-    answers.
+    """Explain which kernel or engine runs an op, or every op of a function, in eager mode.
 
     Nothing is run. Functions are captured, so they must not depend on values.
 
@@ -78,7 +77,7 @@ def explain(what: str | Op | Callable[..., Any], /, *args: Any, **kwargs: Any) -
         The decisions, which print as text.
 
     Raises:
-        UnsupportedOp: nobody runs an op, or there is no op of this name.
+        UnsupportedOp: nothing runs an op, or there is no op of this name.
         TraceError: the function cannot be captured.
         TreadleError: the operands do not fit the op.
 

@@ -62,7 +62,7 @@ class SublinearMemoryConfig:
 
 @dataclass
 class GraphOptimizationConfig:
-    """True if loops of elementwise ops take in transposes and reductions.
+    """Settings of whether loops of elementwise ops take in transposes and reductions.
 
     False, as here by default, leaves each a kernel of its own; True and None let the engine's
     cost model fuse them, as it does for a trace without this setting.

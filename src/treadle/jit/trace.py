@@ -549,7 +549,8 @@ def exclude_from_trace() -> Iterator[None]:
     """Run the block outside of the trace that goes on, op by op and unchecked.
 
     Raises:
-        TraceError: the function is being compiled, so there is nobody to run the block each time.
+        TraceError: the function is being compiled, so that nothing would run the block at each
+            call.
     """
     held = LOCAL.capture
     if held is None:

@@ -68,7 +68,7 @@ class BatchMatMulActivation(Module):
             init.zeros_(self.bias)
 
     def _calc_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The layer's map with another weight and bias, as quantization calls it."""
+        """The layer's operation with another weight and bias, as quantization calls it."""
         out = F.matmul(weight, x)
         if bias is not None:
             out = out + bias.reshape(-1, 1)

@@ -10,7 +10,7 @@ from treadle.tensor import Tensor
 
 
 class LocalConv2d(Conv2d):
-    """A convolution with weights of its own at every output position, over (N, C, H, W).
+    """A convolution with separate weights at every output position, over (N, C, H, W).
 
     Args:
         in_channels: channels C of the input.

@@ -90,7 +90,7 @@ class ConvTranspose2d(_Transposed):
         )
 
     def calc_conv_transpose2d(self, inp: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The layer's map with another weight and bias, as quantization calls it."""
+        """The layer's operation with another weight and bias, as quantization calls it."""
         spec = self._spec()
         rest = *spec[:2], self.output_padding, *spec[2:]
         return F.conv_transpose2d(inp, weight, bias, *rest)

@@ -56,7 +56,7 @@ class Linear(Module):
             init.zeros_(self.bias)
 
     def _calc_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The layer's map with another weight and bias, as quantization calls it."""
+        """The layer's operation with another weight and bias, as quantization calls it."""
         return F.linear(x, weight, bias, compute_mode=self.compute_mode)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -166,7 +166,7 @@ class Module(metaclass=Constructed):
         with_parent: bool = False,
         requires_grad: bool = True,
     ) -> Iterator[Any]:
-        """Pairs of dotted name, with `prefix` in front, and trainable tensor."""
+        """Iterate over pairs of dotted name, with `prefix` in front, and trainable tensor."""
         found = self._flat(prefix, recursive, with_parent)
         return (item for item in found if requires_grad and isinstance(item[1], Parameter))
 
@@ -177,7 +177,7 @@ class Module(metaclass=Constructed):
     def named_buffers(
         self, prefix: str | None = None, recursive: bool = True, with_parent: bool = False
     ) -> Iterator[Any]:
-        """Pairs of dotted name and buffer."""
+        """Iterate over pairs of dotted name and buffer."""
         every = self.named_tensors(prefix, recursive, with_parent)
         return (item for item in every if not isinstance(item[1], Parameter))
 
@@ -188,7 +188,7 @@ class Module(metaclass=Constructed):
     def named_tensors(
         self, prefix: str | None = None, recursive: bool = True, with_parent: bool = False
     ) -> Iterator[Any]:
-        """Pairs of dotted name and parameter or buffer."""
+        """Iterate over pairs of dotted name and parameter or buffer."""
         return (x for x in self._flat(prefix, recursive, with_parent) if isinstance(x[1], Tensor))
 
     def children(self, *, with_parent: bool = False) -> Iterator[Any]:
@@ -196,7 +196,7 @@ class Module(metaclass=Constructed):
         return _unnamed(self.named_children(with_parent), with_parent)
 
     def named_children(self, with_parent: bool = False) -> Iterator[Any]:
-        """Pairs of dotted name and direct sub-module."""
+        """Iterate over pairs of dotted name and direct sub-module."""
         return (x for x in self._flat(None, False, with_parent) if isinstance(x[1], Module))
 
     def modules(self, *, with_parent: bool = False) -> Iterator[Any]:
@@ -204,7 +204,7 @@ class Module(metaclass=Constructed):
         return _unnamed(self.named_modules(None, with_parent), with_parent)
 
     def named_modules(self, prefix: str | None = None, with_parent: bool = False) -> Iterator[Any]:
-        """Pairs of dotted name and module, this one first under the name `prefix` or ""."""
+        """Iterate over pairs of dotted name and module, this one first as `prefix` or ""."""
         own = prefix or ""
         yield (own, self, None) if with_parent else (own, self)
         yield from (x for x in self._flat(prefix, True, with_parent) if isinstance(x[1], Module))
@@ -257,7 +257,7 @@ class Module(metaclass=Constructed):
     def replace_param(
         self, params: Mapping[int, Parameter], start_pos: int, seen: set[int] | None = None
     ) -> int:
-        """Put other parameters in the place of this tree's, counted from `start_pos` in order.
+        """Replace parameters of this module and those below by others, counted from `start_pos`.
 
         Only parameters and modules that are attributes themselves are counted. A key without a
         parameter in `params` keeps what it has. Returns how many parameters were counted.

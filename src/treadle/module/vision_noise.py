@@ -21,7 +21,7 @@ class AdditiveElemwise(Module):
     """Adds noise to images; a subclass says which by `sample(size)`.
 
     Args:
-        per_channel: whether channels get noise of their own, or all of an image the same.
+        per_channel: whether each channel gets its own noise, or all of an image the same.
         name: a name for messages and graphs.
     """
 
@@ -33,7 +33,7 @@ class AdditiveElemwise(Module):
 
     @abc.abstractmethod
     def sample(self, size: tuple[int, ...]) -> Tensor:
-        """Noise of a shape."""
+        """Noise of the given shape."""
 
     def forward(self, inp: Tensor) -> Tensor:
         x = require_images(inp, type(self).__name__)
@@ -91,8 +91,8 @@ class AdditiveGaussianNoise(_SeededNoise):
 
     Args:
         mean, std: of the noise.
-        per_channel: whether channels get noise of their own.
-        seed: of a generator of its own; taken from the operating system if left out.
+        per_channel: whether each channel gets its own noise.
+        seed: of the layer's generator; taken from the operating system if left out.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class AdditiveGaussianNoise(_SeededNoise):
         self.std = std
 
     def sample(self, size: tuple[int, ...]) -> Tensor:
-        """Noise of a shape."""
+        """Noise of the given shape."""
         return self._source.rng.normal(self.mean, self.std, size)
 
 
@@ -116,8 +116,8 @@ class AdditiveLaplaceNoise(_SeededNoise):
 
     Args:
         mean, std: centre and scale of the noise.
-        per_channel: whether channels get noise of their own.
-        seed: of a generator of its own; taken from the operating system if left out.
+        per_channel: whether each channel gets its own noise.
+        seed: of the layer's generator; taken from the operating system if left out.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class AdditiveLaplaceNoise(_SeededNoise):
         self.std = std
 
     def sample(self, size: tuple[int, ...]) -> Tensor:
-        """Noise of a shape, by the inverse of the distribution function."""
+        """Noise of the given shape, by the inverse of the distribution function."""
         u = self._source.rng.uniform(float(np.finfo(np.float32).eps) - 1, 1, size)
         return self.mean - self.std * F.sign(u) * F.log1p(-F.abs(u))
 
@@ -142,8 +142,8 @@ class AdditivePoissonNoise(_SeededNoise):
 
     Args:
         lam: mean and variance of the noise.
-        per_channel: whether channels get noise of their own.
-        seed: of a generator of its own; taken from the operating system if left out.
+        per_channel: whether each channel gets its own noise.
+        seed: of the layer's generator; taken from the operating system if left out.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class AdditivePoissonNoise(_SeededNoise):
         self.lam = lam
 
     def sample(self, size: tuple[int, ...]) -> Tensor:
-        """Noise of a shape."""
+        """Noise of the given shape."""
         drawn: Tensor = self._source.rng.poisson(self.lam, size)
         return drawn
 
@@ -228,7 +228,7 @@ class Emboss(_Blend):
     Args:
         alpha: share of the embossed version, or a pair (a, b) to draw from [a, b) at each call.
         strength: how strong, usually 0 to 2, or a pair.
-        seed: of a generator of its own; taken from the operating system if left out.
+        seed: of the layer's generator; taken from the operating system if left out.
     """
 
     def __init__(self, alpha: Any, strength: Any, seed: int | None = None) -> None:
@@ -246,7 +246,7 @@ class Sharpen(_Blend):
     Args:
         alpha: share of the sharpened version, or a pair (a, b) to draw from [a, b) at each call.
         lightness: how bright, usually 0.5 to 2, or a pair.
-        seed: of a generator of its own; taken from the operating system if left out.
+        seed: of the layer's generator; taken from the operating system if left out.
     """
 
     def __init__(self, alpha: Any, lightness: Any, seed: int | None = None) -> None:
@@ -267,7 +267,7 @@ class LinearContrast(Module):
     Args:
         alpha: the factor, or a pair (a, b) to draw from [a, b) for every image.
         per_channel: whether factors are drawn for every channel.
-        seed: of a generator of its own; taken from the operating system if left out.
+        seed: of the layer's generator; taken from the operating system if left out.
     """
 
     def __init__(self, alpha: Any, per_channel: bool = False, seed: int | None = None) -> None:
@@ -302,7 +302,7 @@ class Mixup(Module):
 
     Args:
         beta: both parameters of the beta distribution that shares are drawn from.
-        seed: of a generator of its own; taken from the operating system if left out.
+        seed: of the layer's generator; taken from the operating system if left out.
     """
 
     def __init__(self, beta: float, seed: int | None = None) -> None:
@@ -337,7 +337,7 @@ class Cutmix(Module):
 
     Args:
         beta: both parameters of the beta distribution that shares are drawn from.
-        seed: of a generator of its own; taken from the operating system if left out.
+        seed: of the layer's generator; taken from the operating system if left out.
     """
 
     def __init__(self, beta: float, seed: int | None = None) -> None:

@@ -55,7 +55,7 @@ class ArrayMethods(Operators):
         return self.reshape(self.type.shape)
 
     def transpose(self: T, *pattern: Any) -> T:
-        """Axes in another order; without arguments in reverse order.
+        """Permute the axes; without arguments, reverse them.
 
         An `"x"` in the pattern inserts an axis of size 1.
         """
@@ -70,7 +70,7 @@ class ArrayMethods(Operators):
         return moved.reshape(tuple(1 if p == "x" else next(rest) for p in order))
 
     def flatten(self: T, start_axis: int = 0, end_axis: int = -1) -> T:
-        """Axes from `start_axis` to `end_axis` merged into one."""
+        """Merge the axes from `start_axis` to `end_axis` into one."""
         shape = self.type.shape
         if not shape:
             return self.reshape(1)

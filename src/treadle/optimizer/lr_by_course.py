@@ -9,7 +9,7 @@ from treadle.optimizer.optimizer import Optimizer
 
 
 class OneCycleLR(LRScheduler):
-    """Up from max_lr / div_factor to `max_lr`, then down to far below the start.
+    """A rise from max_lr / div_factor to `max_lr`, then a fall to far below the start.
 
     Smith and Topin, "Super-convergence", 2018. `step()` is called after each batch. The learning
     rates that the optimizer had are not used.
@@ -90,7 +90,7 @@ class OneCycleLR(LRScheduler):
 
 
 class ReduceLROnPlateau(LRScheduler):
-    """Learning rates times `factor` once a quantity has not become better for a while.
+    """Learning rates that drop by `factor` once a quantity has stopped improving.
 
     `step(value)` is called after each epoch with the quantity; the trainer passes the loss of
     the validation, or that of the training where there is no validation.
@@ -140,7 +140,7 @@ class ReduceLROnPlateau(LRScheduler):
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def step(self, value: float | None = None) -> None:
-        """Take note of the quantity after an epoch, and set the learning rates.
+        """Record the quantity after an epoch, and set the learning rates.
 
         Raises:
             TypeError: no value is given.

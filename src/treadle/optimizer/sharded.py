@@ -96,10 +96,9 @@ class ShardedOptimizer:
                 param.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks, which all of them ask for together.
+        """The state of all ranks; a collective that all of them call.
 
-        State of parts is put together, [all elements], so that it can be loaded by another number
-        of ranks.
+        The state of parts is joined, [all elements], so that another number of ranks can load it.
         """
         found = self.inner.state_dict()
         for index, vector in enumerate(self._vectors):
@@ -113,8 +112,8 @@ class ShardedOptimizer:
         """The state with this rank's parts as they are; no communication.
 
         Args:
-            make: of an array, its first element's place and the whole's size what stands for it,
-                such as `serialization.Part`.
+            make: called with an array, the place of its first element and the size of the whole;
+                returns what stands for the array, such as `serialization.Part`.
         """
         found = self.inner.state_dict()
         for index, vector in enumerate(self._vectors):

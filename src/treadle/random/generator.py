@@ -127,7 +127,7 @@ class RNG:
     def normal(
         self, mean: Any = 0.0, std: Any = 1.0, size: Size = None, dtype: Any = "float32"
     ) -> Tensor:
-        """Normal numbers; `size` None gives shape (1,).
+        """Normally distributed numbers; `size` None gives shape (1,).
 
         Args:
             mean, std: numbers, or tensors that broadcast to `size`.
@@ -262,7 +262,7 @@ def uniform(low: Any = 0.0, high: Any = 1.0, size: Size = None) -> Tensor:
 
 
 def normal(mean: Any = 0.0, std: Any = 1.0, size: Size = None) -> Tensor:
-    """Normal float32 numbers; `size` None gives shape (1,)."""
+    """Normally distributed float32 numbers; `size` None gives shape (1,)."""
     return default_generator().normal(mean, std, size)
 
 
@@ -318,7 +318,7 @@ def exponential(rate: Any = 1.0, size: Size = None) -> Tensor:
 
 
 def multinomial(input: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
-    """Numbers of classes drawn by their weights, int32.
+    """Indices of classes drawn by their weights, int32.
 
     Args:
         input: (C,) or (N, C), weights that are not negative and need not sum to 1.

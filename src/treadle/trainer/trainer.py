@@ -61,7 +61,7 @@ class Trainer:
 
     Raises:
         ValueError: a number is out of range, or there is no such precision.
-        TypeError: optimizer, loss or metrics are none.
+        TypeError: optimizer, loss or metrics are something else.
 
     Attributes:
         step: updates done.
@@ -123,7 +123,7 @@ class Trainer:
         resume: PathLike | None = None,
         max_steps: int | None = None,
     ) -> list[Logs]:
-        """Train until so many epochs are done, counted from the model's first one.
+        """Train until `epochs` epochs are done, counted from the model's first one.
 
         With a checkpoint of a `Checkpoint` it continues as if it had not been interrupted, in the
         middle of an epoch too: to the same bits, if batches are the same. A `DataLoader` over an

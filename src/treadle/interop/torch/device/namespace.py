@@ -197,7 +197,7 @@ def _node(device: Device) -> CompNode:
 
 
 def synchronize(device: Device = None) -> None:
-    """Wait until a device has done what was asked of it."""
+    """Wait until a device has finished all submitted work."""
     devices.synchronize(get_device_name(device))
 
 
