@@ -375,7 +375,7 @@ def set_prealloc_config(
         device_type: "gpu", or another kind.
 
     Raises:
-        ValueError: a size is negative, alignment is no power of two, or a factor below 1.
+        ValueError: a size is negative, alignment is not a power of two, or a factor below 1.
     """
     power = alignment >= 1 and not alignment & (alignment - 1)
     if not power or min_req < 0 or max_overhead < 0 or growth_factor < 1:

@@ -164,7 +164,7 @@ def test_what_c_cannot_be_told_runs_on_the_host(device: Library) -> None:
     reasons = {row.op: row.reason for row in mge.fallback_report()}
     assert reasons["add"] == "dtype: float32, not float64"
     assert reasons["sum"] == "dtype: int32 or float32, not float64"
-    assert reasons["erf"] == "policy: its supports returned 99, which is no td_answer"
+    assert reasons["erf"] == "policy: its supports returned 99, which is not a td_answer"
 
 
 def test_parts_of_memory_are_copied(device: Library) -> None:
@@ -225,7 +225,7 @@ def test_a_kernel_that_fails_says_why(device: Library) -> None:
     with pytest.raises(DeviceError, match=r"tanh: the kernel of ctoy0 failed.* unit 7 is on fire"):
         F.tanh(x)
     device["runs_fail"] = 77
-    with pytest.raises(DeviceError, match="returned 77, which is no td_status"):
+    with pytest.raises(DeviceError, match="returned 77, which is not a td_status"):
         F.tanh(x)
     device["runs_fail"] = header.NO_MEMORY
     with pytest.raises(OutOfMemory, match="unit 7 is on fire"):
@@ -244,7 +244,7 @@ def test_copies_and_devices_that_fail_say_why(device: Library) -> None:
         (x + x).numpy()
     device["copies_fail"] = 0
     assert (x + x).tolist() == [0, 2, 4]
-    for code, words in ((1, "device 1 is in use"), (2, "made nothing, and says that it succeeded")):
+    for code, words in ((1, "device 1 is in use"), (2, "reported success, and made nothing")):
         device["opens_fail"] = code
         with pytest.raises(DeviceError, match=words):
             mge.tensor([1.0], device="ctoy1")
@@ -311,7 +311,9 @@ def test_files_that_are_no_libraries_are_refused(path: str, tmp_path: Path) -> N
     with pytest.raises(LoadError, match="the end of the file is missing"):
         open_library(half)
     for file in (text, tmp_path / "missing.so"):
-        with pytest.raises(LoadError, match="no library of a device, or one that cannot be opened"):
+        with pytest.raises(
+            LoadError, match="not a library of a device, or one that cannot be opened"
+        ):
             open_library(file)
     other = tmp_path / "other.c"
     other.write_text("int nothing(void) { return 0; }\n")

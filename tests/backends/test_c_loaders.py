@@ -66,7 +66,7 @@ def test_what_a_library_refuses_is_an_error(library: str) -> None:
         F.external.extern_opr_subgraph([x], [(3, 2)], "tests.affine", MODEL)
     with pytest.raises(LoadError, match="registers no new loader"):
         custom.load_engines(library)
-    with pytest.raises(LoadError, match="no library of loaders"):
+    with pytest.raises(LoadError, match="not a loader library"):
         custom.load_engines(library, "another_init")
     assert custom.load_engines(library, "later_init") == ["tests.stats"]
     with pytest.raises(LoadError, match="registers no new loader"):

@@ -361,7 +361,7 @@ def test_a_wrong_list_of_devices_is_refused(
     monkeypatch.setenv("TREADLE_TOY_VISIBLE_DEVICES", wrong)
     plugins.toy("toy")
     row = plugins.row("toy")
-    assert row["state"] == "failed" and "is no list of different devices" in row["detail"]
+    assert row["state"] == "failed" and "is not a list of different devices" in row["detail"]
     with pytest.raises(DeviceError, match="TREADLE_TOY_VISIBLE_DEVICES"):
         mge.tensor([1.0], device="toy0")
 

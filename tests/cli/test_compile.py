@@ -212,8 +212,8 @@ def test_a_report_has_text_data_and_a_page(
 @pytest.mark.parametrize(
     ("options", "message", "status"),
     [
-        (["--batch", "x"], "is no list of sizes", 2),
-        (["--gear", "data"], "is no shape", 2),
+        (["--batch", "x"], "is not a list of sizes", 2),
+        (["--gear", "data"], "is not a shape", 2),
         (["--gear", "image=1;data=2,3,4,4", "--batch", "2"], "no input image", 1),
         (["--batch", "4,4"], "two of them are equal", 1),
         (["--outputs", "z"], "the model has nothing called z", 1),
@@ -274,7 +274,7 @@ def test_what_needs_python_is_portable_and_said_to_be(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "it is no object"),
+        ("[]", "it is not an object"),
         ("{", "cannot be read"),
         ('{"levels": 1}', "did you mean level"),
         ('{"level": "2"}', "it is of type int"),

@@ -126,7 +126,7 @@ def test_settings_that_nobody_reads_are_advice_and_wrong_names_of_ops_are_faults
     monkeypatch.setenv("TREADLE_KERNEL", "adds=toy")
     with pytest.raises(SystemExit):
         main(["doctor"])
-    assert "TREADLE_KERNEL names 'adds', which is no op; did you mean add?" in (
+    assert "TREADLE_KERNEL names 'adds', which is not an op; did you mean add?" in (
         capsys.readouterr().out
     )
 
@@ -138,7 +138,7 @@ def test_a_compiler_that_is_named_and_missing(
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(SystemExit):
         main(["doctor"])
-    assert "CC='no-such-compiler' is no program" in capsys.readouterr().out
+    assert "CC='no-such-compiler' is not a program" in capsys.readouterr().out
 
 
 def test_a_section_that_fails_is_a_finding(

@@ -87,7 +87,7 @@ def test_compile_writes_a_library(
 @pytest.mark.parametrize(
     ("arguments", "message", "status"),
     [
-        (["--shape", "x=a"], "is no shape", 2),
+        (["--shape", "x=a"], "is not a shape", 2),
         (["--mean", "much"], "mean takes numbers", 2),
         (["--channels", "bgra"], "channels cannot be", 2),
         (["--shape", "z=1"], "no input z", 1),

@@ -184,11 +184,11 @@ def test_damaged_archives_of_arrays_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("options", 3, "its options are no object"),
-        ("options", [1], "its options are no object"),
-        ("inputs", [["x"]], "is no text"),
-        ("outputs", [{}], "is no text"),
-        ("open", 1.5, "is no text"),
+        ("options", 3, "its options are not an object"),
+        ("options", [1], "its options are not an object"),
+        ("inputs", [["x"]], "is not text"),
+        ("outputs", [{}], "is not text"),
+        ("open", 1.5, "is not text"),
     ],
 )
 def test_models_that_lie_are_refused(field: str, value: Any, problem: str, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_what_needs_python_is_refused(tmp_path: Path) -> None:
     matrix = np.eye(3, dtype=np.float32)
     with pytest.raises(CompileError, match="mat_inv"):
         write_library(traced(F.matinv, matrix), tmp_path, "net")
-    with pytest.raises(CompileError, match="no C identifier"):
+    with pytest.raises(CompileError, match="not a C identifier"):
         write_library(traced(F.relu, matrix), tmp_path, "my-net")
 
 

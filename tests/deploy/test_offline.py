@@ -150,7 +150,7 @@ def test_results_go_where_the_caller_wants_them(file: Path) -> None:
     np.testing.assert_allclose(place, expected(x), rtol=1e-5)
     for bad, problem in (
         (np.empty((2, 5), np.float32), r"has the shape \[2, 5\]"),
-        (np.empty((1, 5)), "is no array of float32"),
+        (np.empty((1, 5)), "is not an array of float32"),
         (np.empty((1, 10), np.float32)[:, ::2], "is not dense"),
         (x.reshape(-1)[:5].reshape(1, 5), "shares memory with an input"),
     ):

@@ -137,7 +137,7 @@ def test_configurations_are_read_from_files(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "it is empty"),
-        ("data = 1", "it is no table"),
+        ("data = 1", "it is not a table"),
         ("[data", "it cannot be read"),
         ("[data]\nmeam = 1", "did you mean mean"),
         ('[data]\nformat = "yuyv"', "format cannot be 'yuyv'"),

@@ -277,7 +277,7 @@ def test_extents_that_the_model_does_not_take(tmp_path: Path) -> None:
         ({"image": [(1, 2), 3]}, "has 3 axes, not 2"),
         ({"image": [(1, 2), 3, 5]}, "is 6 in the model"),
         ({"image": [(1, 2), 3, 6], "rows": [4]}, "are equal in the model"),
-        ({"image": [(3, 2), 3, 6]}, "is no range"),
+        ({"image": [(3, 2), 3, 6]}, "is not a range"),
     ],
 )
 def test_ranges_that_do_not_fit(model: Model, ranges: dict[str, Any], problem: str) -> None:

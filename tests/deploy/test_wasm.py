@@ -36,7 +36,7 @@ def refusing(**settings: Any) -> Any:
 @pytest.mark.parametrize(
     ("write", "told"),
     [
-        (refusing(name="../net"), "is no name of a file"),
+        (refusing(name="../net"), "is not a file name"),
         (lambda model, folder: write_library(model, folder, target="wasm"), "use write_wasm"),
         (lambda model, folder: compile_offline(model, target="wasm"), "use write_wasm"),
     ],

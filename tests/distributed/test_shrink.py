@@ -220,7 +220,7 @@ def test_jobs_that_cannot_shrink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         starter.write_text(f"#!/bin/sh\necho '{says}'\n")
         starter.chmod(0o700)
         monkeypatch.setenv("TREADLE_MPIEXEC", str(starter))
-        with pytest.raises(dist.CommunicationError, match="cannot go on without some") as caught:
+        with pytest.raises(dist.CommunicationError, match="cannot continue when") as caught:
             dist.launcher(losses_of, n_gpus=2, on_failure="shrink")()
         assert caught.value.saw == says.partition("\n")[0]
         assert "Open MPI 5" in caught.value.hint
@@ -244,7 +244,7 @@ def three() -> Any:
 
 def test_without_ulfm(three: None) -> None:
     assert not dist.can_shrink()
-    with pytest.raises(dist.CommunicationError, match="cannot go on without") as caught:
+    with pytest.raises(dist.CommunicationError, match="cannot continue when") as caught:
         dist.shrink()
     assert "--with-ft ulfm" in caught.value.hint and "launcher" in caught.value.hint
     shrinking.require_all_ranks("a part", 0)

@@ -547,5 +547,5 @@ def check_a_launcher_inside_a_job_starts_nothing() -> None:
         return x * dist.get_rank()
 
     assert inner(2) == [2 * r for r in range(dist.get_world_size())]
-    with pytest.raises(dist.CommunicationError, match="9 processes are asked for"):
+    with pytest.raises(dist.CommunicationError, match="9 processes are requested"):
         dist.launcher(inner.func, n_gpus=9)(1)

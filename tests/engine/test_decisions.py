@@ -155,7 +155,9 @@ def test_the_environment_forces_choices(plugins: Plugins, monkeypatch: pytest.Mo
     for op, by in (("exp", "TREADLE_KERNEL"), ("log", "TREADLE_FORCE_FALLBACK")):
         decided = mge.explain(op, big).decisions[0]
         assert (decided.runner, decided.forced) == ("reference", by)
-    assert mistakes() == ["TREADLE_FORCE_FALLBACK names 'adds', which is no op; did you mean add?"]
+    assert mistakes() == [
+        "TREADLE_FORCE_FALLBACK names 'adds', which is not an op; did you mean add?"
+    ]
 
 
 # -- explanations --------------------------------------------------------------------------------

@@ -63,12 +63,12 @@ def test_the_environment_gives_the_default(
     with mge.fallback("silent"):
         F.exp(x)
     monkeypatch.setenv("TREADLE_FALLBACK", "maybe")
-    with pytest.raises(DeviceError, match="TREADLE_FALLBACK: 'maybe' is no fallback policy"):
+    with pytest.raises(DeviceError, match="TREADLE_FALLBACK: 'maybe' is not a fallback policy"):
         F.exp(x)
 
 
 def test_an_unknown_policy_is_refused_at_once() -> None:
-    refused = pytest.raises(DeviceError, match="fallback: 'loud' is no fallback policy")
+    refused = pytest.raises(DeviceError, match="fallback: 'loud' is not a fallback policy")
     with refused as caught, mge.fallback("loud"):  # type: ignore[arg-type]
         pytest.fail("the block was entered")
     assert "'warn', 'silent', 'error'" in str(caught.value)
@@ -185,7 +185,7 @@ def test_single_ops_have_policies_of_their_own(
     with refused, mge.fallback("warn", ops={"exps": "silent"}):
         pytest.fail("the block was entered")
     monkeypatch.setenv("TREADLE_FALLBACK", "warn,sin=never")
-    with pytest.raises(DeviceError, match="TREADLE_FALLBACK: 'never' is no fallback policy"):
+    with pytest.raises(DeviceError, match="TREADLE_FALLBACK: 'never' is not a fallback policy"):
         F.sin(x)
 
 

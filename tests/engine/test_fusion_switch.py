@@ -93,7 +93,7 @@ def test_contents_are_part_of_a_program_s_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[", "is no JSON"),
+        ("[", "is not JSON"),
         ("[]", "the file is not of the right form"),
         ("{}", "the file is not of the right form"),
         ('{"Switch": []}', "Switch is not of the right form"),

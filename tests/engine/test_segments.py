@@ -336,7 +336,7 @@ def test_compiled_segments_are_kept(fake: FakeSegments) -> None:
         (lambda b: b[:-7], "is cut off ({0} bytes where {1} were written)"),
         (lambda b: b[:30], "cannot be read"),
         (lambda b: b[:-1] + b"?", "its checksum differs"),
-        (lambda b: b"something else", "this is no compiled segment"),
+        (lambda b: b"something else", "this is not a compiled segment"),
     ],
     ids=["truncated", "head", "changed", "foreign"],
 )
@@ -399,7 +399,7 @@ def test_any_difference_counts_where_the_engine_does_not_judge(fake: FakeSegment
 
 
 def test_what_is_no_blob_is_refused() -> None:
-    with pytest.raises(LoadError, match="no compiled segment"):
+    with pytest.raises(LoadError, match="not a compiled segment"):
         unseal(b"")
 
 

@@ -46,7 +46,7 @@ def test_strategies_have_old_names_and_refuse_others(switches: None) -> None:
     with pytest.warns(DeprecationWarning, match="use get_execution_strategy"):
         assert debug_param.get_conv_execution_strategy() == "PROFILE"
     for wrong in ("FASTEST", "HEURISTIC_PROFILE", ""):
-        with pytest.raises(ValueError, match="is no strategy"):
+        with pytest.raises(ValueError, match="is not a strategy"):
             debug_param.set_execution_strategy(wrong)
 
 

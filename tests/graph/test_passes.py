@@ -100,7 +100,7 @@ def test_defaults_are_left_out() -> None:
         ("dce cse", "expected ',' or the end of the text"),
         ("dce,", "expected the name of a pass"),
         ("simplify{fuel}", "expected '='"),
-        ("simplify{fuel=graph g() { return }}", "an option is no graph"),
+        ("simplify{fuel=graph g() { return }}", "an option is neither a graph"),
     ],
 )
 def test_malformed_pipelines(text: str, message: str) -> None:

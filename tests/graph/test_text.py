@@ -198,7 +198,10 @@ BAD = {
     "undeclared": (GOOD.replace("[2,3]", "[n,3]"), "expected a value, found 'n'"),
     "negative": (GOOD.replace("[2,3]", "[-2,3]"), "an extent is negative"),
     "float extent": (GOOD.replace("[2,3]", "[2.0,3]"), "expected an extent"),
-    "mixed sum": (GOOD.replace("neg", "cast{dtype='a' + 1}"), "between values that are no extents"),
+    "mixed sum": (
+        GOOD.replace("neg", "cast{dtype='a' + 1}"),
+        "between values that are not extents",
+    ),
     "negated text": (GOOD.replace("neg", "cast{dtype=-'a'}"), "stands before something"),
     "divided by 0": (GOOD.replace("[2,3]", "[2 // 0,3]"), "division by zero"),
     "min of one": (GOOD.replace("[2,3]", "[min(2),3]"), "min takes two numbers"),

@@ -305,7 +305,7 @@ def test_without_git(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tools(repo: Path, tmp_path: Path) -> None:
     assert hub.check_module_exists("json") and not hub.check_module_exists("no.such.thing")
     assert hub.load_module("x", repo / "late.py").VALUE == 7
-    with pytest.raises(hub.HubError, match="no Python file"):
+    with pytest.raises(hub.HubError, match="not a Python file"):
         hub.load_module("x", repo / "none.py")
     before = Path.cwd()
     with hub.cd(tmp_path):

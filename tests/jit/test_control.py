@@ -251,11 +251,11 @@ def test_the_number_of_turns_is_a_pin() -> None:
 @pytest.mark.parametrize(
     ("state", "body", "said"),
     [
-        ("flat", lambda s, x: ((s + x, s), s), "the body returns something else than tensors"),
-        ("flat", lambda s, x: (s + x, (s, s)), "the body returns something else than tensors"),
-        ("flat", lambda s, x: None, "the body returns something else than tensors"),
-        ("nested", lambda s, x: (s, x), "state is no flat sequence of tensors"),
-        ("number", lambda s, x: (s, x), "state is no flat sequence of tensors"),
+        ("flat", lambda s, x: ((s + x, s), s), "the body returns something other than tensors"),
+        ("flat", lambda s, x: (s + x, (s, s)), "the body returns something other than tensors"),
+        ("flat", lambda s, x: None, "the body returns something other than tensors"),
+        ("nested", lambda s, x: (s, x), "state is not a flat sequence of tensors"),
+        ("number", lambda s, x: (s, x), "state is not a flat sequence of tensors"),
     ],
 )
 def test_a_scan_wants_flat_tensors_and_says_so(

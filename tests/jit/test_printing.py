@@ -92,7 +92,7 @@ def test_what_is_no_text_is_printed_with_blanks(capsys: pytest.CaptureFixture[st
         (lambda x: jit.print("loss", a=x), KeyError, "no field of the format is named 'a'"),
         (lambda x: jit.print("{:d}", x), TypeError, "the format 'd' does not fit float32"),
         (lambda x: jit.print("{", x), ValueError, "[Ss]ingle '{'"),
-        (lambda x: jit.breakpoint(3), TypeError, "value_0 is no tensor but int"),
+        (lambda x: jit.breakpoint(3), TypeError, "value_0 is not a tensor but int"),
     ],
 )
 def test_slips_are_told_where_they_are_made(call, error, text, way) -> None:

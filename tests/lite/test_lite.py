@@ -300,7 +300,7 @@ def test_settings_of_the_process(tmp_path: Path) -> None:
     LiteGlobal.set_tensorrt_cache("x")
     LiteGlobal.dump_tensorrt_cache()
     LiteGlobal.try_coalesce_all_free_memory()
-    with pytest.raises(RuntimeError, match="no library of loaders"):
+    with pytest.raises(RuntimeError, match="not a loader library"):
         LiteGlobal.set_loader_lib_path("x.so")
     before = lite.get_log_level()
     lite.set_log_level(lite.LiteLogLevel.ERROR)

@@ -203,16 +203,16 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
-    "no heads": ({"num_attention_heads": None}, "num_attention_heads is no number"),
+    "no heads": ({"num_attention_heads": None}, "num_attention_heads is not a number"),
     "none of them": ({"num_attention_heads": 0}, "num_attention_heads is not between"),
     "heads of others": ({"num_key_value_heads": 7}, "does not suit 32 rows"),
     "huge heads": ({"head_dim": 10**12}, "beyond what heads have"),
-    "text": ({"rms_norm_eps": "x"}, "rms_norm_eps is no number"),
+    "text": ({"rms_norm_eps": "x"}, "rms_norm_eps is not a number"),
     "rotation": ({"rope_scaling": "x"}, "no object"),
     "unknown rotation": ({"rope_scaling": {"rope_type": "x"}}, "GGUF does not know"),
-    "factor": ({"rope_scaling": {"rope_type": "yarn", "factor": "x"}}, "factor is no number"),
-    "factors": ({"rope_scaling": {"rope_type": "longrope", "long_factor": [1]}}, "is no list"),
-    "trained": ({"rope_scaling": LLAMA3}, "original_max_position_embeddings is no number"),
+    "factor": ({"rope_scaling": {"rope_type": "yarn", "factor": "x"}}, "factor is not a number"),
+    "factors": ({"rope_scaling": {"rope_type": "longrope", "long_factor": [1]}}, "is not a list"),
+    "trained": ({"rope_scaling": LLAMA3}, "original_max_position_embeddings is not a number"),
     "order": (
         {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 9, "low_freq_factor": 5}},
         "is not below high_freq_factor",

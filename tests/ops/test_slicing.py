@@ -39,7 +39,7 @@ def test_symbolic_bounds_become_guards() -> None:
         (cut,) = Slice((2,), (n,), (1,)).infer(x)
     assert cut.shape == (n - 2,)
     assert all(g.holds({"n": 2}) for g in guards) and not all(g.holds({"n": 1}) for g in guards)
-    with pytest.raises(ShapeError, match="0:5:1 are no bounds of axis 0 with extent n"):
+    with pytest.raises(ShapeError, match="0:5:1 are not bounds of axis 0 with extent n"):
         Slice((0,), (5,), (1,)).infer(x)
 
 

@@ -198,7 +198,7 @@ def test_a_network_that_was_trained_with_rounding_is_dumped_onto_integers() -> N
 def test_mistakes_are_named(model: Model) -> None:
     with pytest.raises(GraphError, match=r"no mode 'int4'.*\n.*mixed-bfloat16"):
         with_precision(model.graph, "int4")
-    with pytest.raises(GraphError, match="'nothing', which is no op, node or value"):
+    with pytest.raises(GraphError, match="'nothing', which is not an op, node or value"):
         with_precision(model.graph, "float16", keep=["nothing"])
     with pytest.raises(GraphError, match="no op relu7"):
         with_precision(model.graph, "mixed-float16", allow=["relu7"])

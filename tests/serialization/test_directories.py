@@ -330,7 +330,7 @@ def test_pickles_that_hold_code_or_other_things(torch: Any, tmp_path: Path) -> N
     (tmp_path / "pytorch_model.bin").write_bytes(written({"a": Hostile()}))
     refused(tmp_path, "names 'posix.system', which is not loaded")
     (tmp_path / "pytorch_model.bin").write_bytes(written({"epoch": 3}))
-    refused(tmp_path, "something else than tensors by name")
+    refused(tmp_path, "something other than tensors by name")
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_names_of_anything_else_are_refused(name: str) -> None:
     __import__("treadle.traced_module")
     __import__("treadle.hub")
     for node in (["object", name, [0]], ["function", name]):
-        with pytest.raises(CheckpointError, match="does not have or not allow"):
+        with pytest.raises(CheckpointError, match="lacks or does not allow"):
             _decoded([["dict", []], node], [1])
 
 
@@ -179,7 +179,7 @@ def test_names_of_anything_else_are_refused(name: str) -> None:
         ("treadle.module.module:Module", ["dict", []], "abstract"),
         ("treadle.base.qparams:QuantMode", ["list", []], "malformed"),
         ("treadle.base.qparams:QParams", ["dict", []], "has the fields"),
-        ("treadle.functional.math:sum", ["dict", []], "is no class"),
+        ("treadle.functional.math:sum", ["dict", []], "is not a class"),
     ],
 )
 def test_states_that_do_not_fit(name: str, state: list[Any], problem: str) -> None:

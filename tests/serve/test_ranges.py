@@ -149,10 +149,10 @@ def test_ranges_are_written_with_two_dots() -> None:
     assert are_ranged(["x=1..8,3"]) and not are_ranged(["a..b=1,3"])
     assert parsed_ranges(["x=1..8,3", "y=2"]) == {"x": ((1, 8), (3, 3)), "y": ((2, 2),)}
     for wrong in ("x=1..", "x=..3", "=1..2", "1..2", "x=1..2..3", "x=a..b", "x=-1..2"):
-        with pytest.raises(Misuse, match="is no shape"):
+        with pytest.raises(Misuse, match="is not a shape"):
             parsed_ranges([wrong])
     for wrong in ("x=3..2", "x=0..2"):
-        with pytest.raises(Misuse, match="is no range"):
+        with pytest.raises(Misuse, match="is not a range"):
             parsed_ranges([wrong])
 
 

@@ -385,4 +385,4 @@ def test_ops_of_a_library_are_found(tmp_path: Path, capsys: Any) -> None:
     finally:
         custom.unload(library)
     assert run(path, "--c-opr-lib", library) == 1
-    assert "no library of ops" in capsys.readouterr().err
+    assert "not a library of ops" in capsys.readouterr().err

@@ -307,7 +307,7 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     run = runs.trainer()
     run.save(tmp_path / "run.ckpt")
     mge.save({"a": 1}, tmp_path / "other.ckpt")
-    with pytest.raises(CheckpointError, match="no checkpoint of a trainer"):
+    with pytest.raises(CheckpointError, match="not a checkpoint of a trainer"):
         run.load(tmp_path / "other.ckpt")
     with pytest.raises(CheckpointError, match="other callbacks"):
         runs.trainer(callbacks=[Callback()]).load(tmp_path / "run.ckpt")

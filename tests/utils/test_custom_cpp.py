@@ -214,7 +214,7 @@ def test_mistakes_in_sources_are_shown_as_the_compiler_says_them(
     with pytest.raises(CompileError, match="name"):
         build("broken", broken, ["-O0"], build_dir=tmp_path)
     assert list(tmp_path.iterdir()) == [broken]
-    with pytest.raises(ValueError, match=r"no source in C \(\.c\), C\+\+"):
+    with pytest.raises(ValueError, match=r"not a source in C \(\.c\), C\+\+"):
         build("text", tmp_path / "ops.txt", build_dir=tmp_path)
     with pytest.raises(ValueError, match="one source"):
         build("none", [], build_dir=tmp_path)

@@ -306,7 +306,7 @@ def test_a_missing_compiler_and_a_wrong_library_are_explained(
     with pytest.raises(CompileError, match="there is no compiler 'no-such-compiler'"):
         custom_op_tools.build("x", tmp_path / "x.c", build_dir=tmp_path)
     (tmp_path / "x.so").write_bytes(b"no library")
-    with pytest.raises(LoadError, match="is no library of ops"):
+    with pytest.raises(LoadError, match="is not a library of ops"):
         custom.load(tmp_path / "x.so")
 
 

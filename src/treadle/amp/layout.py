@@ -33,7 +33,7 @@ def convert_tensor_format(x: Tensor, inplace: bool = True) -> Tensor:
         The tensor with `format` "nhwc".
 
     Raises:
-        TypeError: x is no tensor.
+        TypeError: x is not a tensor.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"convert_tensor_format takes a tensor, got {type(x).__name__}")

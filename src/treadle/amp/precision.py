@@ -87,7 +87,7 @@ def precision(low: Any, high: Any) -> Precision:
     """The one rule for two element types.
 
     Raises:
-        DTypeError: `low` is no float of 16 bits, or `high` no wider one.
+        DTypeError: `low` is not a float of 16 bits, or `high` not wider.
     """
     few, many = as_dtype(low), as_dtype(high)
     if not (few.is_float and many.is_float and few.itemsize == 2 and many.itemsize > 2):

@@ -25,7 +25,7 @@ def where(condition: Tensor, x: Tensor | float, y: Tensor | float) -> Tensor:
     """x where the condition holds, else y; one of them is a tensor."""
     like = x if isinstance(x, Tensor) else y
     if not isinstance(like, Tensor):
-        raise TypeError("where: one of two values is a tensor")
+        raise TypeError("where: at least one of the two values must be a tensor")
     parts = (v if isinstance(v, Tensor) else like.constant(v) for v in (x, y))
     return apply(Where(), condition, *parts)
 

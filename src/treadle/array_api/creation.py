@@ -206,13 +206,13 @@ def arange(
     """
     first, last = (0, start) if stop is None else (start, stop)
     if step == 0:
-        raise ValueError("arange: steps of 0 never come to stop")
+        raise ValueError("arange: a step of 0 never reaches stop")
     integers = all(isinstance(v, int) for v in (first, last, step))
     kind = "integral" if integers else "real floating"
     wanted = DEFAULTS[kind] if dtype is None else as_numpy(dtype)
     steps = -((first - last) // step) if integers else (last - first) / step
     if not math.isfinite(steps):
-        raise ValueError(f"arange: from {first} to {last} by {step} there is no number of steps")
+        raise ValueError(f"arange: {first} to {last} by {step} is not a finite number of steps")
     op = Iota(first, step, max(math.ceil(steps), 0), as_dtype(wanted))
     return Array(create(op, device_of(device))[0])
 

@@ -137,7 +137,7 @@ def isdtype(dtype: Any, kind: Any) -> _python_bool:
         return any(isdtype(dtype, k) for k in kind)
     if isinstance(kind, str):
         if kind not in KINDS:
-            raise ValueError(f"isdtype: {kind!r} is no kind; kinds are {', '.join(KINDS)}")
+            raise ValueError(f"isdtype: {kind!r} is not a kind; kinds are {', '.join(KINDS)}")
         return dtype in KINDS[kind]
     return _python_bool(dtype == kind)
 

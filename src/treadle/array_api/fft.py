@@ -89,7 +89,7 @@ def _complex(name: str, x: Array) -> Array:
 
 def _along(x: Array, axis: int, n: int, compute: Callable[[Array], Array]) -> Array:
     if n < 1:
-        raise ValueError(f"fft: a transform of {n} elements is none")
+        raise ValueError(f"fft: a transform of {n} elements does not exist")
     at = axis_of(axis, x.ndim, "fft")
     return moveaxis(compute(moveaxis(x, at, -1)), -1, at)
 

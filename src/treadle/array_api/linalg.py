@@ -87,7 +87,7 @@ def _column(x: Array) -> Array:
 
 def _real_only(name: str, x: Array) -> None:
     if x.imag_part is not None:
-        raise TypeError(f"{name} of complex matrices is not there: take its real embedding")
+        raise TypeError(f"{name} does not take complex matrices: use their real embedding")
 
 
 def _largest(x: Array) -> Array:

@@ -44,7 +44,7 @@ def axis_of(axis: int, ndim: int, name: str) -> int:
 
     Raises:
         ShapeError: there is no such axis.
-        TypeError: the axis is no integer.
+        TypeError: the axis is not an integer.
     """
     return normalize_axis(whole(axis, name), ndim, name)
 
@@ -171,7 +171,7 @@ def expand_dims(x: Array, /, axis: int | tuple[int, ...]) -> Array:
     places = [whole(a, "expand_dims") for a in (axis if isinstance(axis, tuple) else (axis,))]
     rank = x.ndim + len(places)
     if any(not -rank <= a < rank for a in places):
-        raise IndexError(f"expand_dims: axis {axis} is no place in {rank} axes")
+        raise IndexError(f"expand_dims: axis {axis} is not a place in {rank} axes")
     new = [a % rank for a in places]
     _once(new, axis, "expand_dims")
     extents = iter(x.shape)
@@ -187,7 +187,7 @@ def squeeze(x: Array, /, axis: Axes) -> Array:
     x = as_array(x, "squeeze")
     dropped = axes_of(axis, x.ndim, "squeeze")
     if any(x.shape[a] != 1 for a in dropped):
-        raise ValueError(f"squeeze: an axis of {axis} in {x.shape} has not one element")
+        raise ValueError(f"squeeze: an axis of {axis} in {x.shape} is not of extent 1")
     return reshape(x, tuple(d for i, d in enumerate(x.shape) if i not in dropped))
 
 
@@ -270,7 +270,7 @@ def repeat(x: Array, repeats: Any, /, *, axis: int | None = None) -> Array:
 
     Raises:
         ValueError: a count is below 0.
-        TypeError: counts are no integers.
+        TypeError: counts are not integers.
     """
     x = as_array(x, "repeat")
     if axis is None:

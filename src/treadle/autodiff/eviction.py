@@ -208,7 +208,7 @@ class Keeper:
         if self._bytes > self._threshold and SETTINGS.strict:
             raise OutOfMemory(
                 "dtr",
-                f"{self._bytes} bytes of recorded values are held, and none of them may go",
+                f"{self._bytes} bytes of recorded values are held, and none of them can be dropped",
                 saw=f"a threshold of {self._threshold} bytes",
                 hint="raise dtr.eviction_threshold, or keep fewer results in variables",
             )
@@ -259,7 +259,7 @@ class Keeper:
 
     def _again(self, results: Results) -> None:
         if results.op is None:
-            raise OutOfMemory("dtr", "a value that no op makes was dropped")
+            raise OutOfMemory("dtr", "a value was dropped that no op computes")
         held = tuple(
             [k.results.payloads[k.index] if type(k) is Kept else k for k, _, _ in results.inputs]
         )

@@ -29,7 +29,7 @@ def was_dropped(tensor: Tensor) -> bool:
 
 
 def mark_usable(grad: Tensor, flag: Tensor) -> None:
-    """The gradient counts only where `flag`, one bool, is true."""
+    """Mark a gradient as one that counts only where `flag`, one bool, is true."""
     grad.__dict__[_MARK] = flag
 
 

@@ -287,7 +287,7 @@ class EarlyCallback(abc.ABC):
 
     @abc.abstractmethod
     def notice(self, tensor: Tensor, grad: Tensor, /) -> None:
-        """The gradient of a tensor is there."""
+        """Take note of the gradient of a tensor, which is complete."""
 
     @abc.abstractmethod
     def __call__(self, tensor: Tensor, grad: Any, /) -> Any:

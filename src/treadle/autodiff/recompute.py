@@ -95,7 +95,7 @@ class _Region:
         self._calls.append(_Call(op, reads, tuple([self._new(r) for r in results])))
 
     def gradient(self, node: Node, grads: Sequence[Tensor | None]) -> None:
-        """A manager inside the region is at its backward, which concerns nobody here."""
+        """Ignore a manager inside the region that is at its backward: it concerns nobody here."""
 
     @staticmethod
     def _key(x: Tensor) -> tuple[int, int]:
@@ -146,7 +146,7 @@ class _Region:
         return tuple(reversed(found))
 
     def _is_hidden(self, saved: Saved) -> bool:
-        """Return whether a value was made inside by something that is no op, so it cannot be
+        """Return whether a value was made inside by something that is not an op, so it cannot be
         repeated.
         """
         trace = saved[2]

@@ -229,7 +229,7 @@ class Tape:
     # -- managers --------------------------------------------------------------------------
 
     def enter(self) -> int:
-        """A manager starts recording; returns its depth."""
+        """Start recording for a manager; returns its depth."""
         if LOCAL.capture is not None:
             LOCAL.capture.enter_manager(self.managers > 0)
         if self.managers == 0:
@@ -277,7 +277,7 @@ class Tape:
 
     @contextmanager
     def visible_below(self, depth: int) -> Iterator[None]:
-        """Ops inside are seen by managers that opened before `depth`, if there are any."""
+        """Show ops in the block to managers alone that opened before `depth`, if there are any."""
         before, hook = self.limit, LOCAL.hook
         self.limit = min(before, depth - 1)
         if self.limit < 1 and hook is self and self.watch is None:

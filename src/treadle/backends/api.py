@@ -125,12 +125,12 @@ class Support:
 
 
 def yes() -> Support:
-    """The op can be run."""
+    """Return the answer that the op can be run."""
     return Support(True)
 
 
 def no(reason: Reason, message: str) -> Support:
-    """The op cannot be run; the message is shown by explain and fallback reports.
+    """Return the answer that the op cannot be run; explain and reports show the message.
 
     Raises:
         ValueError: the reason is none of `Reason`.

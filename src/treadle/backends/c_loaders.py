@@ -151,7 +151,7 @@ class Loader:
             given = (ctypes.c_uint32 * len(inputs))(*(x.layout.dtype for x in inputs))
             desc.infer_dtype(model, given, dtypes)
         if any(s.ndim > _MAX_NDIM for s in shapes) or any(d >= len(_DTYPES) for d in dtypes):
-            raise LoadError(self.name, "its library infers shapes or types that there are not")
+            raise LoadError(self.name, "its library infers shapes or types that do not exist")
         return shapes, list(dtypes)
 
     def _tensor(self, array: Array) -> _Tensor:
@@ -276,7 +276,7 @@ def open_loaders(path: str, init: str = INIT) -> list[str]:
     try:
         function = getattr(ctypes.CDLL(path), init)
     except (OSError, AttributeError) as error:
-        raise LoadError("c loaders", f"{path} is no library of loaders", saw=str(error)) from error
+        raise LoadError("c loaders", f"{path} is not a loader library", saw=str(error)) from error
     _HEARD.clear()
     function.restype, function.argtypes = None, (ctypes.c_void_p,)
     function(ctypes.cast(_GET, ctypes.c_void_p))

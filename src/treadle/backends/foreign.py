@@ -367,7 +367,7 @@ def open_library(path: str, listing: str = LISTING) -> list[ForeignOp]:
     except (OSError, AttributeError) as error:
         raise LoadError(
             "custom op",
-            f"{path} is no library of ops: {error}",
+            f"{path} is not a library of ops: {error}",
             hint="list the ops with TREADLE_OPS of treadle_op.h, and build with build_and_load",
         ) from error
     abi.restype, listed.restype = ctypes.c_int32, ctypes.POINTER(_Op)

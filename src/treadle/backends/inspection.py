@@ -35,7 +35,7 @@ def problems(backend: Any, *, built_in: bool = False) -> list[str]:
 
 def _pass_problems(passes: Iterable[Any]) -> list[str]:
     return [
-        f"its pass {p!r} is no callable dataclass with a name"
+        f"its pass {p!r} is not a callable dataclass with a name"
         for p in passes
         if not (dataclasses.is_dataclass(p) and callable(p) and bool(getattr(p, "name", None)))
     ]

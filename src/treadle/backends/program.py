@@ -284,7 +284,7 @@ class Limits:
     units: tuple[tuple[str, float], ...] = ()
 
     def seconds(self, flops: Dim, nbytes: Dim, unit: str = "") -> float:
-        """The least time for so much work; what is no entry of `units` counts as float32."""
+        """The least time for so much work; what is not an entry of `units` counts as float32."""
         return max(flops / dict(self.units).get(unit, self.flops), nbytes / self.bandwidth)
 
     def joined(self, other: Limits) -> Limits:

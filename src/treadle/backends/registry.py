@@ -307,7 +307,7 @@ def _visible(name: str, count: int) -> tuple[int, ...] | None:
     """Return the devices that the environment shows, in its order; None: all.
 
     Raises:
-        LoadError: it is no list of numbers of devices that exist.
+        LoadError: it is not a list of numbers of devices that exist.
     """
     variable, text = visible_devices(name)
     if text is None:
@@ -319,7 +319,7 @@ def _visible(name: str, count: int) -> tuple[int, ...] | None:
     if wrong or len(set(parts)) < len(parts):
         raise LoadError(
             variable,
-            f"{text!r} is no list of different devices",
+            f"{text!r} is not a list of different devices",
             saw=f"{count} devices were found",
             hint="numbers from 0 on with commas between them; nothing at all or -1 hides all",
         )

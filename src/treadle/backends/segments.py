@@ -207,7 +207,7 @@ def unseal(sealed: bytes) -> Blob:
     """
     head, _, data = sealed.removeprefix(_MAGIC).partition(b"\n")
     if not sealed.startswith(_MAGIC):
-        raise LoadError("segment", "this is no compiled segment", hint="compile the graph anew")
+        raise LoadError("segment", "this is not a compiled segment", hint="compile the graph anew")
     try:
         known = json.loads(head)
         engine, compat = str(known["engine"]), {str(k): str(v) for k, v in known["compat"].items()}

@@ -113,7 +113,7 @@ TABLE = {
     "axis {} is out of range for {} axes": "轴 {} 超出范围：共有 {} 个轴",
     "use an axis from {} to {}": "轴可以是 {} 到 {}",
     "expects {} axes for {}, got {}": "应有 {} 个轴（{}），实际为 {} 个",
-    "{} is no permutation of {} axes": "{} 不是 {} 个轴的排列",
+    "{} is not a permutation of {} axes": "{} 不是 {} 个轴的排列",
     "name every axis once; F.swapaxes(x, i, j) exchanges two": (
         "每个轴写一次；F.swapaxes(x, i, j) 交换两个轴"
     ),

@@ -108,7 +108,7 @@ def magnitude(array: Array) -> float:
 
 
 def _ulps(x: Array, y: Array) -> float:
-    """The largest distance in representable values, of finite pairs; 0 of what is no float."""
+    """The largest distance in representable values, of finite pairs; 0 of what is not a float."""
     if x.dtype != y.dtype or x.dtype.name not in TOLERANCES or not x.size:
         return 0.0
     both = np.isfinite(x.astype(np.float64)) & np.isfinite(y.astype(np.float64))

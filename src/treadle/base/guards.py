@@ -64,7 +64,7 @@ def deciding(
 
 
 def is_open() -> bool:
-    """Return whether a program for many extents is being compiled, whose sizes are no numbers."""
+    """Return whether a program for many extents is being compiled, whose sizes are not numbers."""
     asked = DECISIONS.get()
     return asked is not None and bool(asked.hints)
 

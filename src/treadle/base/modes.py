@@ -38,7 +38,7 @@ class Capturing(Hook, Protocol):
         ...
 
     def born(self, tensor: Any, /) -> None:
-        """A tensor was made of host data: it is a constant of the program."""
+        """Take note of a tensor made of host data: it is a constant of the program."""
         ...
 
     def literal(self, value: Any, kind: Any, /) -> Any:
@@ -46,7 +46,7 @@ class Capturing(Hook, Protocol):
         ...
 
     def rebound(self, tensor: Any, value: Any, /) -> None:
-        """A handle is about to stand for the value of another one."""
+        """Take note that a handle is about to stand for the value of another one."""
         ...
 
     def watch_grad(self, tensor: Any, /) -> None:
@@ -75,11 +75,11 @@ class Capturing(Hook, Protocol):
         ...
 
     def enter_manager(self, outer: bool, /) -> None:
-        """A gradient manager begins to record; `outer`: inside a recording that began before."""
+        """Take note of a manager that begins to record; `outer`: inside one that began before."""
         ...
 
     def guard(self, read: Callable[[], Any], value: Any, /) -> None:
-        """The program is valid only while `read()` returns `value`."""
+        """Limit the program to calls in which `read()` returns `value`."""
         ...
 
     @property

@@ -41,7 +41,7 @@ class Recording(Observer, Protocol):
         ...
 
     def kept(self, name: str, array: Any, /) -> None:
-        """A program has taken memory of the host that it keeps between runs."""
+        """Take note that a program has taken memory of the host that it keeps between runs."""
         ...
 
 

@@ -171,7 +171,7 @@ def quantized_type_of(dtype: object) -> QuantizedType | None:
     if meta is None and limits is None:
         raise DTypeError(
             "dtype",
-            f"{given['name']!r} is no family of quantized dtypes",
+            f"{given['name']!r} is not a family of quantized dtypes",
             hint="use one of " + ", ".join(BUILTIN),
         )
     if meta is None or (limits is not None and limits != (meta.qmin, meta.qmax)):

@@ -30,7 +30,7 @@ def allow(*classes: C) -> None:
     Every class derived from `Module` is allowed as it is.
 
     Raises:
-        TypeError: one is no class.
+        TypeError: one is not a class.
     """
     for cls in classes:
         if not isinstance(cls, type):

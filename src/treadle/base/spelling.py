@@ -181,7 +181,7 @@ _MODULE_METHODS = {
     "double": 'a loop over net.parameters() with p[...] = p.astype("float64")',
     "half": "treadle.amp.autocast, which computes in 16 bits",
     "freeze": "to leave its parameters out of gm.attach(...) and the optimizer",
-    "register_buffer": "net.name = treadle.tensor(data); what is no Parameter is a buffer",
+    "register_buffer": "net.name = treadle.tensor(data); what is not a Parameter is a buffer",
     "register_parameter": "net.name = treadle.Parameter(data)",
     "summary": "treadle.summary(net, input_shapes=...)",
     "requires_grad_": "to leave its parameters out of gm.attach(...) and the optimizer",

@@ -70,7 +70,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Apply:
-    """A function of two extents that is no polynomial."""
+    """A function of two extents that is not a polynomial."""
 
     function: Function
     x: Dim
@@ -460,7 +460,7 @@ class Relation:
 
 
 def _is_never_zero(x: Dim) -> bool:
-    """Return whether the constant term is no multiple of what divides all the others."""
+    """Return whether the constant term is not a multiple of what divides all the others."""
     *others, (monomial, constant) = _terms(x)
     if monomial or not others:
         return False

@@ -18,7 +18,7 @@ from treadle.base.table import lines
 
 
 class Progress:
-    """A line that says what is being done; silent where standard error is no terminal."""
+    """A line that says what is being done; silent where standard error is not a terminal."""
 
     def __init__(self, spinner: Spinner | None = None) -> None:
         self._spinner = spinner

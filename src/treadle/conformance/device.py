@@ -62,7 +62,7 @@ def info(subject: Subject) -> Measured:
 
 
 def memory_of_any_size(subject: Subject) -> None:
-    """Every byte of a block can be written and read, whatever its size."""
+    """Check that every byte of a block can be written and read, whatever its size."""
     for nbytes in SIZES:
         block = subject.alloc(nbytes)
         given = pattern(nbytes, nbytes)
@@ -95,7 +95,7 @@ def _check_block(subject: Subject, number: int, block: Block, given: bytes) -> N
 
 
 def alignment(subject: Subject) -> None:
-    """Blocks start at multiples of 64 bytes."""
+    """Check that blocks start at multiples of 64 bytes."""
     raw = subject.raw
     if not isinstance(raw, AddressedDevice):
         raise NotOffered("the device has no address(block) to check alignment with")

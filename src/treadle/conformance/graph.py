@@ -83,7 +83,7 @@ def random_programs(subject: Subject) -> Measured:
 
 
 def other_shapes(subject: Subject) -> None:
-    """A compiled function takes other shapes afterwards."""
+    """Check that a compiled function takes other shapes afterwards."""
     double = jit.compile(lambda x: (x * 2.0).sum(axis=0))
     for rows in (2, 5, 1, 2):
         x = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
@@ -248,7 +248,7 @@ def damaged_blobs_are_refused(subject: Subject, engine: SegmentEngine) -> None:
 
 
 def claims_fit(subject: Subject, engine: SegmentEngine) -> None:
-    """A claim has nodes of the graph it was asked about, none of them twice."""
+    """Check that a claim has nodes of the graph it was asked about, none of them twice."""
     if not isinstance(engine, ClaimingEngine):
         raise NotOffered("the engine claims nothing; it answers op by op")
     for number in range(4):

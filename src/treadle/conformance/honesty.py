@@ -62,7 +62,7 @@ def checks(subject: Subject) -> Iterator[Check]:
 
 
 def known_ops(subject: Subject) -> None:
-    """No kernel is for an op that does not exist: it would never run."""
+    """Check that no kernel is for an op that does not exist: it would never run."""
     unknown = sorted(set(subject.kernels()) - set(REGISTRY))
     require(not unknown, f"kernels for unknown ops: {', '.join(unknown)}")
     if not subject.kernels():
@@ -77,7 +77,7 @@ def _calls(subject: Subject, op: type[Op]) -> Iterator[Call]:
 
 
 def keeps_word(subject: Subject, op: type[Op], kernels: Sequence[Kernel]) -> Measured:
-    """Every answer of `supports` is a proper one, and every yes is kept."""
+    """Check that every answer of `supports` is a proper one, and every yes is kept."""
     asked = taken = 0
     every = [c for d in element_types(op) for c in calls(op, d)]
     for kernel in kernels:
@@ -96,7 +96,7 @@ def keeps_word(subject: Subject, op: type[Op], kernels: Sequence[Kernel]) -> Mea
 
 
 def check_answer(ask: Any, call: Call) -> None:
-    """The answer is yes, or no with a code and a message, and the same when asked again."""
+    """Check an answer: yes, or no with a code and a message, and the same when asked again."""
     try:
         answer, again = ask(), ask()
     except Exception as error:
@@ -109,7 +109,7 @@ def check_answer(ask: Any, call: Call) -> None:
 
 
 def require_reason(answer: Support, call: Call) -> None:
-    """A refusal has one of the codes, and says more in words."""
+    """Require that a refusal has one of the codes, and says more in words."""
     known = ", ".join(sorted(REASONS))
     code, message = answer.reason, answer.message
     require(code in REASONS, f"{call}: no with the code {code!r}; it is one of {known}")

@@ -28,7 +28,7 @@ def checks(subject: Subject) -> Iterator[Check]:
 
 
 def buffers_are_opaque(subject: Subject) -> None:
-    """A buffer is no array: host code that reads it by mistake must fail, not get bytes."""
+    """Check that buffers are no arrays: host code that reads one must fail, not get bytes."""
     block = subject.alloc(64)
     try:
         memoryview(block.buffer)
@@ -93,7 +93,7 @@ def freed_memory_waits_for_work(subject: Subject) -> None:
 
 
 def results_own_their_memory(subject: Subject) -> None:
-    """Results of ops share memory with nothing that is alive."""
+    """Check that results of ops share memory with nothing that is alive."""
     for op in (Add(), Mul()):
         _check_apart(subject, op)
 

@@ -91,7 +91,7 @@ def _busy(subject: Subject, stream: Stream | None = None) -> None:
 
 
 def source_is_free_after_copy_in(subject: Subject) -> None:
-    """The host's memory may be reused as soon as `copy_in` returns."""
+    """Check that the host's memory may be reused as soon as `copy_in` returns."""
     block = subject.alloc(1 << 16)
     given = np.frombuffer(pattern(1 << 16, 4), np.uint8).copy()
     _busy(subject)
@@ -136,7 +136,7 @@ def order_in_a_stream(subject: Subject) -> None:
 
 
 def events(subject: Subject) -> None:
-    """An event is done once it was waited for, or its stream is empty."""
+    """Check that an event is done once it was waited for, or its stream is empty."""
     stream = subject.stream
     for wait in ("event.wait()", "stream.synchronize()"):
         _busy(subject)
@@ -181,7 +181,7 @@ def streams_wait_for_events(subject: Subject) -> None:
 
 
 def parts(subject: Subject) -> None:
-    """A part of a block is that part of its memory."""
+    """Check that a part of a block is that part of its memory."""
     raw = subject.raw
     if not isinstance(raw, PartDevice):
         raise NotOffered("the device has no part(block, offset, nbytes)")
@@ -199,7 +199,7 @@ def parts(subject: Subject) -> None:
 
 
 def between_devices(subject: Subject) -> None:
-    """Arrays reach another device of the kind, whole, and after what was submitted before."""
+    """Check that arrays reach another device whole, and after what was submitted before."""
     if subject.count < 2:
         raise NotOffered("there is one device only")
     source, target = subject.device(0), subject.device(1)

@@ -57,7 +57,7 @@ def every_op_has_an_event(subject: Subject) -> Measured:
 
 
 def traffic_is_counted(subject: Subject) -> None:
-    """Uploads and downloads are counted with their bytes."""
+    """Check that uploads and downloads are counted with their bytes."""
     device = subject.device()
     before = (device.traffic.bytes_up, device.traffic.bytes_down)
     subject.resident(np.ones(1000, np.float32)).host()

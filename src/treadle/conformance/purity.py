@@ -68,12 +68,12 @@ def loaded_on_first_use(found: dict[str, Any]) -> None:
 
 
 def works_in_a_fresh_process(found: dict[str, Any]) -> None:
-    """A program may start with it."""
+    """Check that a program may start with the backend."""
     require(bool(found["works"]), "1 + 2 + 3 is not 6 there")
 
 
 def works_beside_others(found: dict[str, Any]) -> None:
-    """All installed backends can be loaded together."""
+    """Check that all installed backends can be loaded together."""
     require(not found["beside_others"], f"with all backends loaded: {found['beside_others']}")
 
 
@@ -88,7 +88,7 @@ def gone_when_switched_off(found: dict[str, Any]) -> None:
 
 
 def survives_fork(found: dict[str, Any]) -> Measured:
-    """A child of fork may use the host; whether it may use the device, if the parent did not."""
+    """Check that a child of fork may use the host, and the device if the parent did not."""
     after, before = found["fork_after"], found["fork_before"]
     require(after == "fine", f"after fork, with the device in use by the parent, the host: {after}")
     require(before != "wrong", "a forked child gets wrong results from the device")

@@ -21,7 +21,7 @@ def main() -> None:
     folder, kind, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     (engine,) = [e for e in registry.engines(kind) if e.name == name][:1]
     if not isinstance(engine, SegmentEngine):
-        raise TypeError(f"{name} is no segment engine")
+        raise TypeError(f"{name} is not a segment engine")
     executable = engine.load_segment((folder / "blob").read_bytes())
     place = resolve(f"{kind}0")
     device = None if place.on_host else place.open()

@@ -175,7 +175,7 @@ def follows(
     make: Callable[[M.Module], Step],
     allowed: float = _ALLOWED,
 ) -> Measured:
-    """Losses are the host's, step by step, and fall."""
+    """Check that losses are the host's, step by step, and fall."""
     expected, _ = train(subject, "cpux", build, make)
     place = str(subject.place())
     got, net = train(subject, place, build, make)

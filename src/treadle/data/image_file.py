@@ -77,7 +77,7 @@ def decode_image(data: bytes, mode: int, name: str = "image") -> Array:
         raise ImageError(name, "OpenCV refuses the image", saw=str(error).strip()) from error
     if image is None:
         kind = header.kind or "unknown"
-        problem = "the image is damaged or cut off" if header.kind else "this is no image"
+        problem = "the image is damaged or cut off" if header.kind else "this is not an image"
         raise ImageError(
             name,
             problem + " or of a kind that OpenCV cannot read",

@@ -73,7 +73,7 @@ def parallel_map(
     Args:
         function: of one sample, which may be a batch; it and its results can be pickled. What it
             changes in its process stays there.
-        samples: large arrays in it are shared with the workers, not copied; what is no sequence,
+        samples: large arrays in it are shared with the workers, not copied; what is not a sequence,
             such as a generator, is read as a whole first.
         num_workers: processes; 0 runs the loop in this one.
         batch_size: samples that a worker is given at a time: more where the function is short.

@@ -235,7 +235,7 @@ class ReplacementSampler(MapSampler):
         seed: of the draws.
 
     Raises:
-        ValueError: `weights` is no sequence, has another length than the dataset, a negative or
+        ValueError: `weights` is not a sequence, has another length than the dataset, a negative or
             infinite entry, or no positive one.
     """
 

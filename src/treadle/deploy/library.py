@@ -107,7 +107,7 @@ def write_library(
         ShapeError: the model does not take the ranges.
     """
     if _NAME.fullmatch(name) is None:
-        raise CompileError("library", f"{name!r} is no C identifier", hint="use letters and _")
+        raise CompileError("library", f"{name!r} is not a C identifier", hint="use letters and _")
     if target == WASM:
         raise CompileError("library", "WebAssembly has no shared libraries", hint="use write_wasm")
     chosen = options or Options()
@@ -158,7 +158,7 @@ def named_ends(values: Sequence[Value], names: Sequence[str]) -> list[tuple[str,
     """Inputs or outputs with their names.
 
     Raises:
-        CompileError: one has extents that are no numbers.
+        CompileError: one has extents that are not numbers.
     """
     for name, value in zip(names, values, strict=True):
         if not value.type.is_static:

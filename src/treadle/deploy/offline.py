@@ -58,7 +58,7 @@ def compile_offline(
 
     Raises:
         ShapeError: gears are too few, too many or equal, or have inputs that the model has not,
-            or extents that are no sizes; or the model does not take the ranges.
+            or extents that are not sizes; or the model does not take the ranges.
         CompileError: an op of the model needs Python, an extent is symbolic, there are no programs
             for many extents, or the engine or LLVM does not have the target.
     """

@@ -104,7 +104,7 @@ def read_preprocessing(path: Path) -> dict[str, Preprocessing]:
     """The configurations in a file, by name of the input.
 
     Raises:
-        LoadError: the file is no TOML, or says something that there is not.
+        LoadError: the file is not TOML, or says something that there is not.
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -122,7 +122,7 @@ def parsed_preprocessing(where: str, table: object) -> Preprocessing:
         LoadError: a key is not known, or its value is none.
     """
     if not isinstance(table, Mapping):
-        raise _wrong(where, "it is no table", repr(table))
+        raise _wrong(where, "it is not a table", repr(table))
     known = {f.name for f in fields(Preprocessing)}
     given = {str(key).replace("-", "_"): value for key, value in table.items()}
     for key in given:
@@ -184,7 +184,7 @@ def with_preprocessing(model: Model, steps: Mapping[str, Preprocessing]) -> Mode
     Cases and compiled segments are left out, as they belong to the model without.
 
     Raises:
-        LoadError: the model has no such input, it is no image, or sizes do not agree.
+        LoadError: the model has no such input, it is not an image, or sizes do not agree.
     """
     for name, what in steps.items():
         if name not in model.inputs:
@@ -219,7 +219,7 @@ def image_extents(name: str, value: Value, steps: Preprocessing) -> tuple[int, i
     """Images, channels, height and width that the model takes.
 
     Raises:
-        LoadError: the input is no image of such channels and fixed extents.
+        LoadError: the input is not an image of such channels and fixed extents.
     """
     shape = value.type.shape
     channels = CHANNELS[steps.taken]

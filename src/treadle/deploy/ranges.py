@@ -135,7 +135,7 @@ def opened(model: Model, ranges: Mapping[str, Wanted]) -> Opened:
 def _ends(name: str, asked: int | Sequence[int]) -> Range:
     low, high = (asked, asked) if isinstance(asked, int | np.integer) else tuple(asked)
     if not 0 <= low <= high:
-        raise ShapeError("ranges", f"{low} to {high} of input {name} is no range")
+        raise ShapeError("ranges", f"{low} to {high} of input {name} is not a range")
     return int(low), int(high)
 
 

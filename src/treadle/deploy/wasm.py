@@ -86,7 +86,7 @@ def write_wasm(
             memory than 4 GiB, there is no compiler for WebAssembly, or it fails.
     """
     if _NAME.fullmatch(name) is None:
-        raise CompileError("wasm", f"{name!r} is no name of a file", hint="use letters and digits")
+        raise CompileError("wasm", f"{name!r} is not a file name", hint="use letters and digits")
     refuse_phases(model.graph, "wasm")
     command = _command()
     chosen = options or Options()

@@ -139,7 +139,7 @@ class AllreduceCallback(EarlyCallback):
         self._early.clear()
 
     def _forget(self) -> None:
-        """Ranks were lost, and with them what was under way and what was planned for."""
+        """Forget what was under way and what was planned for, after ranks were lost."""
         self._bucket = _Bucket(self._group, self._kind)
         self._going.clear()
         self._early.clear()

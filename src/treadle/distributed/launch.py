@@ -141,7 +141,7 @@ def _require_ulfm(starter: str) -> None:
     if version is None or int(version[1]) < 5:
         raise CommunicationError(
             "launcher",
-            "this MPI cannot go on without some of its ranks",
+            "this MPI cannot continue when ranks are lost",
             saw=(said.stdout or said.stderr).strip().partition("\n")[0],
             hint='install Open MPI 5 (pip install "treadle[mpi]"), or leave on_failure at "end" '
             "and resume from the last checkpoint",

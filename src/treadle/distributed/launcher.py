@@ -107,7 +107,7 @@ class launcher:
         if world is None or self.func is None or self.asked not in (None, world.size):
             raise CommunicationError(
                 "launcher",
-                f"{self.asked} processes are asked for within a job of another size",
+                f"{self.asked} processes are requested within a job of another size",
                 saw="" if world is None else f"a job of {world.size}",
                 hint="start the job with as many processes, or leave the number out",
             )

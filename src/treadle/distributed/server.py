@@ -193,7 +193,7 @@ class Client:
         text = self._call("get", key, self._patience, take)
         if not text:
             raise CommunicationError(
-                "Client", f"nobody left a value under {key!r} within {self._patience:g} s"
+                "Client", f"no value was set for {key!r} within {self._patience:g} s"
             )
         return _decode(text)
 
@@ -201,7 +201,7 @@ class Client:
         """Wait until `size` clients have come to the barrier of this key."""
         if not self._call("barrier", key, size, self._patience):
             raise CommunicationError(
-                "Client", f"fewer than {size} came to {key!r} within {self._patience:g} s"
+                "Client", f"fewer than {size} clients came to {key!r} within {self._patience:g} s"
             )
 
     def bcast_val(self, val: Any, key: str, size: int) -> Any:

@@ -97,7 +97,7 @@ def require_resilience(where: str) -> None:
     if not can_shrink():
         raise CommunicationError(
             where,
-            "this job cannot go on without some of its ranks",
+            "this job cannot continue when ranks are lost",
             saw=f"engine {require_processes().engine!r}",
             hint="start it with launcher(on_failure='shrink'), or by Open MPI 5 with "
             "mpiexec --with-ft ulfm --mca async_mpi_finalize 1; other jobs resume from their last "

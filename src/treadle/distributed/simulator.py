@@ -5,7 +5,7 @@ n ranks an all-reduce of b bytes takes, by a ring or by recursive halving and do
 
     ring       2 (n - 1) α      + 2 (n - 1) / n β b + (n - 1) / n γ b
     halving    2 ceil(log2 n) α + 2 (n - 1) / n β b + (n - 1) / n γ b, times 1.25 for β and γ
-               where n is no power of two
+               where n is not a power of two
 
 (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH,
 2005; the 1.25 stands for the additional steps there). Libraries choose the quicker one by size, and
@@ -28,7 +28,7 @@ from treadle.runtime.comm.buckets import Link
 __all__ = ["Cluster", "Network", "Prediction", "TrainingStep", "all_reduce_seconds", "predict"]
 
 _UNEVEN = 1.25
-"""Factor of bytes that halving and doubling moves where ranks are no power of two."""
+"""Factor of bytes that halving and doubling moves where ranks are not a power of two."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class RankStream(io.TextIOBase):
 
     @property
     def buffer(self) -> BinaryIO:
-        """Bytes go to the other stream as they are."""
+        """Buffer of the other stream, which bytes go to as they are."""
         return self._target.buffer
 
     def writable(self) -> bool:

@@ -44,7 +44,7 @@ def switched_off(path: str) -> tuple[str, ...]:
     except OSError as error:
         raise _wrong(path, "cannot be read", str(error)) from error
     except ValueError as error:  # Neither UTF-8 nor JSON.
-        raise _wrong(path, "is no JSON", str(error)) from error
+        raise _wrong(path, "is not JSON", str(error)) from error
     sections: dict[str, Callable[[], tuple[str, ...]]]
     sections = {"GraphFusion": graph_fusions, "Fusion": lambda: KINDS}
     switch = _object(path, "Switch", _object(path, "the file", data, ("Switch",)).get("Switch"))

@@ -127,7 +127,7 @@ class Options:
     switched_off: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        """Refuse what is no value of an option.
+        """Refuse what is not a value of an option.
 
         Raises:
             GraphError: a value is of another type or out of range, or names an unknown pass or
@@ -177,14 +177,16 @@ def _check_types(options: Options) -> None:
         if kind is not None and type(value) is not kind:
             raise GraphError(
                 "options",
-                f"{entry.name}={value!r} is no {kind.__name__}",
+                f"{entry.name}={value!r} is not of type {kind.__name__}",
                 hint="use True or False" if kind is bool else f"give a value of type {entry.type}",
             )
         if entry.type == "tuple[str, ...]" and not (
             isinstance(value, tuple) and all(isinstance(v, str) for v in value)
         ):
             wanted = f'{entry.name}=("{value}",)' if isinstance(value, str) else "a tuple of names"
-            raise GraphError("options", f"{entry.name}={value!r} is no tuple of names", hint=wanted)
+            raise GraphError(
+                "options", f"{entry.name}={value!r} is not a tuple of names", hint=wanted
+            )
     registered: Any = sys.modules.get("treadle.graph.passes")
     passes = {*PASSES, *(() if registered is None else registered.PASSES)} - _NEEDED
     wrong = [name for name in options.disabled if name not in passes and "." not in name]

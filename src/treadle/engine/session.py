@@ -271,10 +271,10 @@ class Session:
         return Counters() if executor is None else executor.counters
 
     def run_graph(self, key: int, inputs: Sequence[Any] = ()) -> list[Array]:
-        """Run a graph on arrays, one for each input that is no variable, in order.
+        """Run a graph on arrays, one for each input that is not a variable, in order.
 
         Returns:
-            The outputs that are no updates, in order.
+            The outputs that are not updates, in order.
 
         Raises:
             EngineError: there is no such graph, or an array does not fit its input.

@@ -117,7 +117,7 @@ class _Cutter:
     def _memory(self, node: Node) -> Memory:
         device = self._at.get(node)
         if device is None:
-            raise EngineError("several devices", f"nobody knows where {node.op.name} is")
+            raise EngineError("several devices", f"the device of {node.op.name} is not known")
         return device.memory
 
     def spread(self) -> Spread:

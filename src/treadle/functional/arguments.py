@@ -191,7 +191,7 @@ def _require_whole(x: Tensor, op: str) -> None:
     if broken.size:
         raise DTypeError(
             op,
-            f"{broken[0]:g} is no whole number",
+            f"{broken[0]:g} is not a whole number",
             saw=str(x.type),
             hint="class numbers and positions are integers; round() them, or cast with astype()",
         )

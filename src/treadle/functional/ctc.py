@@ -55,8 +55,8 @@ def ctc_loss(
 
     Raises:
         ShapeError: shapes do not fit.
-        IndexRangeError: a label is no class, or a length is longer than what it counts.
-        ValueError: an unknown reduction, or a blank that is no class.
+        IndexRangeError: a label is not a class, or a length is longer than what it counts.
+        ValueError: an unknown reduction, or a blank that is not a class.
 
     Source: Graves et al., Connectionist temporal classification, ICML 2006.
 

@@ -35,7 +35,7 @@ def set_execution_strategy(option: str) -> None:
     words = str(option).split("_")
     if not set(words) <= set(_WORDS) or {"HEURISTIC", "PROFILE"} <= set(words):
         raise ValueError(
-            f"{option!r} is no strategy: use HEURISTIC or PROFILE, and perhaps _REPRODUCIBLE"
+            f"{option!r} is not a strategy: use HEURISTIC or PROFILE, and perhaps _REPRODUCIBLE"
         )
     config.benchmark_kernel = "PROFILE" in words
     config.deterministic_kernel = "REPRODUCIBLE" in words

@@ -39,7 +39,7 @@ __all__ = [
 
 
 class LabelError(ShapeError, AssertionError):
-    """Labels that are no class numbers for these scores; MegEngine raises an AssertionError."""
+    """Labels that are not class numbers for these scores; MegEngine raises an AssertionError."""
 
     def __init__(self, pred: Tensor, label: Tensor, axis: int) -> None:
         hint = "label holds class numbers, in the shape of pred without its class axis"
@@ -120,8 +120,8 @@ def cross_entropy(
 
     Raises:
         ShapeError: the label does not have one axis less than pred.
-        DTypeError: a label is no whole number.
-        IndexRangeError: a label is no class.
+        DTypeError: a label is not a whole number.
+        IndexRangeError: a label is not a class.
 
     Example:
         >>> scores = mge.tensor([[0., 0.], [0., 100.]])

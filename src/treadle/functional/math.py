@@ -101,7 +101,7 @@ def isfinite(inp: Any) -> Tensor:
 
 
 def _number(x: Any) -> Tensor:
-    """A tensor that is no bool: truth values become 0 and 1."""
+    """A tensor that is not a bool: truth values become 0 and 1."""
     operand = as_tensor(x)
     return operand.astype(uint8) if operand._kind.dtype is bool_ else operand
 

@@ -62,7 +62,7 @@ def embedding(
     """Rows of weight (rows, dim) by integer indices of any shape: (*shape, dim).
 
     Raises:
-        DTypeError: the indices are no integers.
+        DTypeError: the indices are not integers.
         IndexRangeError: an index lies outside the rows.
         ValueError: padding_idx, max_norm or norm_type is given.
 
@@ -91,7 +91,7 @@ def one_hot(inp: Tensor, num_classes: int) -> Tensor:
     The element type of `inp` is kept.
 
     Raises:
-        IndexRangeError: an index is no class.
+        IndexRangeError: an index is not a class.
 
     Example:
         >>> F.one_hot(mge.tensor([2, 0]), 3).tolist()
@@ -122,7 +122,7 @@ def pixel_shuffle(inp: Tensor, upscale_factor: int) -> Tensor:
     Source: Shi et al., Real-time single image and video super-resolution, CVPR 2016.
 
     Raises:
-        ShapeError: the channels are no multiple of r^2.
+        ShapeError: the channels are not a multiple of r^2.
 
     Example:
         >>> F.pixel_shuffle(mge.tensor([[[1.]], [[2.]], [[3.]], [[4.]]]), 2).tolist()
@@ -138,7 +138,7 @@ def pixel_shuffle(inp: Tensor, upscale_factor: int) -> Tensor:
         )
     *lead, channels, height, width = x.shape
     if channels % (r * r):
-        raise ShapeError("pixel_shuffle", f"{channels} channels are no multiple of {r * r}")
+        raise ShapeError("pixel_shuffle", f"{channels} channels are not a multiple of {r * r}")
     parts = x.reshape((-1, channels // (r * r), r, r, height, width))
     moved = parts.transpose(0, 1, 4, 2, 5, 3)
     return moved.reshape((*lead, channels // (r * r), height * r, width * r))

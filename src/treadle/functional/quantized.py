@@ -273,7 +273,7 @@ def dynamic_linear(
         (..., out), of inp's element type. What shares a scale with NaN or an infinity is NaN.
 
     Raises:
-        DTypeError: inp is no real number, or weight not quantized as above.
+        DTypeError: inp is not a real number, or weight not quantized as above.
         ShapeError: the numbers of features differ, or there are more than 131,071.
         ValueError: the activation or `scales` is unknown.
 

@@ -55,7 +55,7 @@ def region_restricted_conv(
     *_, depth, rows, columns = w.shape
     outputs = w.size // (depth * rows * columns)
     if outputs % groups:
-        raise _misfit(f"{outputs} results are no {groups} groups", x, w)
+        raise _misfit(f"{outputs} results do not form {groups} groups", x, w)
     window = (rows, columns), padding, stride, dilation
     cells = sliding_window(x, *window)
     n, _, height, width = cells.shape[:4]

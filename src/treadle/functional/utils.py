@@ -48,7 +48,7 @@ class _Failed(Tensor):
 
     def numpy(self) -> NoReturn:
         """Raise the error of the op."""
-        raise DeviceError("op", "one that ran before has failed") from RuntimeError(_SIMULATED)
+        raise DeviceError("op", "an earlier one has failed") from RuntimeError(_SIMULATED)
 
 
 _SIMULATED = "a simulated error"

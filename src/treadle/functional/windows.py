@@ -84,7 +84,7 @@ def pad(
     if x._kind.quantized is not None and x._kind.quantized.is_per_channel:
         raise DTypeError(
             "pad",
-            "a border is on the grid of no channel",
+            "no border is on the grids of all channels",
             saw=str(x._kind.quantized),
             hint="cast with astype('float32') first",
         )

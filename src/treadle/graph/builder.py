@@ -109,7 +109,7 @@ class GraphBuilder:
         return self.apply(Constant(data, device), ())[0]
 
     def guard(self, relations: Iterable[Relation]) -> None:
-        """The graph holds only for extents of which these are true."""
+        """Limit the graph to extents of which these relations are true."""
         self._guards.update(dict.fromkeys(relations))
 
     def expects(self, op: Op, inputs: Sequence[GraphOperand]) -> bool:

@@ -171,7 +171,7 @@ class CellBuilder:
             return self._total(node, node.op, index, guards)
         if is_scalar_op(node.op):
             return self._elementwise(node, node.op, index, guards)
-        raise Refused(f"{node.op.name} is no part of a loop nest")
+        raise Refused(f"{node.op.name} is not part of a loop nest")
 
     def share(self, key: Any, make: Callable[[], C]) -> C:
         """The one cell of this description."""

@@ -42,7 +42,7 @@ MOST_SPLITS = 12
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reason why a body is no loop nest."""
+    """Reason why a body is not a loop nest."""
 
     reason: str
 
@@ -299,7 +299,7 @@ def _class(node: Node) -> tuple[Shape, frozenset[int]]:
     shape = extents(node.inputs[0])
     op = node.op
     if not isinstance(op, Reduce):
-        raise Refused(f"{op.name} is no reduction")
+        raise Refused(f"{op.name} is not a reduction")
     axes = normalize_axes(op.axes, len(shape), op.name)
     long = [a for a, d in enumerate(shape) if not is_identical(d, 1)]
     return tuple(shape[a] for a in long), frozenset(i for i, a in enumerate(long) if a in axes)

@@ -31,7 +31,7 @@ def value_and_gradient(graph: Graph, wanted: Sequence[int] | None = None) -> Gra
         wanted: positions of the inputs to differentiate by; None: all floating ones.
 
     Raises:
-        NoGradient: the first output is no 0-d float, or an op on the way has no gradient.
+        NoGradient: the first output is not a 0-d float, or an op on the way has no gradient.
     """
     _check_scalar(graph)
     builder, inside = _continued(graph)
@@ -78,7 +78,7 @@ def _check_scalar(graph: Graph) -> None:
             hint="sum the result, or use pullback() with a cotangent",
         )
     if not is_differentiable(graph.outputs[0].type):
-        raise NoGradient(f"graph {graph.name}", "the first output is no floating-point number")
+        raise NoGradient(f"graph {graph.name}", "the first output is not a floating-point number")
 
 
 def _float_inputs(graph: Graph) -> tuple[int, ...]:

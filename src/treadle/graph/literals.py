@@ -102,13 +102,13 @@ class ValueParser:
             return self._atom()
         value = self._unary()
         if isinstance(value, bool) or not isinstance(value, (int, float, Expr)):
-            raise error(token, "'-' stands before something that is no number")
+            raise error(token, "'-' stands before something that is not a number")
         return -value
 
     def _arithmetic(self, sign: Token, x: Any, y: Any) -> Any:
         for value in (x, y):
             if isinstance(value, bool) or not isinstance(value, (int, Expr)):
-                raise error(sign, f"{sign} stands between values that are no extents")
+                raise error(sign, f"{sign} stands between values that are not extents")
         if sign.text in ("//", "%") and y == 0:
             raise error(sign, "division by zero")
         return _ARITHMETIC[sign.text](x, y)
@@ -207,7 +207,7 @@ def literal(token: Token) -> Any:
             return int(token.text) if token.kind == "int" else float(token.text)
         return ast.literal_eval(token.text)
     except (SyntaxError, ValueError) as problem:
-        raise error(token, f"{token} is no literal") from problem
+        raise error(token, f"{token} is not a literal") from problem
 
 
 _CALLS: dict[str, Callable[..., Any]] = {"min": minimum, "max": maximum, "complex": complex}

@@ -31,7 +31,7 @@ def parse(text: str, constants: Mapping[str, ArrayData] | None = None) -> Graph:
             becomes a constant of known type without data.
 
     Raises:
-        GraphError: the text is no graph, or its types are not those the ops infer.
+        GraphError: the text is not a graph, or its types are not those the ops infer.
     """
     cursor = Cursor(text)
     try:

@@ -47,4 +47,4 @@ def _option(cursor: Cursor, values: ValueParser) -> tuple[str, object]:
 
 
 def _no_region() -> object:
-    raise GraphError("passes", "an option is no graph and no op")
+    raise GraphError("passes", "an option is neither a graph nor an op")

@@ -164,7 +164,7 @@ class FollowingBuilder(GraphBuilder):
                 super().arrange_inputs(order)
 
     def guard(self, relations: Iterable[Relation]) -> None:
-        """The graph holds only for extents of which these are true."""
+        """Limit the graph to extents of which these relations are true."""
         given = dict.fromkeys(relations)
         ahead = self._ahead
         if ahead is not None and not given.keys() <= set(ahead.graph.guards):

@@ -53,7 +53,7 @@ def _whole_slice(m: Found) -> Value | None:
 
 
 def _slice_of_slice(m: Found) -> Value | None:
-    """Steps multiply and starts add up, where both go forward."""
+    """Join two slices that both go forward: steps multiply and starts add up."""
     outer, inner = m.root.op, m.nodes["inner"].op
     if not isinstance(outer, Slice) or not isinstance(inner, Slice):
         return None

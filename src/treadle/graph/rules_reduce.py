@@ -283,7 +283,7 @@ PRODUCTS = (
 
 
 def _single(m: Found) -> Value | None:
-    """One element looks the same in every order."""
+    """Replace a move of one element, which looks the same in every order, by a broadcast."""
     x = m["x"]
     if not x.type.is_static or size_of(x.type.shape) != 1:
         return None

@@ -105,7 +105,7 @@ def _git(
         raise FetcherError("hub", "git is not installed", hint="apt install git") from error
     except subprocess.TimeoutExpired as error:
         raise FetcherError(
-            "hub", f"git has taken {_TIMEOUT_SECONDS} s", saw=str(command)
+            "hub", f"git did not finish within {_TIMEOUT_SECONDS} s", saw=str(command)
         ) from error
 
 

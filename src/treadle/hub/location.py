@@ -93,7 +93,7 @@ def parse(
 def _directory(text: str, commit: str | None) -> Path:
     path = Path(text).expanduser().absolute()
     if not path.is_dir():
-        raise InvalidRepo("hub", f"{path} is no directory")
+        raise InvalidRepo("hub", f"{path} is not a directory")
     if commit is not None:
         hint = f"use {path.as_uri()!r}, if it is a git repository"
         raise InvalidRepo("hub", "a directory is used as it is, without a commit", hint=hint)
@@ -134,7 +134,7 @@ def _checked_ref(ref: str) -> str:
     """A branch or tag; the rules of `git check-ref-format`, and narrower ones."""
     parts = ref.split("/")
     if any(not part or part.startswith(".") or part.endswith((".", ".lock")) for part in parts):
-        raise InvalidRepo("hub", "this is no name of a branch or tag", saw=repr(ref))
+        raise InvalidRepo("hub", "this is not a name of a branch or tag", saw=repr(ref))
     return _checked("branch or tag", ref, _REF)
 
 

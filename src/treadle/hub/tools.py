@@ -21,12 +21,12 @@ def load_module(name: str, path: str | os.PathLike[str]) -> ModuleType:
         path: the file.
 
     Raises:
-        HubError: there is no such file, or it is no Python file.
+        HubError: there is no such file, or it is not a Python file.
         Exception: whatever the file raises.
     """
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not os.path.isfile(path):
-        raise HubError(f"hub.load_module({name!r})", f"{os.fspath(path)} is no Python file")
+        raise HubError(f"hub.load_module({name!r})", f"{os.fspath(path)} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

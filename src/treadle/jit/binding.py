@@ -264,7 +264,7 @@ class Binding:
                         handle._data = np.array(_dense(handle), order="C", copy=True)
 
     def _look_again(self, now: list[Any], before: Watch) -> Watch:
-        """Some handles were rebound since the last call; `now` becomes what they hold."""
+        """Look at handles that were rebound since the last call; `now` becomes what they hold."""
         if not all(map(fits, self._tensors, self._types, self._at)):
             raise _changed()
         arrays = [

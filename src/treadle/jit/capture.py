@@ -128,7 +128,7 @@ class Symbol:
 def _astray() -> TraceError:
     return TraceError(
         "jit",
-        "a tensor is used outside of the capture that goes on, or went on, with it",
+        "a tensor of a capture is used outside of it",
         hint="compile before other threads use the same tensors, and return what is needed outside",
     )
 
@@ -208,13 +208,13 @@ class Capture:
         return wrap(Symbol(self, self._literals[key]), kind)
 
     def rebound(self, tensor: Tensor, value: Tensor, /) -> None:
-        """A handle is about to be rebound: it must be known, to be written back."""
+        """Bind a handle that is about to be rebound, so that it is written back."""
         for held in (tensor, value):
             if type(held._data) is not Symbol:
                 self.bind(held, State(held))
 
     def watch_grad(self, tensor: Tensor, /) -> None:
-        """The `grad` of a tensor is about to be read or replaced."""
+        """Bind the `grad` of a tensor, which is about to be read or replaced."""
         if id(tensor) in self._grads:
             return
         before = tensor.__dict__.get("grad")
@@ -253,7 +253,7 @@ class Capture:
         return self.streams.draw(stream, blocks, kind)
 
     def enter_manager(self, outer: bool, /) -> None:
-        """A gradient manager begins to record."""
+        """Raise where a manager begins to record while another one around the function records."""
         if outer and LOCAL.hook is self:
             raise ManagerInside(
                 "jit",
@@ -262,7 +262,7 @@ class Capture:
             )
 
     def guard(self, read: Callable[[], Any], value: Any, /) -> None:
-        """The graph holds only while `read()` gives `value`."""
+        """Limit the graph to calls in which `read()` gives `value`."""
         self._guards.append(Guard(read, value))
 
     def grouped(self, name: str) -> AbstractContextManager[None]:
@@ -306,7 +306,7 @@ class Capture:
         if data.capture is not self:
             raise TraceError(
                 "jit",
-                "a tensor belongs to a capture that has ended or goes on elsewhere",
+                "a tensor belongs to a capture that has ended or runs elsewhere",
                 hint="return tensors from the compiled function in place of storing them",
             )
         return data.operand

@@ -70,7 +70,7 @@ class OpComparison:
 
     @property
     def tolerance(self) -> float:
-        """Largest `relative` that is no difference."""
+        """Largest `relative` that is not a difference."""
         return self.difference.tolerance
 
     @property

@@ -172,7 +172,7 @@ def scan(
         if isinstance(given, Tensor) or not all(isinstance(x, Tensor) for x in given):
             raise TraceError(
                 "jit.scan",
-                f"{name} is no flat sequence of tensors",
+                f"{name} is not a flat sequence of tensors",
                 saw=_kinds(given),
                 hint="pass sequences of tensors, as in scan(body, (state,), (stacked,))",
             )
@@ -230,7 +230,7 @@ def _flat(body: Callable[..., Any]) -> Callable[..., Any]:
         if not all(isinstance(x, Tensor) for x in made):
             raise TraceError(
                 "jit.scan",
-                "the body returns something else than tensors",
+                "the body returns something other than tensors",
                 saw=_kinds(made),
                 hint="return the next state and then what is stacked, all in one flat tuple",
             )
@@ -344,7 +344,7 @@ class _Region(Capture):
         return {s: found[self._outer.operand(t).value] for s, t in self.streams.taken.items()}
 
     def watch_grad(self, tensor: Tensor, /) -> None:
-        """Slots belong to the program as a whole."""
+        """Hand the slot on to the capture around: slots belong to the program as a whole."""
         self._outer.watch_grad(tensor)
 
     def rebound(self, tensor: Tensor, value: Tensor, /) -> None:

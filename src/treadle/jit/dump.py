@@ -163,7 +163,7 @@ def inference_graph(name: str, captured: CapturedCall, wanted: Sequence[int]) ->
             nodes.append(node)
             made = node.outputs[0]
         else:
-            raise TypeError(f"{source!r} is no input of a model")
+            raise TypeError(f"{source!r} is not an input of a model")
         values[value] = made
     live = live_nodes(old)
     kept = [node for node in old.nodes if node in live]

@@ -20,7 +20,7 @@ def checked_axes(given: Any) -> Dynamic:
     """Check and return the value of `dynamic=`.
 
     Raises:
-        ShapeError: it is no mapping of arguments to mappings of axes to names.
+        ShapeError: it is not a mapping of arguments to mappings of axes to names.
     """
     if given is None or isinstance(given, bool):
         return given

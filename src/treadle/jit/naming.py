@@ -63,7 +63,7 @@ class Scopes:
         return ".".join(name for _, name in self._stack if name)
 
     def launch(self, op: Op, launch: Callable[..., Any], /) -> Callable[..., Any]:
-        """Ops are not looked at."""
+        """Return the launch: ops are not looked at."""
         return launch
 
     def program(self, name: str, run: Callable[[], Any], /) -> Any:

@@ -29,7 +29,7 @@ def print(fmt: Any = "", /, *values: Any, **named: Any) -> None:
     Args:
         fmt: a format string as for `str.format`: `jit.print("loss {:.3f}", loss)`. Text without
             fields is followed by the values, as with `tf.print` and Python's `print`; so is
-            anything that is no text.
+            anything that is not text.
         values, named: what its fields mean. Tensors of any shape and type are printed with the
             values they have when the program runs; a format such as `{:.3f}` applies to every
             element. Anything else is printed as it is when the function is captured.
@@ -64,7 +64,7 @@ def breakpoint(*values: Tensor, **named: Tensor) -> None:
         named: tensors by name.
 
     Raises:
-        TypeError: a value is no tensor.
+        TypeError: a value is not a tensor.
     """
     frame = sys._getframe(1)
     around = {k: v for k, v in frame.f_locals.items() if isinstance(v, Tensor) and k.isidentifier()}
@@ -75,7 +75,7 @@ def breakpoint(*values: Tensor, **named: Tensor) -> None:
     chosen.update(named)
     for name, value in chosen.items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"jit.breakpoint: {name} is no tensor but {type(value).__name__}")
+            raise TypeError(f"jit.breakpoint: {name} is not a tensor but {type(value).__name__}")
     op = Pause(",".join(chosen), frame.f_code.co_filename, frame.f_lineno)
     _observe(op, list(chosen.values()))
 

@@ -125,7 +125,7 @@ class Watch:
         return results
 
     def literal(self, value: Any, kind: EagerType, /) -> Tensor:
-        """A number is part of the op that uses it."""
+        """Return a number as a tensor that is part of the op that uses it."""
         with self._aside():
             made = scalar_tensor(value, kind)
         # A copy: the number's tensor is shared by all who ask for it.
@@ -138,11 +138,11 @@ class Watch:
         self._note(tensor, ("const", ""))
 
     def rebound(self, tensor: Tensor, value: Tensor, /) -> None:
-        """A handle stands for another value from here on."""
+        """Note that a handle stands for another value from here on."""
         self._note(tensor, self._operand(value))
 
     def watch_grad(self, tensor: Tensor, /) -> None:
-        """Gradients are kept as they are outside; whether there was one is part of the world."""
+        """Note whether a tensor has a gradient; gradients are kept as they are outside."""
         self._empty.setdefault(id(tensor), tensor.__dict__.get("grad") is None)
 
     def host_value(
@@ -165,10 +165,10 @@ class Watch:
         return self.host_value(None, stream.reserve, kind, (4,), (blocks,))
 
     def enter_manager(self, outer: bool, /) -> None:
-        """Managers record as they do outside."""
+        """Do nothing: managers record as they do outside."""
 
     def guard(self, read: Callable[[], Any], value: Any, /) -> None:
-        """The body runs at each call anyway."""
+        """Do nothing: the body runs at each call anyway."""
 
 
 def _name(op: Op) -> str:

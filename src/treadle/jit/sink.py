@@ -77,7 +77,7 @@ def sink(step: Compiled[Any, Any], data: Iterable[Any], iterations: int) -> Iter
         What `step` returned in the last iteration of each native call.
 
     Raises:
-        TraceError: `step` is no compiled function, or leaves state in new arrays.
+        TraceError: `step` is not a compiled function, or leaves state in new arrays.
         CompileError: the program has ops that only Python can run.
 
     Example:

@@ -8,7 +8,7 @@
     scores = network.get_io_tensor("scores").to_numpy()
 
 Files are those that `trace.dump` and `treadle compile` write. Those with native code need no
-compiler, which is not even imported. On devices that are no host the graph is compiled.
+compiler, which is not even imported. On devices that are not the host the graph is compiled.
 """
 
 from treadle.lite.base import (

@@ -19,7 +19,7 @@ class LiteBackend(IntEnum):
 
 
 class LiteDeviceType(IntEnum):
-    """Kinds of devices; one that is no host needs a backend. `LITE_OPENCL` is Treadle's own."""
+    """Kinds of devices; all but the host need a backend. `LITE_OPENCL` is Treadle's own."""
 
     LITE_CPU = 0
     LITE_CUDA = 1

@@ -37,8 +37,8 @@ class LiteNetwork:
     without such code, are compiled when they are first met. Inputs are read, and outputs are
     written, where their tensors are; networks and threads that share a model share its weights.
 
-    On a device that is no host the graph of the file is compiled for it. Arrays of the host are
-    copied there and back, but for ends that `io` says are the device's (`is_host=False`): those
+    On a device that is not the host, the graph of the file is compiled for it. Arrays of the host
+    are copied there and back, but for ends that `io` says are the device's (`is_host=False`): those
     are tensors there, which another network may share.
 
     Args:
@@ -394,7 +394,7 @@ def _asked(asked: Sequence[LiteIO], ends: Sequence[LiteIO]) -> dict[str, LiteIO]
 
 
 def _keep(tensor: LiteTensor, result: Array, shape: bool) -> None:
-    """Give a result to an output that is no memory of the host: a shape, a tensor on a device."""
+    """Give a result to an output that is not memory of the host: a shape, a tensor on a device."""
     if shape:
         tensor.set_data_by_copy(np.array(result.shape, np.int32))
     elif device_kind(tensor.device_type):

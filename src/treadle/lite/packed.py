@@ -56,7 +56,7 @@ def pack(path: Path, model: bytes, info: bytes, cache: Choices, methods: Mapping
         methods: names of decryption for "model" and "info"; "" for none.
 
     Raises:
-        ValueError: the facts are no JSON.
+        ValueError: the facts are not JSON.
     """
     if not methods["info"]:
         json.loads(info)
@@ -83,13 +83,13 @@ def unpack(raw: bytes) -> Packed:
             held = {name: archive.read(name) for name in archive.namelist()}
         methods = json.loads(held.get(_CRYPTION, b"{}"))
         if not isinstance(methods, Mapping):
-            raise ValueError("its methods of decryption are no object")
+            raise ValueError("its methods of decryption are not an object")
         for member, kind in ((_MODEL, "model"), (_INFO, "info")):
             if methods.get(kind):
                 held[member] = decrypted(held[member], methods[kind])
         info = json.loads(held.get(_INFO, b"{}"))
         if not isinstance(info, Mapping) or not isinstance(info.get("options", {}), Mapping):
-            raise ValueError("its facts are no object")
+            raise ValueError("its facts are not an object")
         cache = choices_of(held[_CACHE].decode()) if _CACHE in held else {}
         return Packed(held[_MODEL], info, cache)
     except (zipfile.BadZipFile, KeyError, ValueError, EOFError, NotImplementedError) as error:

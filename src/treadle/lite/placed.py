@@ -1,4 +1,4 @@
-"""Tensors of Lite in the memory of a device that is no host."""
+"""Tensors of Lite in the memory of a device that is not the host."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class PlacedTensor(LiteTensor):
     def slice(
         self, start: Sequence[int], end: Sequence[int], step: Sequence[int] | None = None
     ) -> LiteTensor:
-        """Parts of a tensor share its memory, which those of a device cannot.
+        """Raise RuntimeError: parts of a device's tensor cannot share its memory.
 
         Raises:
             RuntimeError: always.
@@ -143,7 +143,7 @@ class PlacedTensor(LiteTensor):
     def set_data_by_share(
         self, data: Any, length: int = 0, layout: LiteLayout | None = None
     ) -> None:
-        """The host's memory cannot be a device's.
+        """Raise RuntimeError: the host's memory cannot be a device's.
 
         Raises:
             RuntimeError: always.
@@ -159,7 +159,7 @@ class PlacedTensor(LiteTensor):
         self._own(own.get_data_by_share())
 
     def get_data_by_share(self) -> Array:
-        """The memory is not the host's.
+        """Raise RuntimeError: the memory is not the host's.
 
         Raises:
             RuntimeError: always.

@@ -96,7 +96,7 @@ def convert(
     safetensors of plain numbers, `config.json` and `tokenizer.json`.
 
     Matrices take the format; the embedding and the head at least Q8_0; what has one axis and
-    routers of experts stay float32. Rows that are no whole number of blocks become F16.
+    routers of experts stay float32. Rows that are not a whole number of blocks become F16.
 
     Args:
         source: a GGUF file or a directory of safetensors.
@@ -115,7 +115,7 @@ def convert(
     origin, where = os.fspath(source), os.fspath(target)
     if format and format not in (*NUMBERS, *WRITTEN):
         known = ", ".join((*NUMBERS, *WRITTEN))
-        raise DTypeError("convert", "no such format is written", saw=repr(format), hint=known)
+        raise DTypeError("convert", "this format cannot be written", saw=repr(format), hint=known)
     report = Report(where)
     if not where.endswith(".gguf"):
         if format in FORMATS:

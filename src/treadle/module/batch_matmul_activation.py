@@ -31,7 +31,7 @@ class BatchMatMulActivation(Module):
 
     Raises:
         ValueError: there is no such activation.
-        DTypeError: an extent is no int.
+        DTypeError: an extent is not an int.
         ShapeError: an extent is negative.
     """
 

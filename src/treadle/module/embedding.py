@@ -27,7 +27,7 @@ class Embedding(Module):
 
     Raises:
         ValueError: a reserved argument is used.
-        DTypeError: an extent is no int.
+        DTypeError: an extent is not an int.
         ShapeError: an extent is negative, or `initial_weight` has another shape.
     """
 

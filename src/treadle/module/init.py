@@ -70,7 +70,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     sqrt(2 / (1 + param**2)) for leaky_relu, whose slope `param` is 0.01 by default.
 
     Raises:
-        ValueError: the nonlinearity is none of these, or the slope is no number.
+        ValueError: the nonlinearity is none of these, or the slope is not a number.
     """
     if nonlinearity in _LINEAR:
         return 1.0

@@ -27,7 +27,7 @@ class Linear(Module):
     sqrt(1 / in_features); `bias` (out_features,), zero.
 
     Raises:
-        DTypeError: a number of features is no int.
+        DTypeError: a number of features is not an int.
         ShapeError: a number of features is negative.
     """
 

@@ -383,7 +383,7 @@ def expand(key: str, value: Any) -> Iterator[tuple[str, Leaf]]:
     """Tensors and modules in an attribute, with dotted names; dicts go by sorted keys.
 
     Raises:
-        AssertionError: a dict that holds a tensor or module has a key that is no string.
+        AssertionError: a dict that holds a tensor or module has a key that is not a string.
     """
     if isinstance(value, (Tensor, Module)):
         yield key, value

@@ -64,7 +64,7 @@ class AvgPool2d(_PoolNd):
         kernel_size: extents of the window along (H, W); an int stands for both.
         stride: distance between windows; `kernel_size` if left out.
         padding: cells of zeros added on both sides.
-        mode: "average_count_exclude_padding" divides by the number of cells that are no padding,
+        mode: "average_count_exclude_padding" divides by the number of cells that are not padding,
             "average" by the window's size.
         name: a name for messages and graphs.
 

@@ -16,7 +16,7 @@ def require_images(x: object, where: str) -> Tensor:
     """The argument, a tensor with four axes.
 
     Raises:
-        TypeError: it is no tensor.
+        TypeError: it is not a tensor.
         ShapeError: it has another number of axes.
     """
     if not isinstance(x, Tensor):

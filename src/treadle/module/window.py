@@ -33,7 +33,7 @@ def require_size(value: int, what: str, least: int = 0) -> None:
     """Raise unless a number of features or channels is an int of at least `least`.
 
     Raises:
-        DTypeError: it is no int.
+        DTypeError: it is not an int.
         ShapeError: it is too small.
     """
     problem, hint = f"expects an int of at least {least}", f"pass {least} or more"

@@ -1,7 +1,7 @@
 """Pooling to a fixed number of cells, whatever the input's extents.
 
 Window i of m over n cells reaches from floor(i n / m) to ceil((i + 1) n / m), so that windows
-cover the input and overlap where n is no multiple of m.
+cover the input and overlap where n is not a multiple of m.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class AllReduceBucket(Collective):
         self.check_group(xs[0])
         if self.kind not in REDUCTIONS:
             raise self.error(
-                f"{self.kind!r} is no reduction", xs, "use one of " + ", ".join(REDUCTIONS)
+                f"{self.kind!r} is not a reduction", xs, "use one of " + ", ".join(REDUCTIONS)
             )
         return xs
 

@@ -156,7 +156,7 @@ class AllReduce(Collective):
         self.check_group(x)
         if self.kind not in REDUCTIONS:
             raise self.error(
-                f"{self.kind!r} is no reduction", (x,), "use one of " + ", ".join(REDUCTIONS)
+                f"{self.kind!r} is not a reduction", (x,), "use one of " + ", ".join(REDUCTIONS)
             )
         return (x,)
 

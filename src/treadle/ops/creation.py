@@ -44,7 +44,7 @@ def check_value(op: Op, value: complex, dtype: DType) -> None:
     if np.iscomplexobj(value) and dtype.kind != "complex":
         problem = f"{value} is complex, {dtype.name} is not"
     elif dtype.is_integer and not _is_finite(value):
-        problem = f"{value} is no {dtype.name}"
+        problem = f"{value} is not a value of {dtype.name}"
     else:
         return
     raise DTypeError(op.name, problem, saw=str(op), hint="use a floating or complex dtype")
@@ -149,7 +149,7 @@ class Full(Creation):
             BadSample(lambda: cls((2, -1)), (), ShapeError, "[2,-1] has a negative extent"),
             BadSample(lambda: cls((2**40,)), (), OutOfMemory, "4398046511104 bytes"),
             BadSample(lambda: cls((2**40,), 1.0), (), OutOfMemory, "float32[1099511627776]"),
-            BadSample(lambda: cls((2,), math.inf, dt.int32), (), DTypeError, "inf is no int32"),
+            BadSample(lambda: cls((2,), math.inf, dt.int32), (), DTypeError, "inf is not a value"),
         )
 
 

@@ -274,7 +274,7 @@ def _results(
 
 
 def _as_inferred(name: str, made: Any, wanted: TensorType) -> Array:
-    """A result as an array of the type that was inferred; what is no array becomes one of it.
+    """A result as an array of the type that was inferred; what is not an array becomes one of it.
 
     Raises:
         ShapeError, DTypeError: it is of another type.

@@ -320,7 +320,7 @@ def _axes_used(item: Any) -> int:
 
 
 def _is_array(item: Any) -> bool:
-    """Return whether an item gathers: an operand or array that is no Python-like integer."""
+    """Return whether an item gathers: an operand or array that is not a Python-like integer."""
     return isinstance(item, (Operators, np.ndarray))
 
 

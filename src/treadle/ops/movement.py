@@ -96,7 +96,7 @@ class Transpose(Movement):
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         if sorted(self.permutation) != list(range(x.ndim)):
             raise self.error(
-                f"{self.permutation} is no permutation of {x.ndim} axes",
+                f"{self.permutation} is not a permutation of {x.ndim} axes",
                 (x,),
                 "name every axis once; F.swapaxes(x, i, j) exchanges two",
             )

@@ -107,7 +107,7 @@ def standardize(x: V, axes: Axes, eps: float) -> tuple[V, V]:
 
 def _check_axes(op: Op, x: TensorType, axes: Axes) -> None:
     if tuple(sorted(set(axes))) != axes or any(not 0 <= a < x.ndim for a in axes):
-        raise op.error(f"{axes} are no sorted axes of x", (x,), "name each axis once, in order")
+        raise op.error(f"{axes} are not sorted axes of x", (x,), "name each axis once, in order")
 
 
 @op

@@ -508,7 +508,7 @@ def family(cls: type[_T]) -> type[_T]:
 def op(cls: type[_T]) -> type[_T]:
     """Class decorator that makes a declaration an op: frozen, compared by value, registered.
 
-    Annotations that are no ClassVar, inherited ones first, become attributes and parameters of
+    Annotations that are not ClassVar, inherited ones first, become attributes and parameters of
     the constructor. An op without attributes has a single instance, so `Add() is Add()`.
     """
     cls._fields = attribute_names(cls)

@@ -248,7 +248,7 @@ def power(x: T, other: Any) -> T:
     if wanted is not None and wanted.is_integer and other < 0:
         raise DTypeError(
             "pow",
-            "integers to a negative power are no integers",
+            "integers to a negative power are not integers",
             saw=f"{x.type}, {other!r}",
             hint="cast with astype() to a floating type, or write the exponent as a float",
         )

@@ -428,7 +428,7 @@ class AvgPoolGrad(SpreadAverages, AverageWindow):
                 lambda: cls((2,), (1,), ((0,),), False, False, (4,)),  # type: ignore[arg-type]
                 (Arg((1, 1, 3)),),
                 ShapeError,
-                "padding is no tuple of pairs",
+                "padding is not a tuple of pairs",
             ),
         )
 

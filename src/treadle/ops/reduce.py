@@ -194,7 +194,7 @@ def require_elements(op: Op, x: TensorType, axes: tuple[int, ...]) -> None:
         require(
             less_equal(1, x.shape[axis]),
             lambda axis=axis: op.error(  # type: ignore[misc]
-                f"axis {axis} has no elements, and nothing stands for none of them",
+                f"axis {axis} has no elements, and the op has no value for none of them",
                 (x,),
                 "leave out empty inputs",
             ),

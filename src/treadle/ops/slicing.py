@@ -71,7 +71,7 @@ class Box(Movement):
 
         def otherwise() -> ShapeError:
             return self.error(
-                f"{start}:{stop}:{step} are no bounds of axis {axis} with extent {extent}",
+                f"{start}:{stop}:{step} are not bounds of axis {axis} with extent {extent}",
                 types,
                 "normalize them with slice.indices(extent)",
             )
@@ -228,7 +228,7 @@ class Pad(Movement):
         if x.dtype.is_integer and not math.isfinite(self.value):
             raise DTypeError(
                 self.name,
-                f"{self.value} is no {x.dtype.name}",
+                f"{self.value} is not a value of {x.dtype.name}",
                 saw=self.saw((x,)),
                 hint="pad with a whole number, or cast with astype()",
             )

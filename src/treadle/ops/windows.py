@@ -85,7 +85,7 @@ class Window:
     def _check_attributes(self, op: str, spatial: Shape, saw: str) -> None:
         fail = self._failure(op, spatial, saw)
         if not _are_pairs(self.padding):
-            raise fail("padding is no tuple of pairs", "give padding as ((before, after), ...)")
+            raise fail("padding is not a tuple of pairs", "give padding as ((before, after), ...)")
         parts: tuple[tuple[str, tuple[object, ...]], ...] = (
             ("kernel", self.kernel),
             ("strides", self.strides),

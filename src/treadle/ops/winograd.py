@@ -70,7 +70,7 @@ class WinogradConv(Winograd):
 
     @property
     def direct(self) -> Conv | WideConv:
-        """The convolution whose results it has, where it is no gradient."""
+        """The convolution whose results it has, where it is not a gradient."""
         direct = WideConv if self.wide else Conv
         return direct(self.strides, self.padding, self.dilation, self.groups)
 

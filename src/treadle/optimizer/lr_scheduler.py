@@ -24,7 +24,7 @@ class LRScheduler(metaclass=Constructed):
         current_epoch: the last epoch that is done; -1 to begin.
 
     Raises:
-        TypeError: `optimizer` is no optimizer.
+        TypeError: `optimizer` is not an optimizer.
         KeyError: `current_epoch` resumes but a group has no "initial_lr".
     """
 

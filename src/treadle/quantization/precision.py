@@ -205,7 +205,7 @@ def kept_nodes(graph: Graph, patterns: Collection[str]) -> set[Node]:
         if not fits:
             raise GraphError(
                 "precision",
-                f"keep names {pattern!r}, which is no op, node or value of the graph",
+                f"keep names {pattern!r}, which is not an op, node or value of the graph",
                 hint="`treadle info` lists the nodes of a model",
             )
         found.update(fits)

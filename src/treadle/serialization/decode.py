@@ -118,7 +118,7 @@ class Decoder:
     def _object(self, name: Json, state: Json) -> object:
         cls = self._named(name)
         if not isinstance(cls, type):
-            raise ValueError(f"{shorten(name)} is no class")
+            raise ValueError(f"{shorten(name)} is not a class")
         return made(cls, self._value(state))
 
     def _named(self, name: Json) -> Any:
@@ -126,8 +126,8 @@ class Decoder:
             return named(name)
         except KeyError:
             raise self._source.error(
-                f"the file names {shorten(name)}, which this program does not have or not allow",
-                hint="import it before loading, and if it is no module: serialization.allow(it)",
+                f"the file names {shorten(name)}, which this program lacks or does not allow",
+                hint="import it before loading, and if it is not a module: serialization.allow(it)",
             ) from None
 
     def _with_qparams(self, tensor: Json, qparams: Json) -> Tensor:

@@ -230,7 +230,7 @@ def _shard(folder: str, name: str, locate: Locate) -> _Shard | Mapping[str, Tens
             raise source.error(f"this is {kind or 'no file of torch.save'}", hint=hint)
         found = load_torch(source, locate)
         if not _is_state(found):
-            raise source.error("the file holds something else than tensors by name")
+            raise source.error("the file holds something other than tensors by name")
         return found
 
 
@@ -277,8 +277,8 @@ def _names_by_shard(where: str, content: Mapping[str, Any], stem: str) -> dict[s
         if not isinstance(shard, str) or not is_plain_name(shard) or not shard.endswith(suffix):
             raise CheckpointError(
                 where,
-                f"tensor {shorten(tensor)} is said to be in {shorten(shard)}, which is no {suffix}"
-                " file of the directory",
+                f"tensor {shorten(tensor)} is said to be in {shorten(shard)}, which is not a"
+                f" {suffix} file of the directory",
                 hint="shards lie beside the index, under plain names",
             )
         found[shard].add(tensor)

@@ -158,7 +158,7 @@ def renamed(state: Mapping[str, Any], rules: Sequence[Rule]) -> dict[str, Any]:
     """A state under other names; the rules are applied in order to every name.
 
     Raises:
-        CheckpointError: a rule is no regular expression, or two tensors come to have one name.
+        CheckpointError: a rule is not a regular expression, or two tensors come to have one name.
     """
     found: dict[str, Any] = {}
     steps = [_step(rule) for rule in rules]

@@ -23,7 +23,7 @@ def register_form(cls: type, kind: str, to_plain: Callable[[Any], Any]) -> None:
         KeyError: the kind is not in this module's table.
     """
     if kind not in _FROM_PLAIN:
-        raise KeyError(f"{kind} has no home")
+        raise KeyError(f"{kind} is not in the table of forms")
     _FORMS[cls] = kind, to_plain
 
 

@@ -289,7 +289,7 @@ def kind(value: object) -> str:
 
 
 def checked_key(key: Any) -> Any:
-    """The key itself; hashing what is no key could take forever or run into nested tuples."""
+    """The key itself; hashing what is not a key could take forever or run into nested tuples."""
     if is_key(key) or type(key) is bytes or isinstance(key, np.generic):
         return key
     raise Malformed(f"a {kind(key)} is used as a key or an element of a set")

@@ -276,7 +276,7 @@ def _quantized(dtype: np.dtype[Any], metadata: object) -> np.dtype[Any]:
                 return quantized_type(family, scale, zero).numpy
             except ValueError as error:
                 raise Malformed(str(error)) from None
-    raise Malformed(f"{shorten(name)} on {dtype.name} is no quantized dtype")
+    raise Malformed(f"{shorten(name)} on {dtype.name} is not a quantized dtype")
 
 
 def check_booleans(array: Array) -> None:

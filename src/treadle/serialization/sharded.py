@@ -45,7 +45,7 @@ def save_sharded(state: Any, folder: str | os.PathLike[str], group: Group = WORL
     """Write a checkpoint; all ranks of the group call this together.
 
     Arrays that every rank has, such as parameters, are cut evenly, so that each rank writes its
-    share of bytes. What is no array is taken from the first rank.
+    share of bytes. What is not an array is taken from the first rank.
 
     Args:
         state: nested dicts, lists and tuples of tensors, arrays, `Part`s and plain values, with

@@ -235,7 +235,7 @@ def _submitted(
 ) -> asyncio.Future[list[Array]]:
     """The results, which the model's thread will have.
 
-    It is no coroutine: an error that one waited for would have its frame, and that the error.
+    It is not a coroutine: an error that one waited for would have its frame, and that the error.
     """
     rows = worker.model.rows(arrays)
     loop = asyncio.get_running_loop()

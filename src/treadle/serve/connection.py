@@ -236,7 +236,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._memory = self._memory[nbytes:]
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
+        """Take note that the request is complete."""
         self._head = 0
         self._disarm()
         self._left = self._memory = None
@@ -254,7 +254,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._deadline = None
 
     def _late(self) -> None:
-        """A request has not arrived in time."""
+        """Close or refuse a request that has not arrived in time."""
         self._deadline = None
         if self._busy:
             self._arm()  # Reading waits for the answer before.
@@ -282,12 +282,12 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         return last is not None and last.more_body and last.response_started
 
     def pause_writing(self) -> None:
-        """The client does not take what is sent."""
+        """Start the clock for a client that does not take what is sent."""
         super().pause_writing()
         self._watch()
 
     def on_response_complete(self) -> None:
-        """The answer is written, if not yet sent."""
+        """Take note that the answer is written, if not yet sent."""
         self._incoming = None
         if not self.pipeline:
             self._waiting = self.loop.time()

@@ -109,7 +109,7 @@ def to_json(array: Array) -> list[Any]:
     """
     if array.dtype.kind not in "biu":
         if not np.isfinite(array).all():
-            raise ValueError("it holds values that are not finite, which JSON cannot say")
+            raise ValueError("it holds values that are not finite, which JSON cannot represent")
         if array.dtype.itemsize == 2:
             array = array.astype(np.float32)
     elements: list[Any] = array.reshape(-1).tolist()

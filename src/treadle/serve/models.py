@@ -137,7 +137,7 @@ class ServedModel:
     def _results(self, shapes: Shapes) -> Shapes:
         """Shapes of the results, of a run that warms the program up, too.
 
-        Where zeros are no indices of the model's, nothing is known: a result without rows.
+        Where zeros are not indices of the model's, nothing is known: a result without rows.
         """
         try:
             made = self._programs[shapes](self._zeros(shapes))

@@ -206,12 +206,12 @@ def _parsed(text: memoryview) -> dict[str, Any]:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise Refusal(400, f"the JSON is malformed: {reason}") from None
     if not isinstance(content, dict):
-        raise Refusal(400, "the JSON is no object")
+        raise Refusal(400, "the JSON is not an object")
     return content
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -320,7 +320,7 @@ def from_octets(data: memoryview, end: End, shape: tuple[int, ...]) -> Array:
     """An input out of as many bytes as it takes.
 
     Raises:
-        Refusal: they are no elements.
+        Refusal: they are not elements.
     """
     return _from_bytes(end, data).reshape(shape)
 

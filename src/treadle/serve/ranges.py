@@ -126,7 +126,7 @@ class Compiled:
         results = found if isinstance(found, tuple) else (found,)
         if not all(isinstance(y, Tensor) for y in results):
             kinds = ", ".join(type(y).__name__ for y in results)
-            raise LoadError(self._name, "a result is no tensor", saw=kinds)
+            raise LoadError(self._name, "a result is not a tensor", saw=kinds)
         return [y.numpy() for y in results]
 
     def prepare(self, shapes: Shapes) -> bool:

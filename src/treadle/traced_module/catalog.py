@@ -39,7 +39,7 @@ def wrap(func: Fn) -> Fn:
     nested in. To load a file in which it is used, wrap it before loading.
 
     Raises:
-        TypeError: it is no function written in Python.
+        TypeError: it is not a function written in Python.
     """
     if not isinstance(func, FunctionType):
         raise TypeError(f"wrap takes a function written in Python, got {func!r}")
@@ -86,7 +86,7 @@ def register_as_builtin(module_cls: C) -> C:
     modules, register the class before loading.
 
     Raises:
-        TypeError: it is no class of modules.
+        TypeError: it is not a class of modules.
     """
     given: Any = module_cls
     if not isinstance(given, type) or not issubclass(given, Module):

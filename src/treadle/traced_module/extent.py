@@ -46,7 +46,7 @@ class Extent(HostNumber, int):
 
 
 class Quotient(HostNumber, float):
-    """A number that was computed of extents and is no integer by type."""
+    """A number that was computed of extents and is not an integer by type."""
 
 
 def plain(x: Any) -> Any:

@@ -213,7 +213,7 @@ class Reader:
         if not isinstance(x, list):
             if isinstance(x, (Tensor, *_ATOMS)):
                 return x
-            raise TypeError(f"a {type(x).__name__} is no plain value")
+            raise TypeError(f"a {type(x).__name__} is not a plain value")
         return self._tags[x[0]](*x[1:])
 
     def _function(self, name: str) -> Any:
@@ -241,7 +241,7 @@ class Reader:
     def _slots(self, kind: str, values: Mapping[str, Any]) -> Any:
         cls: Any = QParams if kind == "QParams" else _own_class(kind)
         if not issubclass(cls, QParams) or values.keys() != set(slots_of(cls)):
-            raise ValueError(f"{kind} is no set of quantization parameters")
+            raise ValueError(f"{kind} is not a set of quantization parameters")
         made = cls.__new__(cls)
         for key, value in values.items():
             setattr(made, key, self.value(value))

@@ -35,7 +35,7 @@ class Probe:
 
 @dataclass(slots=True)
 class Watch:
-    """Record of a traced module's runs; an object, so that it is no part of the tree."""
+    """Record of a traced module's runs; an object, so that it is not a part of the tree."""
 
     nodes: tuple[Node, ...] = ()
     ends: tuple[Node, ...] = ()

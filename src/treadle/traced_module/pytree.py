@@ -257,7 +257,7 @@ def register_supported_type(
             of the type are constants of the trace; they are compared by `==` and should hash.
 
     Raises:
-        TypeError: `type` is no class, or only one of the functions is given.
+        TypeError: `type` is not a class, or only one of the functions is given.
     """
     if not _is_class(type) or (flatten_fn is None) != (unflatten_fn is None):
         raise TypeError(
@@ -282,14 +282,14 @@ def container_of(kind: type) -> Container:
     """Return the rules for a type; named tuples need no registration.
 
     Raises:
-        TraceError: the type is no container.
+        TraceError: the type is not a container.
     """
     found = CONTAINERS.get(kind)
     if found is not None:
         return found
     if is_namedtuple(kind):
         return Container(_items, lambda parts, _: kind(*parts))
-    raise TraceError("traced_module", f"{kind.__qualname__} is no container", hint=_HINT)
+    raise TraceError("traced_module", f"{kind.__qualname__} is not a container", hint=_HINT)
 
 
 def is_container(kind: type) -> bool:

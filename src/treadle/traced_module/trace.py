@@ -39,7 +39,7 @@ def trace_module(mod: Module, *args: Any, **kwargs: Any) -> TracedModule:
             them. Tensors stand for any other of their kind; other values are fixed.
 
     Raises:
-        TypeError: `mod` is no module.
+        TypeError: `mod` is not a module.
         TraceError: a trace or insertion is going on; an argument or result is of an unsupported
             type; or a tensor goes from one module to another without being passed.
     """

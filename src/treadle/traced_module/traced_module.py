@@ -172,7 +172,7 @@ class TracedModule(Module):
         """Keep the values of some nodes, of sub-graphs too, in `watch_node_value` at each run.
 
         Raises:
-            EditError: something is no node of this module's graphs.
+            EditError: something is not a node of this module's graphs.
         """
         self._watch.nodes, self._watch.values = self._nodes(nodes), {}
 
@@ -184,7 +184,7 @@ class TracedModule(Module):
         """Run until some nodes have values, and return these as a list.
 
         Raises:
-            EditError: something is no node of this module's graphs.
+            EditError: something is not a node of this module's graphs.
         """
         self._watch.ends = self._nodes(nodes)
 
@@ -197,7 +197,7 @@ class TracedModule(Module):
         own = {node for graph in vars(self)["_graphs"] for node in graph.nodes()}
         for node in nodes:
             if node not in own:
-                raise EditError(self._label(), f"{node!r} is no node of its graphs")
+                raise EditError(self._label(), f"{node!r} is not a node of its graphs")
         return nodes
 
     def _watched_run(self, graph: InternalGraph, values: list[Any]) -> Any:

@@ -140,7 +140,7 @@ class EarlyStopping(Callback):
         monitor: a quantity of an epoch, such as "val_loss".
         patience: epochs without an improvement that are let pass.
         mode: whether the least ("min") or the greatest ("max") value is best.
-        min_delta: smaller changes are no improvement.
+        min_delta: smaller changes are not an improvement.
 
     Raises:
         ValueError: a number or mode is out of range.

@@ -232,7 +232,7 @@ class Trainer:
         """The model's inputs and the target of a batch of Tensors.
 
         Raises:
-            ValueError: the batch is no sequence of at least two.
+            ValueError: the batch is not a sequence of at least two.
         """
         if not isinstance(batch, list | tuple) or len(batch) < 2:
             raise ValueError(
@@ -275,7 +275,7 @@ class Trainer:
         name = os.fspath(path)
         content = load(name)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise CheckpointError(name, "this is no checkpoint of a trainer")
+            raise CheckpointError(name, "this is not a checkpoint of a trainer")
         saved, mine = content["callbacks"], self.callbacks
         _require_as_many(name, len(saved), len(mine))
         self.model.load_state_dict(content["model"])

@@ -201,7 +201,7 @@ class CheckFinite(Watcher):
 
 
 def _not_finite(array: Array) -> int:
-    """Count the elements that are no finite numbers."""
+    """Count the elements that are not finite numbers."""
     if array.dtype.kind in "iubc":
         return 0
     return int(np.count_nonzero(~np.isfinite(array.astype(np.float64))))

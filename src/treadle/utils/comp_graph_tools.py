@@ -49,7 +49,7 @@ def get_opr_type(opr: OpNode) -> str:
         TypeError: it is none.
     """
     if not isinstance(opr, OpNode):
-        raise TypeError(f"get_opr_type: {type(opr).__name__} is no operator")
+        raise TypeError(f"get_opr_type: {type(opr).__name__} is not an operator")
     return opr.type
 
 

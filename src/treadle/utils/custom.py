@@ -164,7 +164,7 @@ def load(lib_path: str | os.PathLike[str], listing: str = LISTING) -> list[str]:
         listing: the library's function that lists its ops.
 
     Raises:
-        LoadError: the file is no library of ops, or an op's name is taken by another one.
+        LoadError: the file is not a library of ops, or an op's name is taken by another one.
     """
     path = str(Path(lib_path).resolve())
     if path not in _LIBRARIES:

@@ -117,7 +117,7 @@ def _command(file: Path, flags: Sequence[str], cuda_flags: Sequence[str]) -> lis
     if file.suffix == ".c":
         return [*_compiler(C_COMPILER), *_FLAGS, *flags, "-c", str(file)]
     if file.suffix not in _CXX:
-        raise ValueError(f"{file} is no source in C (.c), C++ ({', '.join(_CXX)}) or CUDA (.cu)")
+        raise ValueError(f"{file} is not a source in C (.c), C++ ({', '.join(_CXX)}) or CUDA (.cu)")
     standard = [] if any(f.startswith("-std=") for f in flags) else [_STANDARD]
     return [*_compiler(CXX_COMPILER), *_FLAGS, *standard, *flags, "-c", str(file)]
 

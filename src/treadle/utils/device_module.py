@@ -168,7 +168,7 @@ class DeviceModule:
         if device is None:
             return self.current_device()
         if resolve(device).kind != resolve(f"{self.kind}0").kind:
-            raise DeviceError("device", f"{device} is no {self.kind} device")
+            raise DeviceError("device", f"{device} is not a device of kind {self.kind}")
         return device
 
     def info(self, device: str | None = None) -> DeviceInfo:

@@ -17,7 +17,7 @@ def to_dlpack(tensor: Tensor, stream: int | None = None) -> Any:
         stream: for MegEngine's signature; the copy is complete when the call returns.
 
     Raises:
-        TypeError: it is no tensor.
+        TypeError: it is not a tensor.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"to_dlpack takes a tensor, not {type(tensor).__name__}")

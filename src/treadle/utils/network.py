@@ -239,7 +239,7 @@ class Network:
         inserts an operator behind y.
 
         Raises:
-            TypeError: something is no variable.
+            TypeError: something is not a variable.
             TreadleError: an operator does not take the new variable.
         """
         by_id = {as_varnode(old).key: as_varnode(new) for old, new in repl_dict.items()}

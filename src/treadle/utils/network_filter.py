@@ -40,7 +40,7 @@ def as_varnode(obj: Any) -> VarNode:
         return obj.outputs[0]
     if isinstance(obj, Iterable):
         return as_varnode(_only(list(obj), "as_varnode"))
-    raise TypeError(f"as_varnode: {type(obj).__name__} is no variable of a network")
+    raise TypeError(f"as_varnode: {type(obj).__name__} is not a variable of a network")
 
 
 def as_oprnode(obj: Any) -> OpNode:
@@ -55,7 +55,7 @@ def as_oprnode(obj: Any) -> OpNode:
         return obj.owner
     if isinstance(obj, Iterable):
         return as_oprnode(_only(list(obj), "as_oprnode"))
-    raise TypeError(f"as_oprnode: {type(obj).__name__} is no operator of a network")
+    raise TypeError(f"as_oprnode: {type(obj).__name__} is not an operator of a network")
 
 
 def _only(found: list[Any], where: str) -> Any:
@@ -72,7 +72,7 @@ class NodeFilter:
             its owner depends on; of one operator, those that it depends on.
 
     Raises:
-        TypeError: it is none of these; later, where the filter is read, one that is no node.
+        TypeError: it is none of these; later, where the filter is read, one that is not a node.
     """
 
     def __init__(self, node_iter: Any) -> None:
@@ -81,7 +81,7 @@ class NodeFilter:
         if isinstance(node_iter, OpNode):
             node_iter = order_of(node_iter.inputs)
         if not isinstance(node_iter, Iterable):
-            raise TypeError(f"NodeFilter: {type(node_iter).__name__} is no node, and holds none")
+            raise TypeError(f"NodeFilter: {type(node_iter).__name__} is not a node, and holds none")
         # An iterator is read once: the next turn would find nothing.
         self._nodes = node_iter if isinstance(node_iter, NodeFilter) else list(node_iter)
 
@@ -141,7 +141,7 @@ class NodeFilter:
     def _left(self) -> list[Any]:
         for node in self._nodes:
             if not isinstance(node, NetworkNode):
-                raise TypeError(f"NodeFilter: {node!r} is no node of a network")
+                raise TypeError(f"NodeFilter: {node!r} is not a node of a network")
         return list(self._nodes)
 
     def __iter__(self) -> Iterator[Any]:
@@ -155,14 +155,14 @@ class NodeFilterType(NodeFilter):
     """Nodes of a class; see `NodeFilter.type`.
 
     Raises:
-        TypeError: it is no class of nodes.
+        TypeError: it is not a class of nodes.
     """
 
     def __init__(self, node_iter: Any, node_type: Any) -> None:
         super().__init__(node_iter)
         wanted = str_to_mge_class(node_type) if isinstance(node_type, str) else node_type
         if not (isinstance(wanted, type) and issubclass(wanted, NetworkNode)):
-            raise TypeError(f"NodeFilter: {wanted!r} is no class of nodes")
+            raise TypeError(f"NodeFilter: {wanted!r} is not a class of nodes")
         self._node_type = wanted
 
     def _left(self) -> list[Any]:
@@ -198,7 +198,7 @@ class _Owners(NodeFilterType):
 class NodeFilterHasInput(NodeFilter):
     """Operators that take a variable; see `NodeFilter.has_input`.
 
-    Reading it raises `TypeError` for a node that is no operator.
+    Reading it raises `TypeError` for a node that is not an operator.
     """
 
     def __init__(self, node_iter: Any, var: Any) -> None:
@@ -209,18 +209,18 @@ class NodeFilterHasInput(NodeFilter):
         nodes = super()._left()
         for node in nodes:
             if not isinstance(node, OpNode):
-                raise TypeError(f"has_input: {node!r} is no operator")
+                raise TypeError(f"has_input: {node!r} is not an operator")
         return [n for n in nodes if any(x.key == self.var.key for x in n.inputs)]
 
 
 class NodeFilterName(NodeFilter):
     """Nodes whose name is a pattern, or matches it: `*` and `?` stand for anything.
 
-    Where a pattern without either is no node's name, it is the end of a dotted one: "weight" finds
-    "conv.weight". Case counts unless `ignorecase`.
+    Where a pattern without either is not a node's name, it is the end of a dotted one: "weight"
+    finds "conv.weight". Case counts unless `ignorecase`.
 
     Raises:
-        TypeError: the pattern is no text.
+        TypeError: the pattern is not text.
     """
 
     def __init__(self, node_iter: Any, pattern: str, ignorecase: bool = True) -> None:

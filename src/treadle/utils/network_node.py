@@ -224,7 +224,7 @@ class VarNode(NetworkNode, Tensor):
         """Give a constant another value of the same shape.
 
         Raises:
-            GraphError: it is no constant, or the shape differs.
+            GraphError: it is not a constant, or the shape differs.
         """
         array = np.asarray(value, self.dtype)
         if not isinstance(self.owner.op, Constant) or array.shape != self.shape:
@@ -384,7 +384,7 @@ def _extents_of(var: VarNode) -> Constant:
     if not all(isinstance(d, int) for d in shape):
         raise GraphError(
             "network",
-            "data decide the extents of this variable, so its shape is no constant",
+            "data decide the extents of this variable, so its shape is not a constant",
             saw=format_shape(shape),
             hint="read it as a tuple, `partial_shape`",
         )

@@ -130,7 +130,7 @@ class ProfileAnalyzer:
         try:
             operators, profile = obj["graph_exec"]["operator"], obj["profiler"]
         except (KeyError, TypeError):
-            raise TypeError("ProfileAnalyzer: this is no profile of a trace") from None
+            raise TypeError("ProfileAnalyzer: this is not a profile of a trace") from None
         self._opr_dict: dict[str, OprProfRst] = {}
         for key, entry in operators.items():
             if opr_filter(entry, entry.get("input", []), entry.get("output", [])):

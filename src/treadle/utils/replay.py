@@ -32,7 +32,7 @@ def load(text: str, data: str | os.PathLike[str]) -> tuple[Graph, list[Array]]:
     """The graph and the inputs of a script.
 
     Raises:
-        GraphError: the text is no graph.
+        GraphError: the text is not a graph.
         LoadError, OSError: the data cannot be read.
     """
     inputs: dict[int, Array] = {}

@@ -326,7 +326,7 @@ def test_a_step_is_explained(model: Path, tmp_path: Path, capsys: Captured) -> N
     capsys.readouterr()
     assert main([*explain, "--behind", "512"]) == 1
     told = capsys.readouterr().err
-    assert "the model was not made for so many tokens" in told and "Traceback" not in told
+    assert "the model was made for fewer tokens" in told and "Traceback" not in told
 
 
 def test_what_is_explained_is_what_answers_run(model: Path) -> None:

@@ -126,7 +126,7 @@ def test_neither_pipes_nor_devices_are_read(tmp_path: Path) -> None:
     with pytest.raises(LoadError):
         load(beside(tmp_path, "pipe"))
     for source in (tmp_path / "pipe", "/dev/zero", tmp_path):
-        with pytest.raises(LoadError, match="no plain file"):
+        with pytest.raises(LoadError, match="not a plain file"):
             load(source)
 
 

@@ -153,7 +153,7 @@ def test_numbers_are_pytorchs_where_it_is_to_draw_them() -> None:
 def test_options_that_the_backend_does_not_have_are_refused() -> None:
     for options, message in (
         ({"options": {"max_autotune": True}}, "no option 'max_autotune'"),
-        ({"options": {"fallback_random": 1}}, "is no bool"),
+        ({"options": {"fallback_random": 1}}, "is not of type bool"),
         ({"mode": "reduce-overhead"}, "no mode"),
     ):
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message) as caught:

@@ -136,8 +136,8 @@ def _file(
 _HUGE = (1 << 64) - 1
 _DATA = bytes(256)
 LIES: dict[str, tuple[bytes, str]] = {
-    "nothing": (b"", "no GGUF file"),
-    "magic": (b"GGML" + _file()[4:], "no GGUF file"),
+    "nothing": (b"", "not a GGUF file"),
+    "magic": (b"GGML" + _file()[4:], "not a GGUF file"),
     "short": (_file()[:20], "truncated"),
     "version": (_file(version=1), "version of GGUF"),
     "big-endian": (_file(version=3 << 24), "big-endian"),

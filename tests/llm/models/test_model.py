@@ -144,10 +144,10 @@ def changed(**config: Any) -> Given:
         (changed(num_key_value_heads=3), "does not divide 4"),
         (changed(hidden_act="swoosh"), "hidden_act is unknown"),
         (changed(num_hidden_layers=0), "num_hidden_layers is not from 1"),
-        (changed(num_hidden_layers=2.0), "is no whole number"),
-        (changed(rms_norm_eps=-1.0), "rms_norm_eps is no positive number"),
+        (changed(num_hidden_layers=2.0), "is not a whole number"),
+        (changed(rms_norm_eps=-1.0), "rms_norm_eps is not a positive number"),
         (changed(rope_scaling={"type": "spiral"}), "rope_type 'spiral' is unknown"),
-        (changed(rope_scaling=[1]), "is no object"),
+        (changed(rope_scaling=[1]), "is not an object"),
         (changed(tie_word_embeddings="yes"), "neither true nor false"),
     ],
 )

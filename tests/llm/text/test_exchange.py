@@ -72,7 +72,7 @@ SPLIT = {"type": "Split", "behavior": "Removed", "invert": False, "pattern": {"R
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"model": {"type": "WordPiece", "vocab": {}}}, "is no pairs"),
+        ({"model": {"type": "WordPiece", "vocab": {}}}, "is not pairs"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "an expression of its own"),
         ({"pre_tokenizer": SPLIT}, "an expression of its own"),
         ({"normalizer": {"type": "Lowercase"}}, "makes other tokens"),

@@ -133,7 +133,7 @@ def test_files(tmp_path):
     for text in TEXTS:
         assert tokenizer.encode(text) == source.encode(text)
     path.write_text(json.dumps({"version": "1.0"}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="is no tokenizer"):
+    with pytest.raises(CheckpointError, match="is not a tokenizer"):
         Tokenizer.of(TokenizerFile(str(path), {}))
 
 
@@ -144,7 +144,7 @@ def test_files(tmp_path):
         (lambda: TokenizerTables("t5", "", [], None, None, [], {}, {}), "kind that is not known"),
         (
             lambda: TokenizerTables("gpt2", "gpt-2", ["a"], None, None, ["ab"], {}, {}),
-            "a merge is no pair",
+            "a merge is not a pair",
         ),
         (
             lambda: TokenizerTables("gpt2", "gpt-2", ["a"], None, None, ["a b"], {}, {}),

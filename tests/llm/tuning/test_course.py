@@ -100,7 +100,10 @@ def test_what_is_learned(tmp_path: Path) -> None:
         (b'{"messages": [{"content": "a"}]}', "no role"),
         (b'{"messages": [{"role": "assistant", "content": 1}]}', "no text as content"),
         (b'{"messages": [{"role": "user", "content": "a"}]}', "no message is an assistant's"),
-        (b'{"messages": [{"role": "assistant", "content": "a"}], "tools": 1}', "tools is no list"),
+        (
+            b'{"messages": [{"role": "assistant", "content": "a"}], "tools": 1}',
+            "tools is not a list",
+        ),
     ],
 )
 def test_rows_that_are_wrong(tmp_path: Path, row: bytes, told: str) -> None:

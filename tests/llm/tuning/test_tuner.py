@@ -221,7 +221,7 @@ def test_files_return_what_was_written(tmp_path: Any) -> None:
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is not supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights"),
         ({"r": 5}, "other extents"),
-        ({"r": 0}, "r is no rank"),
+        ({"r": 0}, "r is not a rank"),
         ({"r": "8"}, "no number"),
         ({"lora_alpha": 1e300}, "no number"),
         ({"rank_pattern": {"(a+)+$": 3}}, "rank_pattern has"),

@@ -135,7 +135,7 @@ def test_messages_and_collectives_do_not_mix() -> None:
 def test_ranks_out_of_step_are_told() -> None:
     found = on_all(2, lambda g: g.all_reduce(np.ones(3 + g.rank), "sum"))
     assert all(isinstance(f, CommunicationError) for f in found)
-    assert any("is about to do something else" in str(f) for f in found)
+    assert any("is about to run another operation" in str(f) for f in found)
 
 
 def test_a_rank_that_leaves_is_named() -> None:

@@ -129,7 +129,7 @@ class Launcher:
         if not answer:
             return yes()
         if answer not in range(len(_ANSWERS)):
-            return no("policy", f"its supports returned {answer}, which is no td_answer")
+            return no("policy", f"its supports returned {answer}, which is not a td_answer")
         return no(_ANSWERS[answer], self._library.said())
 
     def run(

@@ -34,7 +34,7 @@ def load(path: str | os.PathLike[str]) -> Library:
         library = ctypes.CDLL(where)
         function = getattr(library, ENTRY)
     except (OSError, AttributeError) as error:
-        problem = "it is no library of a device, or one that cannot be opened"
+        problem = "it is not a library of a device, or one that cannot be opened"
         raise LoadError(where, problem, saw=str(error), hint="see treadle_device.h") from error
     function.restype, function.argtypes = c_void_p, (c_uint32,)
     at = function(VERSION)
@@ -132,7 +132,7 @@ class Library:
         handle = c_void_p()
         self.call(function, *arguments, byref(handle))
         if not handle.value:
-            raise RuntimeError(f"{function}: the library made nothing, and says that it succeeded")
+            raise RuntimeError(f"{function}: the library reported success, and made nothing")
         return handle.value
 
     def end(self, function: str, handle: int) -> None:
@@ -146,7 +146,7 @@ class Library:
             raise MemoryError(said or "no room")
         if status == LOST:
             raise DeviceLost(self.name, said or "it is gone")
-        code = "" if status == FAILED else f" (it returned {status}, which is no td_status)"
+        code = "" if status == FAILED else f" (it returned {status}, which is not a td_status)"
         raise RuntimeError(f"{function}: {said or 'no message'}{code}")
 
     def said(self) -> str:

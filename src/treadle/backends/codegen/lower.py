@@ -126,7 +126,7 @@ def _lower_fused(
 ) -> Lowered | Support:
     """A group, by what it was built around."""
     if not isinstance(op.body, Graph):
-        return no("op", "the body of the group is no graph")
+        return no("op", "the body of the group is not a graph")
     own = LOWERINGS.get(f"fused.{op.kind}")
     if own is not None:
         return own(op, types, frozen, target)

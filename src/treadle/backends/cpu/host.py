@@ -72,7 +72,7 @@ def host_target() -> Target:
     if wanted not in possible:
         raise DeviceError(
             "cpu",
-            f"{CPU_TARGET.source()}={wanted!r} is nothing this processor can run",
+            f"{CPU_TARGET.source()}={wanted!r} cannot run on this processor",
             hint=f"one of {', '.join(possible)}",
         )
     return _with_caches(TARGETS[wanted])

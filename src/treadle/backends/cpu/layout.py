@@ -35,5 +35,5 @@ PART_KERNEL, PART_END, PART_GRAIN, PART_ITEMS, PART_LENGTH, PART_WORDS = 0, 1, 2
 is that of the whole part."""
 
 ENDED, NO_POOL, NOT_DENSE, CHANGED = -1, -2, -3, -4
-"""Codes returned: the program ended; the pool must be started first; something is no row-major
+"""Codes returned: the program ended; the pool must be started first; something is not a row-major
 array; what is watched is not as it was."""

@@ -122,7 +122,7 @@ def get_threads() -> int:
     """Return how many threads share the work of a kernel.
 
     Raises:
-        DeviceError: `TREADLE_NUM_THREADS` is no number in range.
+        DeviceError: `TREADLE_NUM_THREADS` is not a number in range.
     """
     if PROCESS.wanted is None:
         text = NUM_THREADS.get()
@@ -154,7 +154,7 @@ def _checked(count: int | str, where: str) -> int:
     if isinstance(count, int) and 1 <= count <= MOST_THREADS:
         return count
     raise DeviceError(
-        "cpu", f"{where}: {count!r} is no number of threads", hint=f"1 to {MOST_THREADS}"
+        "cpu", f"{where}: {count!r} is not a number of threads", hint=f"1 to {MOST_THREADS}"
     )
 
 

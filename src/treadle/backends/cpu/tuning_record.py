@@ -48,7 +48,7 @@ def read() -> tuned.Choices:
             return {}
         entries = dict(found["choices"])
     except (ValueError, KeyError, TypeError) as error:
-        _ignored(f"it is no record ({error})")
+        _ignored(f"it is not a record ({error})")
         return {}
     good = {name: choice for name, choice in entries.items() if _is_choice(choice)}
     if len(good) < len(entries):

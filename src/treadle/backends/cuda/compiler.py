@@ -96,7 +96,7 @@ class CudaCompiler(RenderedCompiler):
 
     @property
     def layouts(self) -> tuple[MapLayout, ...]:
-        """Maps stay row-major where a library computes convolutions."""
+        """Layouts of maps besides row-major; none where a library computes convolutions."""
         return () if {PRODUCTS, CUDNN} & self.libraries else super().layouts
 
     def keeps(self, name: str, /) -> bool:
@@ -159,7 +159,7 @@ def _symbol(kernel: Any) -> str:
 
 def _opened(device: Device, symbol: str) -> CallLaunchable:
     if not isinstance(device, CudaDevice):
-        raise DeviceError("cuda", f"a {type(device).__name__} is no CUDA device")
+        raise DeviceError("cuda", f"a {type(device).__name__} is not a CUDA device")
     open_call = KINDS.get(kind_of(symbol))
     if open_call is None:
         raise CompileError("cuda", f"no library is known for the call {symbol}")

@@ -158,7 +158,7 @@ class _Staging:
         return number, self._pieces[number].address
 
     def used(self, number: int, mark: Mark) -> None:
-        """A copy of a piece was submitted before `mark`."""
+        """Note that a copy of a piece was submitted before `mark`."""
         self._marks[number] = mark
 
 
@@ -354,7 +354,7 @@ class CudaDevice(Device):
 
 def _queue(stream: Stream) -> Queue:
     if not isinstance(stream, CudaStream):
-        raise DriverError(f"a {type(stream).__name__} is no stream of a CUDA device")
+        raise DriverError(f"a {type(stream).__name__} is not a stream of a CUDA device")
     return stream.queue
 
 

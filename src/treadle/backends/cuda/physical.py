@@ -234,7 +234,7 @@ class PhysicalGpu:
     def replay(self, recording: Recording, queue: Queue, /) -> None:
         self.current()
         if not isinstance(recording, PhysicalRecording):
-            raise DriverError(f"a {type(recording).__name__} is no recording of a GPU")
+            raise DriverError(f"a {type(recording).__name__} is not a recording of a GPU")
         recording.graph.launch(_stream(queue))
 
     def memory(self) -> tuple[int, int]:
@@ -253,7 +253,7 @@ def open_gpu(index: int) -> Gpu:
 
 def _stream(queue: Queue) -> Any:
     if not isinstance(queue, PhysicalQueue):
-        raise DriverError(f"a {type(queue).__name__} is no queue of a GPU")
+        raise DriverError(f"a {type(queue).__name__} is not a queue of a GPU")
     return queue.stream
 
 

@@ -99,7 +99,7 @@ class CudaRenderer:
 
     def supports(self, kernel: Any, /) -> Support:
         if not isinstance(kernel, Kernel):
-            return no("device-feature", f"{kernel} is no kernel of Treadle's")
+            return no("device-feature", f"{kernel} is not a kernel of Treadle's")
         if len(kernel.parameters) > MOST_PARAMETERS:
             return no("size-limit", f"{kernel.name} has {len(kernel.parameters)} parameters")
         return yes()
@@ -206,13 +206,13 @@ def _launch(
 
 def _own(device: Device) -> CudaDevice:
     if not isinstance(device, CudaDevice):
-        raise DeviceError("cuda", f"a {type(device).__name__} is no CUDA device")
+        raise DeviceError("cuda", f"a {type(device).__name__} is not a CUDA device")
     return device
 
 
 def _own_stream(stream: Stream) -> CudaStream:
     if not isinstance(stream, CudaStream):
-        raise DeviceError("cuda", f"a {type(stream).__name__} is no stream of a CUDA device")
+        raise DeviceError("cuda", f"a {type(stream).__name__} is not a stream of a CUDA device")
     return stream
 
 

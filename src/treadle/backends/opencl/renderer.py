@@ -175,7 +175,7 @@ class ClRenderer:
 
 def _own(device: Device) -> ClDevice:
     if not isinstance(device, ClDevice):
-        raise TypeError(f"{type(device).__name__} is no OpenCL device")
+        raise TypeError(f"{type(device).__name__} is not an OpenCL device")
     return device
 
 

@@ -47,7 +47,7 @@ def _computed(value: Value) -> Any:
     """A value that depends on constants alone."""
     node = value.producer
     if node is None:
-        raise ValueError("an input is no constant")
+        raise ValueError("an input is not a constant")
     results = as_tuple(node.op.reference(*map(_computed, node.inputs)))
     return results[value.index]
 

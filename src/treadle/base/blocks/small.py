@@ -75,7 +75,7 @@ def _half_power(e: Any) -> Floats:
 
 
 def _inverse(scale: Floats) -> Floats:
-    """`1 / scale`, and 0 where that is no number: a block of zeros has no scale."""
+    """`1 / scale`, and 0 where that is not a number: a block of zeros has no scale."""
     inverse = np.float32(1) / scale
     return np.where(np.isfinite(inverse), inverse, np.float32(0))
 
@@ -107,7 +107,7 @@ def _blocks(layout: np.dtype[np.void], **fields: Any) -> Fields:
 
 
 def encode_q4_0(x: Floats, layout: np.dtype[np.void]) -> Fields:
-    """The extreme becomes −8 of the scale's steps."""
+    """Return the fields of blocks whose extreme becomes −8 of the scale's steps."""
     d, q = _centred(x, 16)
     return _blocks(layout, d=d, q=pack(q, 4))
 
@@ -119,7 +119,7 @@ def encode_q4_1(x: Floats, layout: np.dtype[np.void]) -> Fields:
 
 
 def encode_q5_0(x: Floats, layout: np.dtype[np.void]) -> Fields:
-    """The extreme becomes −16 of the scale's steps."""
+    """Return the fields of blocks whose extreme becomes −16 of the scale's steps."""
     d, q = _centred(x, 32)
     return _blocks(layout, d=d, h=pack(q >> 4, 1, groups=4), q=pack(q & 15, 4))
 
@@ -131,7 +131,7 @@ def encode_q5_1(x: Floats, layout: np.dtype[np.void]) -> Fields:
 
 
 def encode_q8_0(x: Floats, layout: np.dtype[np.void]) -> Fields:
-    """The largest magnitude becomes 127; halves are rounded away from zero."""
+    """Return fields of blocks whose largest magnitude becomes 127; halves go away from zero."""
     d = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
     scaled = x * _inverse(d)
     whole = np.floor(np.abs(scaled))
@@ -140,7 +140,7 @@ def encode_q8_0(x: Floats, layout: np.dtype[np.void]) -> Fields:
 
 
 def encode_mxfp4(x: Floats, layout: np.dtype[np.void]) -> Fields:
-    """The largest magnitude is between 4 and 8 times the scale; each element takes the nearest."""
+    """Return fields of blocks whose largest magnitude is 4 to 8 times the scale, to the nearest."""
     largest = np.abs(x).max(axis=-1)
     power = np.floor(np.log2(largest)) + np.float32(125)
     e = np.where(largest > 0, power, np.float32(0)).clip(0, 254).astype(np.uint8)

@@ -2,8 +2,8 @@
 
 The words of the data stand in rows, and rows in blocks. A block's rows are added up, column by
 column, and the sums are mixed into a state by multiplication with an odd number. So a change within
-one word is always found, and words, pages or blocks that changed places are, too. It is no defense
-against people: SHA-256, at a twentieth of the speed, is one.
+one word is always found, and words, pages or blocks that changed places are, too. It is no
+defense against people: SHA-256, at a twentieth of the speed, is one.
 """
 
 from __future__ import annotations

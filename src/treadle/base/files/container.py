@@ -181,7 +181,7 @@ _FIELDS = {"dtype", "shape", "data_offsets"}
 def _check_entry(source: SizedStream, name: str, value: object) -> Entry:
     label = _Label(name)
     if not isinstance(value, dict) or value.keys() != _FIELDS:
-        raise source.error(f"{label} lacks exactly dtype, shape and data_offsets")
+        raise source.error(f"{label} does not have the fields dtype, shape and data_offsets alone")
     code = value["dtype"]
     dtype = _DTYPE_OF.get(code) if isinstance(code, str) else None
     if dtype is None:
@@ -219,7 +219,7 @@ def _is_sizes(value: object) -> bool:
 
 
 def _check_coverage(source: SizedStream, entries: list[Entry], available: int) -> None:
-    """Tensors must follow one another without gap or overlap and fill the file exactly."""
+    """Check that tensors follow one another without gap or overlap and fill the file exactly."""
     position = 0
     for entry in sorted(entries, key=lambda e: (e.begin, e.end)):
         if entry.begin != position:

@@ -54,7 +54,7 @@ def load_arrays(path: Path) -> dict[str, Array]:
             arrays = {name: found[name] for name in found.files}
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray):  # NumPy hands on what is no array as bytes.
-                raise ValueError(f"its member {name!r} is no array")
+                raise ValueError(f"its member {name!r} is not an array")
         return arrays
 
     return _guarded(path, read, "write it by numpy.savez")

@@ -33,7 +33,7 @@ def exposed(folder: str | os.PathLike[str]) -> str:
     if stat.S_ISLNK(status.st_mode):
         return "is a symbolic link"
     if not stat.S_ISDIR(status.st_mode):
-        return "is no folder"
+        return "is not a folder"
     if status.st_uid != os.geteuid():
         return "belongs to another user"
     if _others_write(status):

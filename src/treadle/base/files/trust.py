@@ -80,7 +80,7 @@ def _own_key(folder: Path, make: bool) -> bytes:
     try:
         found, problem = read_own(path, secret=True)
         if len(found) != _KEY_BYTES:
-            problem = problem or f"{path} is no key"
+            problem = problem or f"{path} is not a key"
     except (FileNotFoundError, NotADirectoryError):  # devices may have no home
         if not make:
             return b""

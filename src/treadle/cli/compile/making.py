@@ -184,7 +184,7 @@ def _gear(text: str) -> Shapes:
 def _numbers(text: str) -> list[int]:
     parts = [p.strip() for p in text.split(",") if p.strip()]
     if not all(p.isdecimal() and int(p) for p in parts):
-        raise Misuse("--batch", f"{text!r} is no list of sizes", hint="write it as 1,4,8")
+        raise Misuse("--batch", f"{text!r} is not a list of sizes", hint="write it as 1,4,8")
     return [int(p) for p in parts]
 
 

@@ -110,7 +110,7 @@ def _arguments(text: str) -> dict[str, Any] | list[Any]:
         given = json.loads(text) if text else []
     except ValueError as error:
         hint = """write it as '{"layers": 50}' or '[50]'"""
-        raise LoadError("--args", f"it is no JSON: {error}", hint=hint) from error
+        raise LoadError("--args", f"it is not JSON: {error}", hint=hint) from error
     if not isinstance(given, (dict, list)):
         raise LoadError("--args", "it is neither a list nor an object", saw=text)
     return given
@@ -159,7 +159,7 @@ def parsed_rules(given: Sequence[str]) -> list[Rule]:
         pattern, sign, replacement = text.partition("=")
         if not sign or not pattern:
             hint = r"write PATTERN=REPLACEMENT, such as ^backbone\.=, or a JSON file"
-            raise LoadError("--rename", f"{text!r} is no rule", hint=hint)
+            raise LoadError("--rename", f"{text!r} is not a rule", hint=hint)
         rules.append((pattern, replacement))
     return rules
 
@@ -168,10 +168,10 @@ def _mapping(path: Path) -> dict[str, str | None]:
     try:
         found = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise LoadError(str(path), f"it is no JSON: {error}") from error
+        raise LoadError(str(path), f"it is not JSON: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(v, str | None) for v in found.values()):
         hint = 'write it as {"old": "new", "unused": null}'
-        raise LoadError(str(path), "it is no object of names", hint=hint)
+        raise LoadError(str(path), "it is not an object of names", hint=hint)
     return found
 
 

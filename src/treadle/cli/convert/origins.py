@@ -68,11 +68,11 @@ def parsed_inputs(given: Sequence[str]) -> list[Input]:
         parts = [p.strip() for p in extents.split(",") if p.strip()]
         if not sign or not name or not all(p.isdecimal() for p in parts):
             hint = "write it as x=1,3,224,224 or tokens=1,16:int64"
-            raise LoadError("--input", f"{text!r} is no input", hint=hint)
+            raise LoadError("--input", f"{text!r} is not an input", hint=hint)
         try:
             kind = as_dtype(dtype or "float32").numpy
         except DTypeError as error:
-            raise LoadError("--input", f"{dtype!r} is no element type", saw=text) from error
+            raise LoadError("--input", f"{dtype!r} is not an element type", saw=text) from error
         found.append(Input(name, tuple(int(p) for p in parts), kind))
     return found
 

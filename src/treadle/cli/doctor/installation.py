@@ -58,7 +58,7 @@ def compilers() -> Section:
         path = shutil.which(command)
         rows.append((title, _banner(path) if path else f"{command}: missing", "custom ops"))
         if path is None and variable.source():
-            text = f"{variable.source()}={command!r} is no program"
+            text = f"{variable.source()}={command!r} is not a program"
             findings.append(Finding(text, "install it, or unset the variable"))
     return Section("compilers", ("what", "found", "for"), rows, findings)
 

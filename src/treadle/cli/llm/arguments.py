@@ -217,7 +217,7 @@ def said(stream: TextStream) -> bool:
 
 
 def typed(text: str) -> str:
-    """An argument, with U+FFFD for bytes that are no UTF-8."""
+    """An argument, with U+FFFD for bytes that are not UTF-8."""
     return text.encode(errors="surrogateescape").decode(errors="replace")
 
 

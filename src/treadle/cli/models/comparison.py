@@ -82,7 +82,7 @@ def with_file(outputs: Mapping[str, Array], path: Path, tolerance: float) -> lis
         for name, value in outputs.items()
     ]
     extra = sorted(set(wanted) - set(outputs))
-    return found + [Comparison(name, False, problem="is no output") for name in extra]
+    return found + [Comparison(name, False, problem="is not an output") for name in extra]
 
 
 def _only(outputs: Mapping[str, Array], path: Path) -> dict[str, Array]:

@@ -51,7 +51,7 @@ def own_preprocessing(model: Model) -> dict[str, Preprocessing]:
     """
     tables = model.info.get("preprocessing", {}) if isinstance(model.info, Mapping) else {}
     if not isinstance(tables, Mapping):
-        raise LoadError("model", "what it says of its preprocessing is no table", saw=str(tables))
+        raise LoadError("model", "its preprocessing is not a table", saw=str(tables))
     return {name: parsed_preprocessing(name, table) for name, table in tables.items()}
 
 

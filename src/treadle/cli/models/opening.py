@@ -41,7 +41,7 @@ def parsed_shapes(given: Sequence[str], option: str = "--shape") -> Shapes:
         name, sign, extents = text.rpartition("=")
         parts = [p.strip() for p in extents.split(",") if p.strip()]
         if not sign or not name or not all(p.isdecimal() for p in parts):
-            raise Misuse(option, f"{text!r} is no shape", hint="write it as x=1,3,224,224")
+            raise Misuse(option, f"{text!r} is not a shape", hint="write it as x=1,3,224,224")
         shapes[name] = tuple(int(p) for p in parts)
     return shapes
 
@@ -70,7 +70,7 @@ def open_model(
 
     Raises:
         FileNotFoundError: there is no such file.
-        LoadError: it is no model, needs shapes that are not given, or has nothing of a name.
+        LoadError: it is not a model, needs shapes that are not given, or has nothing of a name.
     """
     on_host()
     read_foreign_models()
@@ -173,8 +173,8 @@ def run_once(program: Inspected, model: Model) -> PhasedRunner:
 
 
 def _first_beyond(graph: Graph) -> dict[Value, int]:
-    """The first number that is no index, of inputs that are indices, moved or cast or as they are;
-    1 for axes without elements."""
+    """The first number that is not an index, of inputs that are indices, moved or cast or as they
+    are; 1 for axes without elements."""
     origin, found = {v: v for v in graph.inputs}, dict[Value, int]()
     for node in graph.nodes:
         for operand, _, beyond in node.op.index_ranges(tuple(v.type for v in node.inputs)):

@@ -100,7 +100,7 @@ def changed(
 
 
 def native_parts(path: Path) -> list[Described]:
-    """The native parts of a file, described; none where it is no model file.
+    """The native parts of a file, described; none where it is not a model file.
 
     Raises:
         CheckpointError: the file is damaged.

@@ -52,10 +52,10 @@ def parsed_ranges(given: Sequence[str], option: str = "--shape") -> dict[str, tu
         parts = [_EXTENT.fullmatch(p.strip()) for p in extents.split(",")]
         read = [(int(m[1]), int(m[2] or m[1])) for m in parts if m]
         if not name or not sign or len(read) < len(parts):
-            raise Misuse(option, f"{text!r} is no shape", hint="write it as x=1..8,3,224,224")
+            raise Misuse(option, f"{text!r} is not a shape", hint="write it as x=1..8,3,224,224")
         for low, high in read:
             if high < low or (low < 1 and low != high):
-                problem = f"{low}..{high} in {text!r} is no range"
+                problem = f"{low}..{high} in {text!r} is not a range"
                 raise Misuse(option, problem, hint="write 1..8: both ends, the lower one first")
         found[name] = tuple(read)
     return found

@@ -94,13 +94,13 @@ def read_options(path: Path) -> dict[str, Any]:
     """Options of the compiler out of a JSON file.
 
     Raises:
-        LoadError: it is no object of options that there are.
+        LoadError: it is not an object of options that there are.
     """
     known = [f.name for f in fields(Options) if f.init]
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(given, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
     except (OSError, ValueError) as error:
         hint = 'write {"level": 3}'
         raise LoadError(str(path), f"it cannot be read: {error}", hint=hint) from error

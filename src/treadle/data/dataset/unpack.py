@@ -22,5 +22,5 @@ def unpack(archive: tarfile.TarFile, folder: str | os.PathLike[str]) -> None:
     for member in archive.getmembers():
         inside = (root / member.name).resolve().is_relative_to(root)
         if not inside or not (member.isfile() or member.isdir()):
-            raise tarfile.ExtractError(f"{member.name!r} lies outside of {root}, or is no file")
+            raise tarfile.ExtractError(f"{member.name!r} lies outside of {root}, or is not a file")
     archive.extractall(root)

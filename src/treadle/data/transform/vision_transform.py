@@ -41,7 +41,7 @@ class VisionTransform(Transform):
     and `_apply_coords`; `_apply_<kind>` adds a kind of its own.
 
     Raises:
-        ValueError: `order` is no sequence of names, or holds "batch".
+        ValueError: `order` is not a sequence of names, or holds "batch".
         NotImplementedError: a field has no rule in this class.
     """
 

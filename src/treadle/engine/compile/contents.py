@@ -61,7 +61,7 @@ class Memory:
         self._spans.pop(base, None)
 
     def write(self, use: Use) -> None:
-        """The bytes hold this, and nothing of what they held."""
+        """Replace the contents of these bytes."""
         if not use.nbytes:
             return
         spans = self._spans.setdefault(use.at.base, [])
@@ -234,7 +234,7 @@ class Contents:
                 raise _wrong(label, use.name, "is written where something else is, at one time")
 
     def _end(self) -> None:
-        """Outputs hold what they are to hold; inputs are as they were, but for updates."""
+        """Check that outputs hold their values, and inputs theirs, except for updates."""
         results = [v for j, v in enumerate(self._graph.outputs) if j not in self._updates]
         expected = [*self._graph.inputs, *results]
         for j, i in self._updates.items():

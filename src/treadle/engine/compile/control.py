@@ -41,7 +41,7 @@ def regions_of(item: Work) -> tuple[Graph, ...]:
     found = tuple(r for r in regions if isinstance(r, Graph))
     if len(found) != len(regions):
         raise CompileError(
-            op.name, "a region is no graph", hint="capture control flow with treadle.jit"
+            op.name, "a region is not a graph", hint="capture control flow with treadle.jit"
         )
     return found
 

@@ -96,7 +96,7 @@ class Linker:
         return self.address(*self.placement.home(value))
 
     def add(self, item: Work, node: int) -> None:
-        """The step of one piece of work that is no launch, and belongs to node number `node`."""
+        """The step of one piece of work that is not a launch, and belongs to node number `node`."""
         self.node = node
         self._host(_task(item, self.where))
 
@@ -344,7 +344,7 @@ def _facts(
 
 
 def _completed(step: Step, facts: Facts) -> Facts:
-    """A jump reads its condition."""
+    """Return the facts of a step; those of a jump say that it reads its condition."""
     if not isinstance(step, Jump) or step.unless is None:
         return facts
     return replace(facts, reads=(Span(step.unless.base, step.unless.offset, 1),))

@@ -57,7 +57,7 @@ class Placement:
     areas: list[tuple[int, int]] = field(default_factory=list)
 
     def part(self, value: Value) -> Part:
-        """Return the part that the value lies in; itself where it is no view."""
+        """Return the part that the value lies in; itself where it is not a view."""
         return self.parts.get(value, Part(value))
 
     def home(self, value: Value) -> tuple[Home, int]:

@@ -82,7 +82,7 @@ def dependencies(blocks: Sequence[Block]) -> list[list[int]]:
 
 
 def _conflicts(blocks: Sequence[Block]) -> list[set[int]]:
-    """The memory is cut wherever a span begins or ends; every piece knows who used it last."""
+    """Return the blocks that each has to wait for, by the pieces that spans cut memory into."""
     edges: dict[int, set[int]] = {}
     for block in blocks:
         for span in (*block.reads, *block.writes):

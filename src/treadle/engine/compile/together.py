@@ -40,7 +40,7 @@ Slots = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One launch of a piece of work, or all of a piece that is no launch.
+    """One launch of a piece of work, or all of a piece that is not a launch.
 
     Attributes:
         work: number of the piece.

@@ -204,7 +204,7 @@ def _hosted(group: Fused) -> Op:
         return group
     body = group.body
     if not isinstance(body, Graph) or len(body.nodes) != 1:
-        raise CompileError("compile", f"a group of kind {group.kind} is no single op")
+        raise CompileError("compile", f"a group of kind {group.kind} is not a single op")
     return body.nodes[0].op
 
 

@@ -30,11 +30,11 @@ class HostCompiler:
         return no("policy", "no engine that compiles is among those to choose from")
 
     def keeps(self, name: str, /) -> bool:
-        """Composites run whole, as the user wrote them."""
+        """Return True: composites run whole, as the user wrote them."""
         return True
 
     def build(self, program: Program, /) -> HostExecutable:
-        """The program as it is.
+        """Return an executable of the program's host tasks.
 
         Raises:
             CompileError: it has kernels.

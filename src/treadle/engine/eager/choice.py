@@ -242,9 +242,9 @@ def check_results(op: Op, types: Sequence[TensorType], made: Sequence[Any], name
     if not same:
         raise EngineError(
             op.name,
-            f"the engine {name} returned something else than the op gives",
+            f"the engine {name} returned other types than the op gives",
             saw=f"{seen or 'nothing'} instead of {wanted}",
-            hint=f"TREADLE_KERNEL={op.name}=host goes around it; report it to its authors",
+            hint=f"TREADLE_KERNEL={op.name}=host avoids it; report it to its authors",
         )
 
 

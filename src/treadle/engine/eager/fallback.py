@@ -100,7 +100,7 @@ def _checked(text: Any, where: str) -> Policy:
         if text == policy:
             return policy
     raise DeviceError(
-        where, f"{text!r} is no fallback policy", hint="use " + ", ".join(map(repr, known))
+        where, f"{text!r} is not a fallback policy", hint="use " + ", ".join(map(repr, known))
     )
 
 

@@ -83,7 +83,7 @@ def mistakes() -> list[str]:
     named = {name: KERNEL for name in pairs(KERNEL)}
     named |= {name: FORCE_FALLBACK for name in _names(FORCE_FALLBACK)}
     return [
-        f"{variable.source()} names {op!r}, which is no op; {near(op)}".rstrip("; ")
+        f"{variable.source()} names {op!r}, which is not an op; {near(op)}".rstrip("; ")
         for op, variable in named.items()
         if op not in REGISTRY
     ]

@@ -28,7 +28,7 @@ def host_data(data: Any, dtype: Any) -> tuple[Array, QuantizedType | None]:
     """A private row-major copy of user data, and what its integers stand for if it is quantized.
 
     Raises:
-        DTypeError: the data is no array of numbers, or a value does not fit the type.
+        DTypeError: the data is not an array of numbers, or a value does not fit the type.
     """
     given = data.dtype if dtype is None and isinstance(data, np.ndarray) else dtype
     quantized = quantized_type_of(given)
@@ -43,7 +43,7 @@ def as_host_array(data: Any, dtype: DType | None) -> Array:
     Without `dtype`, float64 becomes float32, int64 int32 and complex128 complex64.
 
     Raises:
-        DTypeError: the data is no array of numbers, or a value does not fit the type.
+        DTypeError: the data is not an array of numbers, or a value does not fit the type.
     """
     if data is None:
         return np.zeros(0, np.float32 if dtype is None else dtype.numpy)
@@ -66,7 +66,7 @@ def _as_stored_array(data: Any, kind: QuantizedType) -> Array:
     rounded to them.
 
     Raises:
-        DTypeError: the data is no array of numbers, or an integer lies outside of the range.
+        DTypeError: the data is not an array of numbers, or an integer lies outside of the range.
     """
     source = _as_array([] if data is None else data)
     if source.dtype.kind == "f" or as_dtype(source.dtype).is_float:
@@ -130,7 +130,7 @@ def _check_fits(source: Array, wanted: np.dtype[Any]) -> None:
 
 
 def _check_integers(source: Array, wanted: np.dtype[Any]) -> None:
-    """Fractions are cut off, as in NumPy; NaN and numbers out of range are refused."""
+    """Refuse NaN and numbers out of range; fractions will be cut off, as in NumPy."""
     bounds = np.iinfo(wanted)
     values = source if source.dtype.kind in "iu" else np.trunc(source.astype(np.float64))
     for value in (values.min(), values.max()):  # one of them is NaN if any element is

@@ -117,7 +117,7 @@ def plan_for(
 
 
 def decision_of(launch: object) -> Decision | None:
-    """The decision that a launch came of; None for what is no plan of this module."""
+    """The decision that a launch came of; None for what is not a plan of this module."""
     if isinstance(launch, Guarded | _CreationPlan | _FallbackPlan):
         return launch.decision
     return None

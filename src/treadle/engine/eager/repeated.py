@@ -193,7 +193,7 @@ class _Notes:
         return self.apply(op, (x, y))[0]
 
     def chain(self, given: Any, result: Any) -> Chain | None:
-        """Return the ops that lead from tensors to the result, None where they are no chain."""
+        """Return the ops that lead from tensors to the result, None where they are not a chain."""
         links = []
         operands = tuple(given) if type(given) in _LISTS else (given,)
         for op, inputs, results in self._ops:

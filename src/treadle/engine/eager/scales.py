@@ -88,7 +88,7 @@ def _lost(
     if any(t.dtype is one.stored for t in results for one in found):
         raise DTypeError(
             op.name,
-            "its integers would stand for nothing: it does not keep the operands' scale",
+            "its integers would have no scale: it does not keep the operands' scale",
             saw=", ".join(str(one) for one in found),
             hint="cast with astype('float32') first",
         )

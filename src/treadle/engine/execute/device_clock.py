@@ -27,7 +27,7 @@ class Clock(Protocol):
     name: str
 
     def begin(self) -> None:
-        """A run starts."""
+        """Start measuring a run."""
         ...
 
     def watch(self, step: int, submit: Callable[[], None], /) -> None:
@@ -114,7 +114,7 @@ class _DeviceClock:
         if isinstance(after, SpanEvent):
             return after.span()
         if before is None or not isinstance(after, TimedEvent):
-            raise TypeError(f"a {type(after).__name__} of a queue that knows times knows none")
+            raise TypeError(f"a {type(after).__name__} of a timing queue has no time")
         first, last = (_after(self._base, e) for e in (before, after))
         return first, last
 

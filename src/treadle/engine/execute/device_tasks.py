@@ -125,7 +125,7 @@ class DeviceTasks:
         """Do the host task at a step."""
         number = self._tasks.get(step)
         if number is None:
-            raise CompileError("execute", f"step {step} is no host task")
+            raise CompileError("execute", f"step {step} is not a host task")
         task, segment = self._plan.host[number], self._segments.get(number)
         kept = self._kept.get(step, frozenset())
         visit.held = {place: a for place, a in visit.held.items() if place in kept}

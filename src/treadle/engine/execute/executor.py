@@ -168,7 +168,7 @@ class Executor:
             at: the extents, for a program for many.
 
         Returns:
-            None where nothing has run, since inputs are no row-major arrays of the host, or the
+            None where nothing has run, since inputs are not row-major arrays of the host, or the
             others have changed or were not those of the frame's last run. `run` is to be called.
         """
         frame = self._frame(at)

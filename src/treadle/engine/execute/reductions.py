@@ -36,7 +36,7 @@ class Reductions:
             CommunicationError: ranks do not run the same program, or one does not come in time.
         """
         if not isinstance(task.op, AllReduceBucket):
-            raise CompileError("execute", f"{task.op.name} is nothing that goes on behind others")
+            raise CompileError("execute", f"{task.op.name} is not run in the background")
         # Between the parts of a bucket lies whatever was there before, NaN and all.
         with np.errstate(all="ignore"):
             if task.phase == START:

@@ -290,7 +290,7 @@ class SegmentLaunch:
                 with self._lock:
                     self._demote("run", error, self._all(given, fixed()))
         if self._instead is None:
-            raise CompileError("segment", f"{self.body.name} has nobody to run it")
+            raise CompileError("segment", f"{self.body.name} has no engine to run it")
         return self._instead(self._all(given, fixed()))
 
     def _checked(self, results: Sequence[Any]) -> Sequence[Any]:
@@ -461,7 +461,7 @@ def engine_of(op: Fused, kind: str = "cpu") -> SegmentEngine:
 def body_of(op: Fused) -> Graph:
     """The graph of a segment."""
     if not isinstance(op.body, Graph):
-        raise CompileError("segment", f"the body of {op.kind} is no graph")
+        raise CompileError("segment", f"the body of {op.kind} is not a graph")
     return op.body
 
 

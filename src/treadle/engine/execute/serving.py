@@ -73,7 +73,7 @@ class HostTasks:
         """
         number = self._tasks.get(step)
         if number is None:
-            raise CompileError("execute", f"step {step} is no host task")
+            raise CompileError("execute", f"step {step} is not a host task")
         task, launches = self._task(frame, number)
         if isinstance(task.op, CheckIndices) and task.phase:
             where, kind = task.inputs[0]

@@ -155,7 +155,7 @@ def _group(
         return segment(op)
     nodes = op.body.nodes if isinstance(op.body, Graph) else ()
     if op.is_segment or len(nodes) != 1:
-        raise EngineError("op by op", f"a group of kind {op.kind} belongs to nobody")
+        raise EngineError("op by op", f"a group of kind {op.kind} belongs to no engine")
     return host_plan(nodes[0].op, types, where, "force_fallback")
 
 
@@ -177,7 +177,7 @@ class _Once:
 
 def _block(region: object, where: CompNode) -> _Block:
     if not isinstance(region, Graph):
-        raise EngineError("stepwise", "a region of control flow is no graph")
+        raise EngineError("stepwise", "a region of control flow is not a graph")
     return _Block(region, where)
 
 

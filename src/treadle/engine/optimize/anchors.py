@@ -452,7 +452,7 @@ def _kind(groups: Groups, group: Group) -> str:
 
 
 def _moves_after(groups: Groups, value: Value) -> list[int]:
-    """Lone moves that are all that becomes of a value, up to the last that is no view."""
+    """Lone moves that are all that becomes of a value, up to the last that is not a view."""
     chain: list[int] = []
     while value not in groups.results and len(groups.users[value]) == 1:
         (user,) = groups.users[value]

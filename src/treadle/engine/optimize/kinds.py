@@ -15,7 +15,7 @@ from treadle.ops.resample import Interpolation
 from treadle.ops.update import Update
 
 WINDOWS: tuple[type[Op], ...] = (Pooling, Interpolation)
-"""Ops that compute cells of maps from windows of others, and are no contractions."""
+"""Ops that compute cells of maps from windows of others, and are not contractions."""
 
 
 def is_view(op: Op) -> bool:

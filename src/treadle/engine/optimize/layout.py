@@ -1,8 +1,8 @@
 """Physical layouts: in which order the axes of values lie in memory.
 
-A layout is no attribute. A value held channels-last is a value of the graph with its axes in that
-order, one held in blocks has its channels as two axes, and moves stand where an op or another value
-wants them otherwise.
+A layout is not an attribute. A value held channels-last is a value of the graph with its axes in
+that order, one held in blocks has its channels as two axes, and moves stand where an op or another
+value wants them otherwise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Moves = tuple[Op, ...]
 class Layout:
     """An order of [N, C, *S] in memory.
 
-    With a `block` of c channels it is [N, C / c, *S, c]: channels that are no multiple of c are
+    With a `block` of c channels it is [N, C / c, *S, c]: channels that are not a multiple of c are
     filled up with whatever is at hand, and left out where they are read. Values of one channel have
     blocks of one.
 

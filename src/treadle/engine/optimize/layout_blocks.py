@@ -49,7 +49,7 @@ def _elementwise(node: Node, op: Op, layout: Layout) -> Remapped | None:
 
 
 def _same(node: Node, op: Op) -> Remapped | None:
-    """All operands and the result have the axes of the first operand."""
+    """Return the op itself, whose operands and result all have the axes of the first operand."""
     if node.inputs[0].type.ndim not in RANKS:
         return None
     return Remapped(op, tuple(v.type.ndim for v in node.inputs))

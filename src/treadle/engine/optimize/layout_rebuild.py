@@ -100,7 +100,7 @@ class _Rebuilder:
             return
         form = form_of(node, layouts)
         if form is None:
-            raise GraphError(str(node.op), "was laid out as it cannot be")
+            raise GraphError(str(node.op), "has a layout that is not possible")
         inputs = [
             self._through(self._in(value, layout or ROW_MAJOR), moves)
             for value, layout, moves in zip(

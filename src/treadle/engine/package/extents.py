@@ -186,7 +186,7 @@ def ranges_in(entry: Any) -> dict[str, Range]:
     for name, low, high in entry:
         _numbers([low, high], _MOST_BYTES)
         if not isinstance(name, str) or low > high:
-            raise ValueError("the range of an extent is none")
+            raise ValueError("the range of an extent is malformed")
         found[name] = (low, high)
     if not 1 <= len(found) <= 16:
         raise ValueError(f"{len(found)} open extents")
@@ -201,7 +201,7 @@ def patterns_in(entry: Any, names: Any) -> tuple[Pattern, ...]:
     """
     for shape in entry:
         if not isinstance(shape, list) or len(shape) > 64:
-            raise ValueError("the shape of an input is none")
+            raise ValueError("the shape of an input is malformed")
         _numbers([d for d in shape if not isinstance(d, str)], _MOST_BYTES)
         for word in (d for d in shape if isinstance(d, str)):
             if len(word) > 4096 or (names is not None and word not in names):
@@ -213,7 +213,7 @@ def _numbers(given: Any, most: int) -> None:
     if not isinstance(given, list | tuple) or not all(
         type(n) is int and 0 <= n <= most for n in given
     ):
-        raise ValueError(f"{str(given)[:40]} are no numbers")
+        raise ValueError(f"{str(given)[:40]} are not numbers")
 
 
 def opened_many(many: Many, raw: bytes, slots: int, results: Sequence[int]) -> Many:
@@ -257,7 +257,7 @@ def _check_rows(rows: Rows, symbols: int, registers: int) -> None:
         return
     codes, places = rows[:, 0], rows[:, 1:]
     if codes.min() < 0 or codes.max() >= CODES:
-        raise ValueError("the code of a gear has an instruction that is none")
+        raise ValueError("the code of a gear has an unknown instruction")
     if places.min() < 0 or places.max() >= registers:
         raise ValueError("the code of a gear reaches beyond its registers")
 

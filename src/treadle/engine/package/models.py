@@ -280,7 +280,7 @@ def _model(
     opened = None
     if text is not None:
         if not isinstance(text, str):
-            raise ValueError("its graph for other extents is no text")
+            raise ValueError("its graph for other extents is not text")
         opened = OpenGraph(graph, lambda: parse(text, arrays) if text else graph)
     cases = [
         Case(
@@ -294,10 +294,10 @@ def _model(
     if len(inputs) != len(graph.inputs) or len(outputs) != len(graph.outputs):
         raise ValueError("its inputs or outputs are not those of its graph")
     if not all(isinstance(name, str) for name in (*inputs, *outputs)):
-        raise ValueError("the name of an input or output is no text")
+        raise ValueError("the name of an input or output is not text")
     info, options = entry["info"], entry["options"]
     if not isinstance(options, Mapping):
-        raise ValueError("its options are no object")
+        raise ValueError("its options are not an object")
     return Model(graph, inputs, outputs, info, options, tuple(cases), segments, (), own, opened)
 
 

@@ -269,7 +269,7 @@ def described(entry: Any) -> Described:
         ValueError, KeyError, TypeError: it is damaged, or of a newer schema.
     """
     if not isinstance(entry, dict):
-        raise ValueError("the entry of a native part is no object")
+        raise ValueError("the entry of a native part is not an object")
     schema = _count(entry["schema"])
     if schema not in (_WITHOUT_MANY, SCHEMA):
         raise NewerSchema(schema, str(entry.get("about", {}).get("producer", "")))
@@ -285,7 +285,7 @@ def described(entry: Any) -> Described:
         raise ValueError("gears have different numbers of inputs or outputs")
     sizes = {k: _count(entry["memory"][k]) for k in MEMBERS}
     if not isinstance(entry["about"], dict):
-        raise ValueError("its record is no object")
+        raise ValueError("its record is not an object")
     engine, prefix = _text(entry["engine"]), _text(entry["members"])
     summed = _text(entry.get("checksum", ""))
     ranges = _ranges(entry.get("ranges"), gears)
@@ -308,7 +308,7 @@ def _ranges(entry: Any, gears: Sequence[Gear]) -> Ranges | None:
         raise ValueError("its shapes are those of other inputs or outputs")
     needs = _list(entry["needs"])
     if not all(isinstance(need, str) for need in needs):
-        raise ValueError("what its extents need is no text")
+        raise ValueError("what its extents need is not text")
     at = _numbered(taken), _numbered(given)
     return Ranges(extents, inputs, outputs, at, tuple(needs))
 
@@ -349,7 +349,7 @@ def _stop(given: Any, entry: Any, is_open: bool) -> Stop:
     if step >= entry["steps"] or not inside or offset + 16 > entry["arena"]:
         raise ValueError("a check lies outside of its program")
     if type(low) is not int or type(high) is not int:
-        raise ValueError("the range of an index is no pair of numbers")
+        raise ValueError("the range of an index is not a pair of numbers")
     return Stop(*places, _text(op), low, high)
 
 
@@ -411,19 +411,19 @@ def _cut(raw: memoryview, sizes: Sequence[int]) -> tuple[memoryview, ...]:
 
 def _count(value: Any, most: int = _MOST_BYTES) -> int:
     if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{str(value)[:40]} is no size")
+        raise ValueError(f"{str(value)[:40]} is not a size")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > 256:
-        raise ValueError(f"{str(value)[:40]} is no name")
+        raise ValueError(f"{str(value)[:40]} is not a name")
     return value
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list) or len(value) > _MOST_ITEMS:
-        raise ValueError(f"{str(value)[:40]} is no list")
+        raise ValueError(f"{str(value)[:40]} is not a list")
     return value
 
 

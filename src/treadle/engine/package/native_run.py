@@ -310,7 +310,7 @@ def usable(array: Any, type_: TensorType, inputs: Sequence[Array]) -> Array:
     """
     problem = ""
     if not isinstance(array, np.ndarray) or array.dtype != type_.dtype.numpy:
-        problem = f"is no array of {type_.dtype.name}"
+        problem = f"is not an array of {type_.dtype.name}"
     elif array.shape != type_.shape:
         problem = f"has the shape {list(array.shape)}"
     elif not (array.flags.c_contiguous and array.flags.writeable):

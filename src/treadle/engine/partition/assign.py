@@ -88,7 +88,7 @@ class Assigner:
             self._bind(unit)
 
     def _bind(self, unit: Sequence[Node]) -> None:
-        """Nodes of a claim run in one domain, so what cannot have all of them has none."""
+        """Exclude domains that cannot have all nodes of a claim, which run in one domain."""
         for domain in range(len(self.domains)) if len(unit) > 1 else ():
             if any(self._fastest[n][domain][1] < 0 for n in unit):
                 for node in unit:

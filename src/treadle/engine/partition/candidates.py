@@ -108,7 +108,7 @@ def _asked(engine: SegmentEngine, op: Op, types: tuple[TensorType, ...]) -> Supp
     if isinstance(op, ControlFlow):
         return no("op", f"{engine.name} gets no control flow")
     if isinstance(op, Fused):
-        return no("policy", f"{op.kind} is somebody else's")
+        return no("policy", f"{op.kind} belongs to another engine")
     return answer(engine.name, engine, "supports", lambda: engine.supports(op, types))
 
 

@@ -26,10 +26,10 @@ def check_partition(parts: Segmented, before: Graph) -> None:
             if value.producer is not None and number[value.producer] > number[node]:
                 raise GraphError(where, f"{node!r} needs a later segment", at=node.loc)
     if len(number) != len(parts.graph.nodes):
-        raise GraphError(where, "a segment has a node that the program has not")
+        raise GraphError(where, "a segment has a node that is not in the program")
     _check_pairs(parts.graph, where)
     if without_borders(parts.graph) != before:
-        raise GraphError(where, "without its borders it is another program")
+        raise GraphError(where, "without its borders it differs from the program")
 
 
 def _check_pairs(graph: Graph, where: str) -> None:

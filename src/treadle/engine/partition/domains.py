@@ -19,8 +19,8 @@ class Domains:
     Attributes:
         members: numbers of engines, by domain.
         of: the domain of every engine.
-        home: the domain of what lies outside the program: the first one that is no segment engine,
-            if there is one.
+        home: the domain of what lies outside the program: the first one that is not a segment
+            engine, if there is one.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:

@@ -95,7 +95,7 @@ def _with_borders(
 
 
 def _units(placed: Graph, graph: Graph, order: Sequence[Unit]) -> list[Unit]:
-    """Units of the graph with borders, which are no members of any."""
+    """Units of the graph with borders, which are not members of any."""
     if all(len(u) == 1 for u in order):
         return [(n,) for n in placed.nodes]
     kept = [n for n in placed.nodes if not isinstance(n.op, Border)]

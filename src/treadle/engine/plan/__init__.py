@@ -312,7 +312,7 @@ class Plan:
 
 
 def parts_of(step: Step, facts: Facts) -> tuple[tuple[Step, Facts], ...]:
-    """Return the runs that a step consists of; one that is no merged launch is its own part."""
+    """Return the runs that a step consists of; one that is not a merged launch is its own part."""
     if not isinstance(step, Together):
         return ((step, facts),)
     return tuple(zip(step.runs, facts.members, strict=True))

@@ -78,7 +78,7 @@ def _inlined(builder: GraphBuilder, node: Node, operands: Operands) -> Operands:
 def _run(builder: GraphBuilder, region: object, operands: Operands) -> Operands:
     """The results of a region applied to operands of another graph."""
     if not isinstance(region, Graph):
-        raise GraphError("fold_control", "a region is no graph")
+        raise GraphError("fold_control", "a region is not a graph")
     inside = {v: x.value for v, x in zip(region.inputs, operands, strict=True)}
     for node in region.nodes:
         made = builder.copy(node, tuple(inside[v] for v in node.inputs))

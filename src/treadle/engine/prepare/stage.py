@@ -153,7 +153,7 @@ def _allowed(passes: tuple[tuple[int, Pass], ...], options: Options) -> tuple[Pa
 
 
 def _simplify(options: Options) -> Simplify:
-    """The rules, as exact as the options ask: a wrong NaN is no harm above level 1."""
+    """The rules, as exact as the options ask: a wrong NaN does no harm above level 1."""
     exact = Simplify("exact" if options.level == 1 else "safe", without=options.switched_off)
     return replace(exact, level="fast") if options.fast else exact
 

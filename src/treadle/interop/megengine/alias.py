@@ -213,7 +213,7 @@ class _AliasLoader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """The module was executed under its own name; give it back the spec it had."""
+        """Give a module back the spec it had when it was executed under its own name."""
         module.__spec__ = self._spec
 
 

@@ -242,7 +242,7 @@ def _split(p: SimpleNamespace, x: Tensor, *_: Any) -> list[Tensor]:
 
 
 def _top(p: SimpleNamespace, x: Tensor, k: Any) -> Any:
-    """MegEngine's k is negative for the largest values."""
+    """Return the top k of x; MegEngine's k is negative for the largest values."""
     count = int(Tensor(k).item())
     kth_only, no_sort = (str(p.mode).upper() == m for m in ("KTH_ONLY", "VALUE_IDX_NOSORT"))
     return F.topk(x, abs(count), count < 0, kth_only=kth_only, no_sort=no_sort)

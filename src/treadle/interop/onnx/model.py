@@ -44,7 +44,7 @@ class OnnxModel(Module):
         room: counts what nodes make of constants; None: nobody does.
 
     Attributes:
-        input_names, output_names: of the graph, in order; initializers are no inputs.
+        input_names, output_names: of the graph, in order; initializers are not inputs.
         input_types: element type and declared shape by name; extents may be symbols.
 
     Raises:

@@ -89,7 +89,7 @@ def _errors_of(name: str) -> Iterator[None]:
     except (TreadleError, OSError):
         raise
     except MemoryError as error:
-        raise OutOfMemory(name, f"it asks for more memory than there is: {error}") from error
+        raise OutOfMemory(name, f"it needs more memory than is available: {error}") from error
     except DAMAGE as error:
         raise _partly(name, error) from error
 
@@ -104,7 +104,7 @@ def _parsed(data: bytes, name: str) -> onnx.ModelProto:
     try:
         model.ParseFromString(data)
     except (DecodeError, ValueError, RecursionError) as error:
-        raise LoadError(name, f"it is no ONNX model: {error}", hint="check the file") from error
+        raise LoadError(name, f"it is not an ONNX model: {error}", hint="check the file") from error
     return model
 
 

@@ -185,7 +185,7 @@ def _stays_whole(name: str, kind: np.dtype[Any], x: Array, y: Array) -> bool:
 
 
 def _quotient(x: Any, y: Any) -> Any:
-    """Integers are divided toward zero."""
+    """Return x / y, integers, rounded toward zero."""
     return x // y if (x >= 0) == (y >= 0) else -(-x // y)
 
 

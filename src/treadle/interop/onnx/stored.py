@@ -36,7 +36,7 @@ class Room:
         self._taken = 0
 
     def read(self, count: int) -> None:
-        """The model has so many bytes in files."""
+        """Raise the limit for a model that has `count` bytes in files, unless a limit is given."""
         if self._given is None:
             self._limit += FACTOR * count
 
@@ -159,7 +159,7 @@ def plain_file(path: Path) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is no plain file")
+        raise OSError(f"{path} is not a plain file")
     return descriptor
 
 
@@ -179,14 +179,14 @@ def _fetch(
         return LoadError(name, text, saw=f"location {where!r}", hint="keep it beside the model")
 
     if folder is None:
-        raise fail("lies in another file, and the model in none")
+        raise fail("lies in another file, and the model was not read from one")
     path = _inside(folder, where)
     if path is None:
         raise fail("is not in the model's folder")
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))
     except ValueError:
-        raise fail("has an offset or length that is no number") from None
+        raise fail("has an offset or length that is not a number") from None
     try:
         descriptor = plain_file(path)
     except OSError as error:

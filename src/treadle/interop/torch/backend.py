@@ -101,7 +101,7 @@ def _settings(options: Mapping[str, Any] | None) -> Settings:
         value = given.get(entry.name, entry.default)
         if type(value) is not type(entry.default):
             wanted = type(entry.default).__name__
-            raise GraphError("torch.compile", f"option {entry.name}={value!r} is no {wanted}")
+            raise GraphError("torch.compile", f"{entry.name}={value!r} is not of type {wanted}")
     known = [entry.name for entry in fields(Settings)]
     for name in given:
         if name not in known:

@@ -114,7 +114,7 @@ def _arithmetic(op: Op) -> Any:
 
 
 def _arithmetic_of_truths(op: Op, of_truths: Op) -> Any:
-    """Truths are added as "or" and multiplied as "and"; a weight of 0 makes the second false."""
+    """Return a lowering: bools are added as "or", multiplied as "and"; 0 as weight is false."""
     of_numbers = _arithmetic(op)
 
     def lower(call: Call, x: Any, y: Any, alpha: Any = 1) -> V:
@@ -305,7 +305,7 @@ def _bitwise_not(call: Call, x: V) -> V:
 
 
 def _asked_of_numbers(op: Op) -> Any:
-    """Truths are neither NaN nor infinite."""
+    """Return a lowering of a question that is False for bools, neither NaN nor infinite."""
 
     def lower(call: Call, x: V) -> V:
         if x.type.dtype is dt.bool_:

@@ -89,7 +89,7 @@ def _graph(module: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def _copy_in_place_of_writing(graph: fx.Graph) -> None:
-    """Results are written into new tensors of PyTorch's strides: here they are copies."""
+    """Replace writes into new tensors of PyTorch's strides by copies."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
         node.target = torch.ops.aten.copy.default
         written = node.args[0]

@@ -96,7 +96,7 @@ def _scatter_add(call: Call, x: V, dim: int, index: V, src: V) -> V:
 
 
 def _added(x: V, axis: int, index: V, src: V) -> V:
-    """Truths are added as "or"."""
+    """Return x with `src` added at an index; bools are added as "or"."""
     if x.type.dtype is not dt.bool_:
         return AddAlongAxis(axis)(x, index, src)
     total = AddAlongAxis(axis)(x.astype(dt.int32), index, src.astype(dt.int32))
@@ -417,7 +417,7 @@ def _embedding_bag_backward(
     per_sample_weights: V | None,
     padding_idx: int = -1,
 ) -> V:
-    """The bags are found again: PyTorch keeps of them what its own gradient reads."""
+    """Return the gradient; bags are found anew, as PyTorch keeps of them what its own one reads."""
     if scale_grad_by_freq or sparse:
         raise NotImplementedError("gradients of bags that are sparse or scaled by frequency")
     count, (bags, width) = extents(indices)[0], extents(dy)

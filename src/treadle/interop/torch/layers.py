@@ -70,7 +70,7 @@ def _addbmm(call: Call, bias: V, x: V, y: V, *, beta: Any = 1, alpha: Any = 1) -
 
 
 def _weighted(call: Call, bias: V, product: V, beta: Any, alpha: Any) -> V:
-    """beta * bias + alpha * product; a beta of 0 leaves out even what is no number."""
+    """beta * bias + alpha * product; a beta of 0 leaves out even what is not a number."""
     product = product if alpha == 1 else product * alpha
     if beta == 0:
         return product.broadcast_to(call.shape)

@@ -43,7 +43,7 @@ def _single(name: str, overload: str) -> Callable[..., Any] | None:
 
 
 def each_of(single: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of lists; what is no list is the same for all."""
+    """The function of lists; what is not a list is the same for all."""
 
     def run(*given: Any, **options: Any) -> Any:
         lists = [isinstance(x, (list, tuple)) for x in given]

@@ -215,13 +215,13 @@ def _unfit(tensor: Any, device: torch.device | None) -> str:
     if tensor is None or is_number(tensor):
         return ""
     if not isinstance(tensor, torch.Tensor):
-        return "a value is no tensor of fixed shape"
+        return "a value is not a tensor of fixed shape"
     if tensor.layout is not torch.strided:
         return f"a tensor is {str(tensor.layout).rpartition('.')[2]}"
     if device is not None and is_apart(tensor, device):
         return f"a tensor is on {tensor.device}, not on {device}"
     if tensor.dtype not in DTYPES and tensor.dtype not in PARTS:
-        return f"{tensor.dtype} is no element type of ours"
+        return f"{tensor.dtype} is not an element type of ours"
     return ""
 
 
@@ -233,7 +233,7 @@ def _placeholder(builder: GraphBuilder, node: fx.Node) -> Any:
 
 
 def plain_of(builder: GraphBuilder, value: Any) -> Any:
-    """Return an argument that is no tensor as lowerings take it: sizes are extents, real numbers
+    """Return an argument that is not a tensor as lowerings take it: sizes are extents, real numbers
     operands.
     """
     if isinstance(value, torch.SymFloat):

@@ -176,7 +176,7 @@ _BY_PARTS = frozenset(
 
 
 def _part(value: Any, which: str) -> Any:
-    """The real or the imaginary part; what is no number stays as it is."""
+    """The real or the imaginary part; what is not a number stays as it is."""
     if isinstance(value, (Pair, complex)):
         return getattr(value, which)
     if isinstance(value, (tuple, list)) and any(isinstance(v, Pair) for v in value):

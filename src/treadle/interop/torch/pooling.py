@@ -75,7 +75,7 @@ def _max_pool_places(
     dilation: Ints = (1,),
     ceil: bool = False,
 ) -> tuple[V, V]:
-    """The places are made where the program reads them; the gradient finds its own from x."""
+    """Return maxima and, where the program reads them, their places; the gradient needs none."""
     rank = call.rank
     sides, strides, padded = _window(rank, kernel, stride, padding)
     steps, ceil = spread(dilation, rank), bool(ceil)

@@ -220,7 +220,7 @@ def _described(value: Any) -> tuple[np.dtype[Any], tuple[int | str, ...]]:
 def _element_type(value: Any) -> DType:
     found = DTYPES.get(value.dtype)
     if found is None:
-        raise LoadError("torch.export", f"{value.dtype} is no element type of ours")
+        raise LoadError("torch.export", f"{value.dtype} is not an element type of ours")
     return found
 
 

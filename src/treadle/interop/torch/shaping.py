@@ -350,7 +350,7 @@ def _windows(extent: int, size: int, step: int) -> Any:
 @lowers("unfold.default", "unfold_copy.default")
 @along_axes
 def _unfold(call: Call, x: V, dim: int, size: int, step: int) -> V:
-    """Windows stand in the place of the axis, their elements on a new last one."""
+    """Return windows in the place of the axis, with their elements on a new last one."""
     axis, shape, rank = axis_of(dim, x), extents(x), x.type.ndim
     places = _windows(shape[axis], size, step)
     taken = Take(axis)(x, call.builder.constant(places))
@@ -377,7 +377,7 @@ def _unfold_backward(call: Call, dy: V, sizes: Sequence[int], dim: int, size: in
     "replication_pad3d_backward.default",
 )
 def _replicated_backward(call: Call, dy: V, x: V, padding: Sequence[int]) -> V:
-    """The gradients of copies are added to the cells at the edge."""
+    """Return dy with the gradients of copies added to the cells at the edge."""
     for i in range(0, len(padding), 2):
         axis = x.type.ndim - 1 - i // 2
         cells = np.arange(extents(dy)[axis], dtype=np.int64) - padding[i]

@@ -137,7 +137,7 @@ def dim_of(size: Any) -> Dim:
         return int(size)
     found = number_of(size)
     if not isinstance(found, (int, Expr)):
-        raise NotImplementedError(f"the size {size} is no whole number")
+        raise NotImplementedError(f"the size {size} is not a whole number")
     return found
 
 

@@ -33,7 +33,7 @@ class Call:
         name: of the operator, as in `LOWERINGS`.
         builder: of the graph, for constants.
         values: what PyTorch's shape propagation says of the result or results.
-        inputs: the same of the arguments, None where one is no tensor.
+        inputs: the same of the arguments, None where one is not a tensor.
         is_whole: whether the program reads results other than the first; else those may be
             anything, and only the operator's own gradient sees them.
     """

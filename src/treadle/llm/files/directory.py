@@ -65,7 +65,7 @@ def _generation(path: str, config: Mapping[str, Any]) -> dict[str, Any]:
             continue
         many = value if isinstance(value, list) and name == "eos_token_id" else [value]
         if not all(type(each) is int and each >= 0 for each in many):
-            raise CheckpointError(path, f"{name} is no token", saw=shorten(value))
+            raise CheckpointError(path, f"{name} is not a token", saw=shorten(value))
         found[name] = many if name == "eos_token_id" else value
     found.setdefault("eos_token_id", [])
     return found
@@ -91,7 +91,7 @@ def _template(path: str, tokens: Mapping[str, Any]) -> str | None:
         }
         found = by_name.get("default")
     if found is not None and not isinstance(found, str):
-        raise CheckpointError(path, "the chat_template is no text", saw=shorten(found))
+        raise CheckpointError(path, "the chat_template is not text", saw=shorten(found))
     return found
 
 
@@ -118,7 +118,7 @@ def _modules(path: str, name: str) -> list[tuple[str, str]]:
     """Kinds and folders of the modules that modules.json lists."""
     listed = read_json(path, name, MAX_CONFIG)
     if not isinstance(listed, list):
-        raise CheckpointError(os.path.join(path, name), "the file is no list of modules")
+        raise CheckpointError(os.path.join(path, name), "the file is not a list of modules")
     found = []
     for each in listed:
         kind, folder = (each.get("type"), each.get("path")) if isinstance(each, dict) else (0, 0)

@@ -172,7 +172,9 @@ def read_gguf(path: str | os.PathLike[str]) -> Gguf:
     with open_source(os.fspath(path)) as source:
         if source.read(0, len(MAGIC)) != MAGIC:
             saw = repr(source.read(0, 8))
-            raise source.error("this is no GGUF file", saw=saw, hint="GGUF files begin with GGUF")
+            raise source.error(
+                "this is not a GGUF file", saw=saw, hint="such files begin with GGUF"
+            )
         if source.size < 24:
             raise source.error("truncated in the header", saw=f"{source.size} bytes")
         mapped = mmap.mmap(source.stream.fileno(), source.size, access=mmap.ACCESS_READ)
@@ -386,7 +388,7 @@ def is_gguf(path: str | os.PathLike[str]) -> bool:
 
     Raises:
         OSError: the file cannot be opened.
-        CheckpointError: the path is no regular file.
+        CheckpointError: the path is not a regular file.
     """
     with open_source(os.fspath(path)) as source:
         return source.read(0, len(MAGIC)) == MAGIC

@@ -44,7 +44,7 @@ def open_gguf(path: str) -> Checkpoint:
     tokenizer = _tokenizer(first, config["vocab_size"])
     template = first.metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
-        raise CheckpointError(first.where, "tokenizer.chat_template is no text")
+        raise CheckpointError(first.where, "tokenizer.chat_template is not text")
     mode = first.metadata.get(f"{first.metadata['general.architecture']}.pooling_type")
     mode = _POOLING.get(mode) if isinstance(mode, int) else None
     return Checkpoint(
@@ -105,7 +105,7 @@ def _tensors(files: list[Gguf], config: Config) -> dict[str, Stored]:
                 continue
             target = None if parts is None else translated(names, parts)
             if parts is None or target is None:
-                problem = f"{shorten(name)} is no tensor of {architecture}"
+                problem = f"{shorten(name)} is not a tensor of {architecture}"
                 raise CheckpointError(file.where, problem, hint="this variant is not known")
             _add(found, file, name, target, _change(file, names, parts, config))
     return _join(files[0].where, found) if architecture == "gpt-oss" else found
@@ -126,7 +126,9 @@ def _add(
     if "{e}" not in target:
         each = {target: Stored(shape, partial(make, None), partial(file.release, name))}
     elif len(shape) < 2 or shape[0] > 1 << 12:
-        raise CheckpointError(file.where, f"{shorten(name)} is no stack of experts", saw=str(shape))
+        raise CheckpointError(
+            file.where, f"{shorten(name)} is not a stack of experts", saw=str(shape)
+        )
     else:
         each = {
             target.replace("{e}", str(i)): Stored(
@@ -233,7 +235,7 @@ def _tokenizer(file: Gguf, vocabulary: int) -> TokenizerTables | None:
     tokens, merges = held.get("tokens"), held.get("merges", [])
     if not isinstance(tokens, list) or not isinstance(merges, list) or not isinstance(model, str):
         raise CheckpointError(
-            file.where, "the tokenizer has no tokens, or merges that are no texts"
+            file.where, "the tokenizer has no tokens, or merges that are not texts"
         )
     if len(tokens) > vocabulary:
         saw = f"{len(tokens)} tokens, {vocabulary} rows of token_embd.weight"

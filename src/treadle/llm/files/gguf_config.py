@@ -44,7 +44,7 @@ class Keys:
         self.file = file
         found = file.metadata.get("general.architecture")
         if not isinstance(found, str):
-            raise self.wrong("general.architecture", "is no text")
+            raise self.wrong("general.architecture", "is not text")
         self.architecture = found
 
     def wrong(self, key: str, problem: str) -> CheckpointError:
@@ -65,7 +65,7 @@ class Keys:
                 raise self.wrong(key, "differs between layers, which is not read")
             value = value[0].item()
         if isinstance(value, bool) or not isinstance(value, int | float | None):
-            raise self.wrong(key, "is no number")
+            raise self.wrong(key, "is not a number")
         if value is not None and not 0 <= value < LARGEST:
             raise self.wrong(key, f"is not from 0 to {LARGEST}")
         return float(str(np.float32(value))) if isinstance(value, float) else value
@@ -138,7 +138,7 @@ def _special(file: Gguf, config: Config) -> None:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int):
-            raise CheckpointError(file.where, f"{key} is no number", saw=shorten(value))
+            raise CheckpointError(file.where, f"{key} is not a number", saw=shorten(value))
         # -1, written without a sign, is how some tools say that there is none.
         if value in (-1, (1 << 32) - 1):
             continue

@@ -127,7 +127,7 @@ class _Asked:
         """A list of positive numbers."""
         found = self.values.get(key)
         if not isinstance(found, list) or not found:
-            raise self.wrong(key, "is no list")
+            raise self.wrong(key, "is not a list")
         return np.array([self._positive(key, each) for each in found], np.float32)
 
     def wrong(self, key: str, problem: str) -> CheckpointError:
@@ -136,7 +136,7 @@ class _Asked:
 
     def _positive(self, key: str, found: Any) -> float:
         if isinstance(found, bool) or not isinstance(found, int | float):
-            raise self.wrong(key, "is no number")
+            raise self.wrong(key, "is not a number")
         if not 0 < found < LARGEST:
             raise self.wrong(key, f"is not between 0 and {LARGEST}")
         return float(found)
@@ -153,7 +153,7 @@ def _metadata(checkpoint: Checkpoint, architecture: str) -> dict[str, Any]:
         if value is None:
             continue
         if type(value) is not int and (key in _WHOLE or type(value) is not float):
-            raise CheckpointError(checkpoint.path, f"{key} is no number", saw=shorten(value))
+            raise CheckpointError(checkpoint.path, f"{key} is not a number", saw=shorten(value))
         made[f"{architecture}.{name}"] = value if key in _WHOLE else float(value)
     if isinstance(config.get("head_dim"), int):
         made[f"{architecture}.attention.value_length"] = config["head_dim"]
@@ -180,7 +180,7 @@ def _rotation(
     config = checkpoint.config
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, dict):
-        raise CheckpointError(checkpoint.path, "rope_scaling is no object", saw=shorten(given))
+        raise CheckpointError(checkpoint.path, "rope_scaling is not an object", saw=shorten(given))
     asked = _Asked(checkpoint.path, given)
     d = _turned(checkpoint, asked)
     metadata[f"{architecture}.rope.dimension_count"] = d

@@ -344,7 +344,7 @@ def _state(source: _Source, name: str) -> dict[str, Any]:
     try:
         state = json.loads(raw.astype(np.uint8).tobytes())
     except (ValueError, RecursionError):
-        raise source.wrong(name, "is no JSON") from None
+        raise source.wrong(name, "is not JSON") from None
     shape = state.get("shape") if isinstance(state, dict) else None
     sizes = [*shape, state.get("blocksize")] if isinstance(shape, list) and shape else [0]
     if not all(type(each) is int and 0 < each < 1 << 31 for each in sizes):

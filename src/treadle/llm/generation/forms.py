@@ -150,11 +150,11 @@ def _text_of(kind: str, given: Any) -> str:
         try:
             parsed = json.loads(given)
         except (TypeError, ValueError) as error:
-            raise _wrong("the schema is no JSON", str(error)) from None
+            raise _wrong("the schema is not JSON", str(error)) from None
         if not isinstance(parsed, dict | bool):
-            raise _wrong("the schema is no object", str(parsed))
+            raise _wrong("the schema is not an object", str(parsed))
     if not isinstance(given, str):
-        raise _wrong(f"the {kind} is no text", type(given).__name__)
+        raise _wrong(f"the {kind} is not text", type(given).__name__)
     return given
 
 

@@ -162,7 +162,7 @@ class LanguageModel:
             full: every group, op and pass in a row of its own.
 
         Raises:
-            ShapeError: the model was not made for so many tokens.
+            ShapeError: the model was made for fewer tokens.
         """
         program = self.model.inspected(tokens, behind, self._cache_dtype)
         return program.explained(full=full)

@@ -73,7 +73,7 @@ def empty_cache(
         raise ShapeError("cache", "needs a sequence and a token", saw=saw)
     if dtype not in CACHED:
         hint = f"use one of {', '.join(CACHED)}"
-        raise DTypeError("cache", "is not kept in this", saw=repr(dtype), hint=hint)
+        raise DTypeError("cache", "cannot be kept in it", saw=repr(dtype), hint=hint)
     element = as_dtype(dtype).numpy
 
     def kept(layer: Attention) -> Kept:
@@ -155,7 +155,7 @@ def write(kept: Kept, new: tuple[Tensor, Tensor], at: Places) -> None:
 
 
 LEAST = 1e-30
-"""Least value that a row's largest number counts as, so that its scale is no subnormal number."""
+"""Least value that a row's largest number counts as, so that its scale is not subnormal."""
 
 
 def as_bytes(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ def _pieces(prompts: str | None) -> str:
         return "bfloat16" if "bfloat16" in get_device_properties("cpu0").units else "int16"
     if prompts not in ACTIVATIONS:
         hint = f"use one of {', '.join(ACTIVATIONS)}"
-        raise DTypeError("build", "prompts are not rounded to this", saw=repr(prompts), hint=hint)
+        raise DTypeError("build", "prompts cannot be rounded to it", saw=repr(prompts), hint=hint)
     return prompts
 
 
@@ -75,7 +75,7 @@ def _weights(checkpoint: Checkpoint, names: Names, dtype: str, pieces: str) -> t
     """Return the taker of tensors, and the element type that is computed in."""
     if dtype not in (*ELEMENTS, STORED):
         hint = f"use one of {', '.join(ELEMENTS)} and {STORED}"
-        raise DTypeError("build", "models do not compute in this", saw=repr(dtype), hint=hint)
+        raise DTypeError("build", "models do not compute in it", saw=repr(dtype), hint=hint)
     stored = dtype == STORED
     dtype = "float32" if stored else dtype
     return Weights(checkpoint, names, dtype, stored=stored, pieces=pieces), dtype

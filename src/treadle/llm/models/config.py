@@ -22,7 +22,7 @@ class Config:
 
     def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
         if not isinstance(values, Mapping):
-            raise CheckpointError(where, "is no object", saw=_shown(values))
+            raise CheckpointError(where, "is not an object", saw=_shown(values))
         self.values = values
         self.where = where
 
@@ -34,7 +34,7 @@ class Config:
         """A whole number of at least `least`."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.wrong(name, "is no whole number")
+            raise self.wrong(name, "is not a whole number")
         if not least <= value < LARGEST:
             raise self.wrong(name, f"is not from {least} to {LARGEST - 1}")
         return value
@@ -46,9 +46,9 @@ class Config:
     def finite(self, name: str, value: Any, positive: bool = True) -> float:
         """`value`, which belongs to `name`, where it is a finite number."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.wrong(name, "is no number")
+            raise self.wrong(name, "is not a number")
         if not math.isfinite(value) or (positive and value <= 0):
-            raise self.wrong(name, "is no positive number" if positive else "is not finite")
+            raise self.wrong(name, "is not a positive number" if positive else "is not finite")
         return float(value)
 
     def optional(self, name: str) -> float | None:
@@ -66,7 +66,7 @@ class Config:
         """A string."""
         value = self._value(name, default)
         if not isinstance(value, str):
-            raise self.wrong(name, "is no text")
+            raise self.wrong(name, "is not text")
         return value
 
     def items(self, name: str, length: int) -> Sequence[Any] | None:
@@ -75,7 +75,7 @@ class Config:
             return None
         value = self.values[name]
         if not isinstance(value, (list, tuple)) or len(value) != length:
-            raise self.wrong(name, f"is no list of {length} values")
+            raise self.wrong(name, f"is not a list of {length} values")
         return value
 
     def whole_numbers(self, name: str) -> frozenset[int]:
@@ -83,7 +83,7 @@ class Config:
         values = self.values.get(name)
         values = [] if values is None else values
         if not isinstance(values, (list, tuple)) or any(type(v) is not int for v in values):
-            raise self.wrong(name, "is no list of whole numbers")
+            raise self.wrong(name, "is not a list of whole numbers")
         return frozenset(values)
 
     def numbers(self, name: str, length: int) -> list[float]:

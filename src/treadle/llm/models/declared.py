@@ -110,7 +110,7 @@ Names = Callable[[str], Sequence[Piece]]
 
 
 def usual_names(name: str) -> Sequence[Piece]:
-    """Tensors lie under their usual names."""
+    """Return the piece that a tensor is under its usual name."""
     return (Piece(name),)
 
 

@@ -70,7 +70,7 @@ class Model:
         if length > self.context:
             raise ShapeError(
                 "cache",
-                "the model was not made for so many tokens",
+                "the model was made for fewer tokens",
                 saw=f"{length} tokens, the model has {self.context}",
             )
         layers = tuple(layer.attention for layer in self.stack.declared.layers)
@@ -124,7 +124,7 @@ class Model:
             repeats: how many runs are measured, after one that is not; 0: times are predicted.
 
         Raises:
-            ShapeError: the model was not made for so many tokens.
+            ShapeError: the model was made for fewer tokens.
         """
         cache = self.cache(1, behind + tokens, cache_dtype, tokens)
         given = np.zeros((1, tokens), np.int32)

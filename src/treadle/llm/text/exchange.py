@@ -71,7 +71,7 @@ def as_tables(source: TokenizerFile, size: int) -> TokenizerTables:
     content = read_object(folder, name, MAX_TOKENIZER)
     model = content.get("model")
     if not isinstance(model, Mapping) or model.get("type") != "BPE":
-        raise _unsaid("is no pairs of bytes or characters", content.get("model"))
+        raise _unsaid("is not pairs of bytes or characters", content.get("model"))
     reference = Tokenizer.of(source)
     tokens = _tokens(reference, size)
     types = _types(content, tokens, reference)
@@ -126,7 +126,7 @@ def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
     for each in model.get("merges") or ():
         pair = each.split(" ") if isinstance(each, str) else each
         if not isinstance(pair, list) or [type(part) for part in pair] != [str, str]:
-            raise _unsaid("has a merge that is no pair", each)
+            raise _unsaid("has a merge that is not a pair", each)
         found.append((pair[0], pair[1]))
     return found
 

@@ -35,7 +35,7 @@ class Template:
         tokenizer: whose `bos` and `eos` it may name.
 
     Raises:
-        CheckpointError: it is no template.
+        CheckpointError: it is not a template.
         LoadError: the extra `llm` is not installed.
     """
 
@@ -145,7 +145,7 @@ def _explain_errors() -> Iterator[None]:
     except jinja.exceptions.TemplateSyntaxError as error:
         where = f"line {error.lineno}"
         raise CheckpointError(
-            "chat template", f"is no template: {error.message}", saw=where
+            "chat template", f"is not a template: {error.message}", saw=where
         ) from None
     except (jinja.exceptions.TemplateError, OverflowError, TimeoutError) as error:
         raise CheckpointError("chat template", f"refuses this: {error}") from None
@@ -157,7 +157,7 @@ def _explain_errors() -> Iterator[None]:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Ends what takes too long: every line of a template looks at the clock."""
+    """End what takes too long in the block: every line of a template looks at the clock."""
     end = time.monotonic() + MOST_SECONDS
     before = sys.gettrace()
 

@@ -74,7 +74,7 @@ class Tokenizer:
                 first where the model wants it.
 
         Raises:
-            DTypeError: the text holds what is no character.
+            DTypeError: the text holds what is not a character.
         """
         _check(text)
         with self._lock:
@@ -91,7 +91,7 @@ class Tokenizer:
             Tokens, and for each whether it is of the first text (0) or of the other one (1).
 
         Raises:
-            DTypeError: a text holds what is no character.
+            DTypeError: a text holds what is not a character.
         """
         _check(text)
         _check(other or "")
@@ -139,7 +139,7 @@ class Tokenizer:
 
 
 def _check(text: str) -> None:
-    """Refuse halves of surrogate pairs: bytes that are no UTF-8 become such in Python's hands."""
+    """Refuse halves of surrogate pairs: bytes that are not UTF-8 become such in Python's hands."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -185,7 +185,7 @@ def _of_file(source: TokenizerFile) -> Tokenizer:
         raise
     except Exception as error:  # The library raises plain Exceptions.
         where = os.path.basename(source.path)
-        raise CheckpointError(where, f"is no tokenizer: {error}") from None
+        raise CheckpointError(where, f"is not a tokenizer: {error}") from None
     library.no_truncation()
     library.no_padding()
 
@@ -243,7 +243,7 @@ def _pairs_of_bytes(source: TokenizerTables) -> Any:
 def _pair(merge: str) -> tuple[str, str]:
     left, between, right = merge.partition(" ")
     if not (left and between and right):
-        raise CheckpointError("tokenizer", "a merge is no pair", saw=repr(merge[:40]))
+        raise CheckpointError("tokenizer", "a merge is not a pair", saw=repr(merge[:40]))
     return left, right
 
 

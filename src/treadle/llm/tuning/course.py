@@ -130,4 +130,4 @@ def resume(tuner: Tuner, folder: str) -> None:
     state: Any = load(path)
     if not tuner.restore(state):
         hint = "take the rank, targets and model that it was begun with"
-        raise CheckpointError(path, "the course is one of another adapter", hint=hint)
+        raise CheckpointError(path, "the course belongs to another adapter", hint=hint)

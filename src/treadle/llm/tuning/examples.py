@@ -73,7 +73,7 @@ class Reader:
         except ValueError as error:
             raise CheckpointError(where, f"the row is damaged: {error}") from None
         if not isinstance(row, dict):
-            raise CheckpointError(where, "the row is no object", saw=shorten(row), hint=_HINT)
+            raise CheckpointError(where, "the row is not an object", saw=shorten(row), hint=_HINT)
         if "messages" in row:
             made = self._conversation(where, row["messages"], row.get("tools"))
         elif "prompt" in row and "completion" in row:
@@ -101,13 +101,13 @@ class Reader:
         return found[len(self._tokenizer.encode("")) :]
 
     def _conversation(self, where: str, messages: Any, tools: Any) -> Example:
-        """Answers are learned, with what ends them; the template says where they stand."""
+        """Return a conversation whose answers, with what ends them, are to be learned."""
         if self._template is None:
             hint = 'use rows with "prompt" and "completion", or "text"'
             raise CheckpointError(where, "the model has no template of conversations", hint=hint)
         checked = _messages(where, messages)
         if tools is not None and not isinstance(tools, list):
-            raise CheckpointError(where, "tools is no list", saw=shorten(tools))
+            raise CheckpointError(where, "tools is not a list", saw=shorten(tools))
         tokens: list[int] = []
         learned: list[bool] = []
         done = ""
@@ -141,7 +141,7 @@ def _text(where: str, row: Mapping[str, Any], name: str) -> str:
 def _messages(where: str, given: Any) -> list[dict[str, Any]]:
     """Messages with what a template may rely on."""
     if not isinstance(given, list) or not given:
-        raise CheckpointError(where, "messages is no list of messages", saw=shorten(given))
+        raise CheckpointError(where, "messages is not a list of messages", saw=shorten(given))
     for message in given:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise CheckpointError(where, "a message has no role", saw=shorten(message))

@@ -129,13 +129,13 @@ def _lora(where: str, config: Mapping[str, Any]) -> Lora:
     targets = config.get("target_modules", ALL)
     listed = isinstance(targets, list) and all(isinstance(t, str) for t in targets)
     if not listed and not isinstance(targets, str | None):
-        raise CheckpointError(where, "target_modules are no names", saw=shorten(targets))
+        raise CheckpointError(where, "target_modules are not names", saw=shorten(targets))
     rank = _number(where, "r", config.get("r", 8))
     if rank != int(rank) or not 1 <= rank <= MOST_RANK:
-        raise CheckpointError(where, "r is no rank", saw=str(rank))
+        raise CheckpointError(where, "r is not a rank", saw=str(rank))
     ranks = {k: int(v) for k, v in _numbers(where, config, "rank_pattern").items()}
     if any(not 1 <= r <= MOST_RANK for r in ranks.values()):
-        raise CheckpointError(where, "rank_pattern has what is no rank", saw=shorten(ranks))
+        raise CheckpointError(where, "an entry of rank_pattern is not a rank", saw=shorten(ranks))
     return Lora(
         rank=int(rank),
         alpha=_number(where, "lora_alpha", config.get("lora_alpha", 8)),
@@ -149,7 +149,7 @@ def _lora(where: str, config: Mapping[str, Any]) -> Lora:
 
 def _number(where: str, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-        raise CheckpointError(where, f"{name} is no number that can be", saw=shorten(value))
+        raise CheckpointError(where, f"{name} is not a usable number", saw=shorten(value))
     return float(value)
 
 
@@ -157,7 +157,7 @@ def _numbers(where: str, config: Mapping[str, Any], name: str) -> dict[str, floa
     """Return numbers of modules, by expressions for the ends of their names."""
     given = config.get(name) or {}
     if not isinstance(given, dict):
-        raise CheckpointError(where, f"{name} is no object", saw=shorten(given))
+        raise CheckpointError(where, f"{name} is not an object", saw=shorten(given))
     found = {}
     for key, value in given.items():
         if not re.fullmatch(r"[\w.]{1,200}", key):

@@ -128,7 +128,7 @@ class Tuner:
         """One update, from the mean loss of the targets of all batches, which it returns."""
         total = math.fsum(float(rows.weights.sum()) for rows in batches)
         if not total > 0:
-            raise NumericError("tune", "no token of these rows is to be learned", saw=str(total))
+            raise NumericError("tune", "these rows have no token to learn", saw=str(total))
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.at(self.updates)
         share = Tensor(np.float32(1 / total))

@@ -28,7 +28,7 @@ class DynamicLinear(Float.Linear, QuantizedModule):
 
     Raises:
         ValueError: it is called in training mode.
-        DTypeError: the input is no real number.
+        DTypeError: the input is not a real number.
     """
 
     _mode = "identity"

@@ -102,7 +102,7 @@ class Communicator(Protocol):
         """Wait until all ranks are about to do `what`.
 
         Raises:
-            CommunicationError: on all ranks, if some rank is about to do something else; on those
+            CommunicationError: on all ranks, if a rank is about to run another operation; on those
                 that wait, if some rank does not come in time.
         """
         ...

@@ -74,7 +74,7 @@ class Joined(Sockets):
             alike.setdefault(words, []).append(str(rank))
         return CommunicationError(
             what.split("{")[0].split(" ")[0],
-            f"the ranks of the group {self.name!r} are about to do different things",
+            f"the ranks of the group {self.name!r} are about to run different operations",
             saw="; ".join(f"ranks {', '.join(who)}: {words}" for words, who in alike.items()),
             hint="call the same collectives in the same order, with equal shapes and dtypes",
         )

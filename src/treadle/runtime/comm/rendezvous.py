@@ -215,7 +215,7 @@ class Rendezvous:
         )
         return CommunicationError(
             what.split("{")[0].split(" ")[0],
-            f"the ranks of the group {self._name!r} are about to do different things",
+            f"the ranks of the group {self._name!r} are about to run different operations",
             saw=saw,
             hint="call the same collectives in the same order, with equal shapes and dtypes",
         )

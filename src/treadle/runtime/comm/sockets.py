@@ -143,7 +143,7 @@ class _Link:
         if not same:
             raise CommunicationError(
                 name.split(" ")[0],
-                f"rank {self.peer} is about to do something else",
+                f"rank {self.peer} is about to run another operation",
                 saw=f"this rank: {name}",
                 hint="call the same collectives in the same order, with equal shapes and dtypes",
             )

@@ -36,7 +36,7 @@ def number_of(
     *,
     whole: bool = False,
 ) -> Any:
-    """A number, None where there is none; switches are no numbers."""
+    """A number, None where there is none; switches are not numbers."""
     value = content.get(name)
     if value is None:
         return None
@@ -69,7 +69,7 @@ def text_of(value: Any, name: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise Wrong(f"{name} holds half of a surrogate pair, which is no character", name) from None
+        raise Wrong(f"{name} holds half of a surrogate pair, which is not text", name) from None
     return str(value)
 
 

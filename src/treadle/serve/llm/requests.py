@@ -106,7 +106,7 @@ def read_object(body: memoryview, most: int) -> dict[str, Any]:
     except ValueError as error:
         raise Wrong(f"the JSON is malformed: {error}") from None
     if not isinstance(content, dict):
-        raise Wrong("the JSON is no object")
+        raise Wrong("the JSON is not an object")
     unknown = [name for name in content if name not in _READ]
     if unknown:
         get_logger().debug("fields that are not known: %s", ", ".join(map(shorten, unknown[:8])))
@@ -241,7 +241,7 @@ def _biases(content: Mapping[str, Any]) -> dict[int, float]:
     found = {}
     for key in value:
         if not (key.isascii() and key.isdigit() and len(key) < 10):
-            raise Wrong(f"{shorten(key)} in logit_bias is no token's number", "logit_bias")
+            raise Wrong(f"{shorten(key)} in logit_bias is not a token's number", "logit_bias")
         found[int(key)] = float(number_of(value, key, -100, 100) or 0)
     return found
 

@@ -274,7 +274,7 @@ class Job:
                 if text is None:
                     alive.remove(index)
                     if stream.finish == "cancelled" and not self._gone.is_set():
-                        raise RuntimeError("the model failed while it answered somebody")
+                        raise RuntimeError("the model failed while it answered a request")
                 self._tell(Piece(index, text or "", tokens, stream.finish if text is None else ""))
         usage = self._usage()
         if not self._gone.is_set():
@@ -296,7 +296,7 @@ class Job:
             self._tell(Piece(index, text, tuple(tokens), finish))
 
     def _usage(self) -> Usage:
-        """Each prompt counts once, however many answers it has."""
+        """Return the counts of tokens; each prompt counts once, however many answers it has."""
         if not self._streams:
             return Usage(sum(map(len, self._given)), 0, 0, 0.0, 0.0)
         firsts = self._streams[:: self.asked.count]

@@ -75,7 +75,7 @@ def read_tools(content: Mapping[str, Any]) -> Tools:
 def _tool(tool: Any, where: str) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or tool.get("type") != "function":
-        raise Wrong(f"{where} is no function", "tools")
+        raise Wrong(f"{where} is not a function", "tools")
     name = text_of(function.get("name"), f"{where}.function.name")
     if not 1 <= len(name) <= 256:
         raise Wrong(
@@ -135,7 +135,7 @@ def _call(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a call have the properties that are named, unless their schema says otherwise.
+    """Return a schema of arguments without unnamed properties, unless it says otherwise.
 
     JSON schema allows any others as well: small models would go on inventing some. Objects that are
     described by several schemas together stay as they are, as none of these names them all.

@@ -33,7 +33,7 @@ def optimize(
             `"FuseConvBn"`: batch normalization in evaluation mode is folded into convolutions.
 
     Raises:
-        TypeError: `module` is no traced module.
+        TypeError: `module` is not a traced module.
         ValueError: a pass is unknown.
     """
     if not isinstance(module, TracedModule):

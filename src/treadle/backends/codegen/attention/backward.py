@@ -62,7 +62,7 @@ class Chunks:
 
 
 def row_multiple(p: Problem) -> int:
-    """Rows of a chunk are filled up to this: whole tiles, and whole turns of a product's loop."""
+    """Return the multiple that a chunk's rows are filled up to: whole tiles and turns of a loop."""
     return math.lcm(p.tile_rows, UNROLL)
 
 

@@ -139,7 +139,7 @@ class Item:
         entry: of the heads of keys of all rows of the batch.
         row, head: which of both this is.
         start: position of the first query.
-        first, meant: the first row, and how many follow that are no padding.
+        first, meant: the first row, and how many follow that are not padding.
         place: by row, which line of q and of the results it is.
     """
 

@@ -144,7 +144,7 @@ class _Words:
         return [p[minimum(key, here - 1)] for p in scales]
 
     def _keys(self, first: Value, here: Value, into: Pointer, scales: list[Pointer]) -> None:
-        """Columns are keys; words lie below each other."""
+        """Write keys into columns, with the words of a key below each other."""
         with self.e.loop(STEP) as j:
             line, there = first + j * self.s.d, j < here
             scale = self._scale(scales, j, here)
@@ -156,7 +156,7 @@ class _Words:
                     into.store(j + place, words.extract(i))
 
     def _values(self, first: Value, here: Value, into: Pointer, scales: list[Pointer]) -> None:
-        """Columns are features; a word holds two neighboring keys."""
+        """Write features into columns, with two neighboring keys in a word."""
         with self.e.loop(WORDS) as w:
             for half in range(2):
                 found = []

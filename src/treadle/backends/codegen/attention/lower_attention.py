@@ -98,7 +98,7 @@ def read_body(body: Graph) -> tuple[Attention | AttentionGrad, Views] | Support:
     ((node, op),) = found
     inputs = [strided_input(body, v) for v in node.inputs]
     if any(view is None for view in inputs):
-        return no("layout", "an operand of attention is no strided view of an input")
+        return no("layout", "an operand of attention is not a strided view of an input")
     outputs = _outputs(body, node)
     if isinstance(outputs, Support):
         return outputs
@@ -116,7 +116,7 @@ def _outputs(body: Graph, node: Node) -> tuple[Strided | None, ...] | Support:
     for index, output in enumerate(body.outputs):
         pieces = _pieces(output, dense(index, output.type.shape))
         if pieces is None or any(value not in node.outputs for value, _ in pieces):
-            return no("layout", f"output {index} is no strided view of a result of attention")
+            return no("layout", f"output {index} is not a strided view of a result of attention")
         for value, view in pieces:
             if found[value.index] is not None:
                 return no("layout", "a result of attention is wanted in two places")
@@ -158,7 +158,7 @@ def _lower_fused(
     op: Fused, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered | Support:
     if not isinstance(op.body, Graph):
-        return no("op", "the body of the group is no graph")
+        return no("op", "the body of the group is not a graph")
     return lower_body(op.body, types, frozen, target)
 
 

@@ -149,7 +149,7 @@ def _average(
     halves = [[e.constant(0.0, p.compute, p.lanes)] * len(columns) for _ in range(2)]
 
     def add(key: Value, sums: list[Value]) -> None:
-        """One key's share."""
+        """Add one key's share to the sums."""
         row = values.row_at(key)
         weight = weights[key].splat(p.lanes)
         for i, column in enumerate(columns):

@@ -68,7 +68,7 @@ _LEAST = 9
 def lower_block_matmul(
     op: BlockMatmul, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered | Support:
-    """Rows are rounded in a first launch; the second multiplies."""
+    """Lower to a launch that rounds rows, and a second one that multiplies."""
     given = _given(op, types, target)
     if isinstance(given, Support):
         return given

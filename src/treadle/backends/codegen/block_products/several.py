@@ -203,7 +203,7 @@ class _Several:
                 sums[r * ROWS + c] = made
 
     def _store(self, count: Value, panel: Value, line: Callable[[Value], Value]) -> None:
-        """Sums become results."""
+        """Store sums as results."""
         column, n = panel * ROWS, self.p.sizes.n
         with self.e.loop(count) as r:
             start = line(r) * n + column

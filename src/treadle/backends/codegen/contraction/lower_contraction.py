@@ -56,7 +56,7 @@ def _lower_fused(
     op: Fused, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered | Support:
     if not isinstance(op.body, Graph):
-        return no("op", "the body of the group is no graph")
+        return no("op", "the body of the group is not a graph")
     return lower_body(op.body, types, frozen, target)
 
 

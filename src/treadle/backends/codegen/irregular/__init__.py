@@ -1,1 +1,1 @@
-"""Ops that are no loop nest over one domain: gathers, scatters, sorts, pools, scans, random."""
+"""Ops that are not a loop nest over one domain: gathers, scatters, sorts, pools, scans, random."""

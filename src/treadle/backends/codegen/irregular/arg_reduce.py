@@ -83,7 +83,7 @@ def _merge(better: Better, one: Found, two: Found) -> Found:
 
 @cache
 def _last_kernel(dtype: DType, lanes: int, largest: bool) -> RecordedKernel:
-    """Each row of the launch is a line."""
+    """Return the kernel; each row of the launch is a line."""
     e = RowBuilder()
     p = e.record(_Line[Pointer, Value], target=dt.int32, x=dtype)
     better = partial(_comes_first, largest)
@@ -129,7 +129,7 @@ def _first_of_lanes(better: Better, found: Found) -> Value:
 
 @cache
 def _inner_kernel(dtype: DType, lanes: int, largest: bool) -> RecordedKernel:
-    """Each row of the launch is `lanes` columns side by side."""
+    """Return the kernel; each row of the launch is `lanes` columns side by side."""
     e = RowBuilder()
     p = e.record(_Panel[Pointer, Value], target=dt.int32, x=dtype)
     with e.rows(p.panels, p.panels) as (_, outer, panel):

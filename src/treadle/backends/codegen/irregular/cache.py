@@ -61,7 +61,7 @@ class _Cache(Record[P, S]):
 
 @cache
 def _kernel(bits: DType, indices: tuple[DType, ...], ring: bool) -> RecordedKernel:
-    """Each row of the launch is a head, for all rows of x, so that the order of writes is fixed."""
+    """Return the kernel; a row of the launch is a head of all rows of x: writes have an order."""
     e = RowBuilder()
     places = dict(zip(("starts", "ends", "rows"), indices, strict=True))
     p = e.record(_Cache[Pointer, Value], kept=bits, x=bits, **places)

@@ -30,7 +30,7 @@ _PANEL, _SMALL_PANEL = 4096, 128
 def lower_check(
     op: CheckIndices, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
-    """A pass over the indices."""
+    """Lower to a pass over the indices."""
     index, count = types[0].dtype, product(types[0].shape)
     kernel = _check(index, target.lanes(index))
     out, found = Ref("output", 0), 2 * op.number + 1

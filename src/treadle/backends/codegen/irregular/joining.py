@@ -104,7 +104,7 @@ class _Box(Copied[P, S]):
 
 @cache
 def _box_kernel(bits: DType, rank: int, dense: bool) -> RecordedKernel:
-    """Each row of the launch is a line of the box."""
+    """Return the kernel; each row of the launch is a line of the box."""
     e = RowBuilder()
     grid, strides = numbered("n", rank), numbered("stride", rank)
     p = e.record(_Box[Pointer, Value], target=bits, source=bits, grid=grid, strides=strides)

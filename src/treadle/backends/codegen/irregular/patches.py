@@ -128,7 +128,7 @@ class _Added(Record[P, S], kernel=along("kernel"), windows=Windows):
 
 @cache
 def _cut_kernel(bits: DType) -> RecordedKernel:
-    """Each row of the launch is a row of patches."""
+    """Return the kernel; each row of the launch is a row of patches."""
     e = RowBuilder()
     p = e.record(_Cut[Pointer, Value], target=bits, x=bits)
     kernel, geometry = p.kernel, p.windows
@@ -149,7 +149,7 @@ def _cut_kernel(bits: DType) -> RecordedKernel:
 
 @cache
 def _add_kernel(given: DType, kept: DType) -> RecordedKernel:
-    """Each row of the launch is a plane."""
+    """Return the kernel; each row of the launch is a plane."""
     e = RowBuilder()
     p = e.record(_Added[Pointer, Value], target=kept, patches=given)
     kernel, geometry = p.kernel, p.windows

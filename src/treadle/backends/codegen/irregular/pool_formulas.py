@@ -94,7 +94,7 @@ class Formula:
 
 @cache
 def _kernel(kind: Any) -> RecordedKernel:
-    """Rows of the launch are those of the table."""
+    """Return the kernel; rows of the launch are those of the table."""
     e = RowBuilder()
     p = e.record(_Table[Pointer, Value], formula=kind)
     with e.loop(e.first, e.stop) as i:

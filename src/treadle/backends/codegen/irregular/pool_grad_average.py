@@ -52,7 +52,7 @@ class _Spread(Record[P, S], windows=Windows):
 
 @functools.cache
 def _kernel(dtype: DType, taps: Taps) -> RecordedKernel:
-    """Each row of the launch is a row of cells; `windows` tell which ones are over them."""
+    """Return the kernel; rows of the launch are rows of cells, `windows` the ones over them."""
     wide, lanes, kind = compute_type(dtype), taps.lanes, _Spread[Pointer, Value]
     e = RowBuilder()
     p = e.record(kind, target=dtype, dy=dtype, counts=wide)

@@ -62,7 +62,7 @@ class _Planes(Gradient[P, S]):
 
 @functools.cache
 def _kernel(dtype: DType, lanes: int) -> RecordedKernel:
-    """Each row of the launch is a plane."""
+    """Return the kernel; each row of the launch is a plane."""
     e = RowBuilder()
     p = e.record(_Planes[Pointer, Value], target=dtype, x=dtype, dy=dtype)
     height, width, heights, widths = p.height, p.width, p.heights, p.widths

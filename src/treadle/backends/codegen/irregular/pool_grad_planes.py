@@ -133,7 +133,7 @@ class _Parameters(Gradient[P, S], windows=Windows):
 
 @functools.cache
 def _kernel(dtype: DType, taps: Taps, dense: bool) -> RecordedKernel:
-    """Each row of the launch is a plane; `dense` says that rows of taps are neighbors."""
+    """Return the kernel; rows of the launch are planes; `dense`: rows of taps are neighbors."""
     planes = _Planes(dtype, taps, dense)
     planes.write()
     name = f"pool_grad_planes_{dtype.name}_{taps.rows}_{taps.columns}_{taps.step}_{taps.pitch}"

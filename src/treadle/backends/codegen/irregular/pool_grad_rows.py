@@ -92,7 +92,7 @@ class _Planes(Gradient[P, S], windows=Windows):
 
 @cache
 def _kernel(dtype: DType, shape: tuple[int, int, int, int]) -> RecordedKernel:
-    """Each row of the launch is a plane."""
+    """Return the kernel; each row of the launch is a plane."""
     wide, lanes = compute_type(dtype), shape[3]
     e = RowBuilder()
     p = e.record(_Planes[Pointer, Value], target=wide, x=dtype, dy=dtype)

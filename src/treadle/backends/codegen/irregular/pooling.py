@@ -158,7 +158,7 @@ class _Planes(Result[P, S]):
 
 @cache
 def _plane_kernel(dtype: DType, lanes: int) -> RecordedKernel:
-    """Each row of the launch is a plane, summed in two vectors in turns."""
+    """Return the kernel; each row of the launch is a plane, summed in two vectors in turns."""
     e, wide = RowBuilder(), compute_type(dtype)
     p = e.record(_Planes[Pointer, Value], target=dtype, x=dtype)
     with e.loop(e.first, e.stop) as i:
@@ -297,7 +297,7 @@ class _Spread(Record[P, S], windows=Windows):
 
 @cache
 def _spread_kernel(maxima: bool, dtype: DType) -> RecordedKernel:
-    """Each row of the launch is a plane."""
+    """Return the kernel; each row of the launch is a plane."""
     wide, x = compute_type(dtype), dtype if maxima else None
     e = RowBuilder()
     p = e.record(_Spread[Pointer, Value], target=wide, x=x, dy=dtype)

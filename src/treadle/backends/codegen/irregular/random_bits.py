@@ -80,7 +80,7 @@ class _Numbers(Record[P, S]):
 
 @cache
 def _kernel(kind: str, dtype: DType, lanes: int) -> RecordedKernel:
-    """Each row of the launch is `_GROUPS` groups of blocks."""
+    """Return the kernel; each row of the launch is `_GROUPS` groups of blocks."""
     e = RowBuilder()
     p = e.record(_Numbers[Pointer, Value], target=dtype, state=dt.uint32)
     blocks = _CHAINS * lanes

@@ -38,7 +38,7 @@ _MOST_WRITTEN_OUT = 16
 def lower_region_mean(
     op: RegionMean, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
-    """Each row of the launch is a cell of a region."""
+    """Lower to a launch whose rows are the cells of all regions."""
     x, images, rows, _, columns, _ = types
     samples = op.sampling
     n, height, width, channels = x.shape

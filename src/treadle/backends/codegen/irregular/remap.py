@@ -156,7 +156,7 @@ class _Spread(Record[P, S]):
 
 @cache
 def _sample_kernel(rule: _Rule, scalar: float, dtype: DType) -> RecordedKernel:
-    """Each row of the launch is a line of places."""
+    """Return the kernel; each row of the launch is a line of places."""
     e = RowBuilder()
     p = e.record(_Sampled[Pointer, Value], target=dtype, x=dtype, places=dtype, sizes=_Sizes)
     height, width, lines, columns = p.sizes.height, p.sizes.width, p.sizes.rows_, p.sizes.columns
@@ -186,7 +186,7 @@ def _sample_kernel(rule: _Rule, scalar: float, dtype: DType) -> RecordedKernel:
 
 @cache
 def _spread_kernel(rule: _Rule, dtype: DType) -> RecordedKernel:
-    """Each row of the launch is a plane."""
+    """Return the kernel; each row of the launch is a plane."""
     wide, kind = compute_type(dtype), _Spread[Pointer, Value]
     e = RowBuilder()
     p = e.record(kind, target=wide, dy=dtype, places=dtype, sizes=_Sizes)

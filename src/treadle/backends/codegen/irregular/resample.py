@@ -195,7 +195,7 @@ def _product(
 
 @cache
 def _line_kernel(kept: DType, given: DType) -> RecordedKernel:
-    """The axis is the last one: each row of the launch is a line."""
+    """Return the kernel; the axis is the last one: each row of the launch is a line."""
     e, wide = RowBuilder(), compute_type(kept)
     tables = partial(e.record, MatrixTables[Pointer, Value], weights=wide)
     p = e.record(_Line[Pointer, Value], target=kept, x=given, tables=tables)
@@ -213,7 +213,7 @@ def _line_kernel(kept: DType, given: DType) -> RecordedKernel:
 
 @cache
 def _plane_kernel(kept: DType, given: DType, lanes: int) -> RecordedKernel:
-    """Lanes lie across the axis: each row of the launch is a panel of columns of one cell."""
+    """Return the kernel with lanes across the axis; rows of the launch: panels of one cell."""
     e, wide = RowBuilder(), compute_type(kept)
     tables = partial(e.record, MatrixTables[Pointer, Value], weights=wide)
     p = e.record(_Plane[Pointer, Value], target=kept, x=given, tables=tables)

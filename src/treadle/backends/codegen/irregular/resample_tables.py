@@ -93,7 +93,7 @@ class Tables:
 
 @cache
 def _forward_kernel(mode: str, coordinates: str, wide: DType) -> RecordedKernel:
-    """Rows of the launch are cells of the result."""
+    """Return the kernel; rows of the launch are cells of the result."""
     e = RowBuilder()
     p = e.record(_Forward[Pointer, Value], weights=wide)
     n, m, terms = p.extent, p.count, TERMS[mode]

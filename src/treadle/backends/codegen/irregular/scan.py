@@ -82,7 +82,7 @@ class _Lines(Record[P, S]):
 def _kernel(
     name: str, dtype: DType, inputs: int, lanes: int, exclusive: bool, narrow: bool
 ) -> RecordedKernel:
-    """Each row of the launch is `lanes` lines side by side; `narrow`: there are not as many."""
+    """Return the kernel; a row of the launch is `lanes` lines; `narrow`: fewer than `lanes`."""
     e, wide = RowBuilder(), compute_dtype(dtype)
     p = e.record(
         _Lines[Pointer, Value],

@@ -123,7 +123,7 @@ class _Rows(_Scattered[P, S]):
 def _scatter_kernel(
     given: DType, kept: DType, index_type: DType, add: bool, lanes: int, panel: int
 ) -> RecordedKernel:
-    """Each row of the launch is a panel of columns, for all indices."""
+    """Return the kernel; each row of the launch is a panel of columns, for all indices."""
     e = RowBuilder()
     p = e.record(_Rows[Pointer, Value], table=kept, v=given, index=index_type)
 
@@ -198,7 +198,7 @@ class _Last(Record[P, S]):
 def _along_last_kernel(
     given: DType, kept: DType, index_type: DType, add: bool, rank: int, copies: bool
 ) -> RecordedKernel:
-    """Each row of the launch is a line."""
+    """Return the kernel; each row of the launch is a line."""
     e = RowBuilder()
     axes, kind = partial(LineAxes.of, e, rank), _Last[Pointer, Value]
     p = e.record(kind, table=kept, x=kept, v=given, index=index_type, axes=axes)
@@ -228,7 +228,7 @@ class _Inner(_Scattered[P, S]):
 def _along_kernel(
     given: DType, kept: DType, index_type: DType, add: bool, rank: int
 ) -> RecordedKernel:
-    """Each row of the launch is some lines side by side; elements one by one, as they may meet."""
+    """Return the kernel; a row of the launch is some lines; elements one by one: they may meet."""
     e = RowBuilder()
     axes, sizes, kind = partial(LineAxes.of, e, rank), LineSizes, _Inner[Pointer, Value]
     p = e.record(kind, table=kept, v=given, index=index_type, sizes=sizes, axes=axes)

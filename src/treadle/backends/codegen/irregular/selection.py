@@ -79,7 +79,7 @@ def _nonzero_kernel(dtype: DType, rank: int) -> RecordedKernel:
 def lower_kept_boxes(
     op: KeptBoxes, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
-    """Each row of the launch is a class of an image."""
+    """Lower to a launch whose rows are the classes of all images."""
     boxes, scores, _ = types
     images, classes, count = scores.shape
     dtype = boxes.dtype

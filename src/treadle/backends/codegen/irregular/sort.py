@@ -130,7 +130,7 @@ class _Lines(Record[P, S]):
 def _sort_kernel(
     dtype: DType, lanes: int, dense: bool, descending: bool, way: Way, values: bool = True
 ) -> RecordedKernel:
-    """Each row of the launch is a line."""
+    """Return the kernel; each row of the launch is a line."""
     e, kind = RowBuilder(scratch=True), _Lines[Pointer, Value]
     p = e.record(kind, target=dtype, order=dt.int32, x=dtype, scratch=dt.uint64)
     whole = line_in(e, p.scratch, e.item, p.extent, key_type(dtype))

@@ -116,7 +116,7 @@ class _Lines(Record[P, S]):
 
 @cache
 def _few_kernel(dtype: DType, lanes: int, room: int, descending: bool) -> RecordedKernel:
-    """Each row of the launch is a line."""
+    """Return the kernel; each row of the launch is a line."""
     enter = _enter_function(room)
     e = RowBuilder()
     p = e.record(_Lines[Pointer, Value], target=dtype, order=dt.int32, x=dtype)

@@ -54,7 +54,7 @@ def _lower_fused(
     op: Fused, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered | Support:
     if not isinstance(op.body, Graph):
-        return no("op", "the body of the group is no graph")
+        return no("op", "the body of the group is not a graph")
     found = _read(op.body)
     if isinstance(found, Support):
         return found

@@ -229,7 +229,7 @@ class AveragesParameters(Record[P, S], windows=Windows):
 
 @functools.cache
 def averages_grad_kernel(spec: WindowConfig) -> RecordedKernel:
-    """A row of the launch is a row of cells: what the windows over a cell have, each divided.
+    """Return the kernel; a row of the launch is a row of cells: means over windows over each.
 
     Here `windows` tell of cells: (first window, behind the last one, 0) along every axis. What
     windows are divided by is the product of three factors of `counts`, along each axis.

@@ -44,7 +44,7 @@ class WindowParameters(Record[P, S], windows=Windows):
 
 @cache
 def window_kernel(kind: Kind, spec: WindowConfig) -> RecordedKernel:
-    """A row of the launch is a row of windows."""
+    """Return the kernel; a row of the launch is a row of windows."""
     e = RowBuilder()
     names = ("x", "values") if kind == "gather" else ("x",)
     p = e.record(

@@ -47,7 +47,7 @@ def numbered(name: str, count: int) -> tuple[str, ...]:
 
 
 class Builder(Emitter):
-    """Writes one function: what is no operator of its values.
+    """Writes one function: what is not an operator of its values.
 
     Index arithmetic on numbers is folded, equal pure instructions are written once. With `flushes`,
     casts to bfloat16 may take subnormal numbers for 0, as products of bfloat16 do.

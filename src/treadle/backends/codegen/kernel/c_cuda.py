@@ -130,7 +130,7 @@ class CudaDialect(Dialect):
         return f"struct {self.vector(type_)} {{ {c_type(type_.dtype)} v[{type_.lanes}]; }};"
 
     def entry(self, symbol: str, body: str, parameters: Sequence[Operand]) -> list[str]:
-        """A thread does item after item, as many apart as there are threads."""
+        """Return the entry: a thread does item after item, as many apart as there are threads."""
         given = [
             f"{self.pointer(p.dtype)}p{i}" if p.type.pointer else f"int64_t p{i}"
             for i, p in enumerate(parameters)
@@ -174,7 +174,7 @@ def _reduce(p: Printer, instruction: Instruction) -> None:
     """Halves, written out: a loop over lanes would keep them in memory."""
     (x,) = instruction.arguments
     if x.lanes & (x.lanes - 1):
-        raise KernelError(f"reduce of {x.type}, lanes are no power of two")
+        raise KernelError(f"reduce of {x.type}, lanes are not a power of two")
     result, text = result_of(instruction), p.whole(x)
     p.line(f"{p.declare(result)};")
     p.line(f"{{ {p.type(x.type)} r = {text};")

@@ -115,7 +115,7 @@ def _insert(p: Printer, instruction: Instruction) -> None:
 def _reduce(p: Printer, instruction: Instruction) -> None:
     (x,) = instruction.arguments
     if x.lanes & (x.lanes - 1):
-        raise KernelError(f"reduce of {x.type}, lanes are no power of two")
+        raise KernelError(f"reduce of {x.type}, lanes are not a power of two")
     result, code = result_of(instruction), instruction.detail[0]
     text, lane = p.whole(x), p.dialect.lane
     p.line(f"{p.declare(result)};")

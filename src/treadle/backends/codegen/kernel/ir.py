@@ -49,7 +49,7 @@ from treadle.backends.codegen.kernel.language import size as size
 
 @dataclass(slots=True, eq=False)
 class Instruction:
-    """`result = code(arguments)`; `detail` holds what is no value, such as a shuffle's order."""
+    """`result = code(arguments)`; `detail` holds what is not a value, such as a shuffle's order."""
 
     code: str
     arguments: tuple[Operand, ...]

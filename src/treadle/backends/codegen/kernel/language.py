@@ -389,7 +389,7 @@ def unify(*given: Value | Number) -> tuple[Value, ...]:
     """
     values = [v for v in given if isinstance(v, Value)]
     if not values:
-        raise KernelError("an instruction needs at least one operand that is no number")
+        raise KernelError("an instruction needs at least one operand that is not a number")
     like = max(values, key=_lanes)
     made: list[Value] = []
     for v in given:

@@ -85,7 +85,7 @@ def _kernel_lines(
 
 
 def _define_slots(w: Writer, kernel: Kernel) -> None:
-    """Parameters of the entry come out of the argument table."""
+    """Load the parameters of the entry from the argument table."""
     if len(kernel.entry.parameters) < 2:
         raise KernelError(f"{kernel.name}: an entry ends with the parameters lo and hi")
     *slots, lo, hi = kernel.entry.parameters
@@ -214,7 +214,7 @@ def _side(
 def _results(
     w: Writer, results: Sequence[Operand], ways: Sequence[tuple[list[str], str | None]]
 ) -> None:
-    """Phis at the start of a block, over the ways that lead there."""
+    """Write phis at the start of a block, over the ways that lead there."""
     taken = [(operands, label) for operands, label in ways if label is not None]
     for position, value in enumerate(results):
         name = w.fresh()

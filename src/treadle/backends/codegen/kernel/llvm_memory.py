@@ -22,7 +22,7 @@ _STREAMED = ", !nontemporal !0"
 def _address(w: Writer, pointer: Operand, index: Operand) -> str:
     """The address of an element."""
     if not pointer.type.pointer or index.dtype is not dt.int64:
-        raise KernelError(f"{w.kernel}: {pointer.type}[{index.type}] is no place in memory")
+        raise KernelError(f"{w.kernel}: {pointer.type}[{index.type}] is not a place in memory")
     if index.literal == 0:
         return w.operand(pointer)
     of = memory_element(pointer.dtype)
@@ -127,7 +127,7 @@ def _masked_store(
 def _addresses(w: Writer, pointer: Operand, indices: Operand) -> str:
     """One address per lane; always a vector."""
     if not pointer.type.pointer or indices.dtype not in (dt.int32, dt.int64):
-        raise KernelError(f"{w.kernel}: {pointer.type}[{indices.type}] is no place in memory")
+        raise KernelError(f"{w.kernel}: {pointer.type}[{indices.type}] is not a place in memory")
     of, lanes = memory_element(pointer.dtype), indices.lanes
     kind = f"i{indices.dtype.bits}"
     text = _as_vector(w, kind, lanes, w.operand(indices))

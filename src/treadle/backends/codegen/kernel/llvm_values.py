@@ -336,7 +336,7 @@ def _reduce(w: Writer, instruction: Instruction) -> str:
     (code,) = instruction.detail
     lanes, of, text = x.lanes, element(x.dtype), w.operand(x)
     if lanes & (lanes - 1):
-        raise KernelError(f"{w.kernel}: reduce of {x.type}, lanes are no power of two")
+        raise KernelError(f"{w.kernel}: reduce of {x.type}, lanes are not a power of two")
     if x.dtype is dt.bool_ and code in _BOOL_BINARY:
         # As one integer, which processors move out of a mask at once.
         bits = w.op(f"bitcast <{lanes} x i1> {text} to i{lanes}")

@@ -99,7 +99,7 @@ def _join(given: Mapping[Node, GraphOperand], parts: Parts) -> GraphOperand:
         return Sum((0,))(x) / _number(x, parts.lengths.total, x.type.dtype)
     if isinstance(op, Reduce):
         return op.replace(axes=(0,), keepdims=False)(x)
-    raise TypeError(f"{op.name} is no reduction")
+    raise TypeError(f"{op.name} is not a reduction")
 
 
 def _mean(means: GraphOperand, lengths: Lengths) -> GraphOperand:

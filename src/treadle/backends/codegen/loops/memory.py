@@ -181,5 +181,5 @@ class Columns:
 
 def _op(column: Collected) -> Reduce:
     if not isinstance(column.node.op, Reduce):
-        raise KernelError(f"{column.node.op.name} is no reduction")
+        raise KernelError(f"{column.node.op.name} is not a reduction")
     return column.node.op

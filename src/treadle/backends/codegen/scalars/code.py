@@ -200,13 +200,13 @@ def _compare(of_numbers: Binary, of_truths: Binary) -> Binary:
 
 
 def _shift_left(x: Value, y: Value) -> Value:
-    """x << y; a count that is no count shifts everything out."""
+    """x << y; a count that is not a count shifts everything out."""
     inside = _counts(x, y)
     return select(inside, x << select(inside, y, 0), 0)
 
 
 def _shift_right(x: Value, y: Value) -> Value:
-    """x >> y; a count that is no count shifts everything but the sign out."""
+    """x >> y; a count that is not a count shifts everything but the sign out."""
     inside = _counts(x, y)
     if x.dtype.kind == "int":
         return x >> select(inside, y, x.dtype.bits - 1)

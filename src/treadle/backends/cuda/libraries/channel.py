@@ -51,7 +51,7 @@ class Channel(Protocol):
         ...
 
     def together(self) -> AbstractContextManager[None]:
-        """Calls inside are submitted as one, and may wait for one another."""
+        """Return a context whose calls are submitted as one, and may wait for one another."""
         ...
 
     def close(self) -> None:

@@ -221,7 +221,7 @@ def _call(op: Collective, x: TensorType) -> tuple[Exchange, int, int]:
         return replace(cut, verb="scatter", root=op.root), op.axis, 0
     if isinstance(op, AllToAll):
         return replace(cut, verb="all_to_all"), op.split_axis, op.concat_axis
-    raise TypeError(f"{op.name} is no collective that NCCL has a call for")
+    raise TypeError(f"{op.name} is not a collective that NCCL has a call for")
 
 
 def _turn(

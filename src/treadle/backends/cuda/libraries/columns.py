@@ -113,7 +113,7 @@ def _split(number: Value, *extents: Value) -> list[Value]:
 
 @functools.cache
 def _gathering(dtype: DType) -> RecordedKernel:
-    """Each row of the launch is an element of the matrices."""
+    """Return the kernel; each row of the launch is an element of the matrices."""
     e = RowBuilder()
     s = e.record(_Parameters[Pointer, Value], source=dtype, target=dtype)
     with e.loop(e.first, e.stop) as number:
@@ -131,7 +131,7 @@ def _gathering(dtype: DType) -> RecordedKernel:
 
 @functools.cache
 def _adding(dtype: DType) -> RecordedKernel:
-    """Each row of the launch is a cell of the images."""
+    """Return the kernel; each row of the launch is a cell of the images."""
     wide = compute_dtype(dtype)
     e = RowBuilder()
     s = e.record(_Parameters[Pointer, Value], source=dtype, target=dtype)

@@ -46,7 +46,7 @@ def load_arrays(path: str) -> dict[Any, Any]:
             saw=f"{type(error).__name__}: {error}",
         ) from error
     if not isinstance(content, dict) or _has_objects(content.values()):
-        raise DatasetError(path, "this is no dict of arrays", saw=type(content).__name__)
+        raise DatasetError(path, "this is not a dict of arrays", saw=type(content).__name__)
     return content
 
 

@@ -111,7 +111,7 @@ class CIFAR10(VisionDataset):
             and data.shape[1:] == (_PIXELS,)
             and all(column.shape == data.shape[:1] for column in labels)
         ):
-            raise DatasetError(path, "this is no batch of CIFAR images", saw=f"{list(content)}")
+            raise DatasetError(path, "this is not a batch of CIFAR images", saw=f"{list(content)}")
         # Stored as red, green and blue planes.
         images = data.reshape(-1, 3, 32, 32)[:, ::-1].transpose(0, 2, 3, 1)
         return np.ascontiguousarray(images), *labels

@@ -81,7 +81,7 @@ class ImageNet(ImageFolder):
         try:
             return [int(line) for line in path.read_text().split()]
         except ValueError as error:
-            raise DatasetError(str(path), "this is no list of numbers", saw=str(error)) from error
+            raise DatasetError(str(path), "it is not a list of numbers", saw=str(error)) from error
 
     @property
     def meta(self) -> tuple[dict[int, str], dict[str, tuple[str, ...]]]:

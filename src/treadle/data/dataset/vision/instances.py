@@ -70,7 +70,7 @@ class InstanceDataset(VisionDataset):
                 self.img_to_anns[annotation["image_id"]].append(self._trimmed(annotation))
         except (KeyError, TypeError) as error:
             raise DatasetError(
-                self._file, "this is no file of annotations in COCO's format", saw=repr(error)
+                self._file, "this is not a file of annotations in COCO's format", saw=repr(error)
             ) from error
         self.ids = sorted(self.imgs)
         if remove_images_without_annotations:
@@ -180,7 +180,7 @@ def _read_json(path: str) -> dict[str, Any]:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
     except (ValueError, RecursionError) as error:
-        raise DatasetError(path, "the file is no JSON", saw=str(error)) from error
+        raise DatasetError(path, "the file is not JSON", saw=str(error)) from error
     if not isinstance(content, dict):
-        raise DatasetError(path, "this is no file of annotations", saw=type(content).__name__)
+        raise DatasetError(path, "this is not a file of annotations", saw=type(content).__name__)
     return content

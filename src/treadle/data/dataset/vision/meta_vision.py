@@ -23,7 +23,7 @@ class VisionDataset(MapDataset):
         supported_order: the fields there are; not checked if None.
 
     Raises:
-        ValueError: `order` is no sequence of names.
+        ValueError: `order` is not a sequence of names.
         NotImplementedError: a field is not supported.
 
     Attributes:

@@ -118,7 +118,7 @@ def _read_idx(path: Path) -> Array:
             zeros, kind, rank = struct.unpack(">HBB", file.read(4))
             if zeros or kind != _UBYTE or not 1 <= rank <= 4:
                 saw = f"type {kind}, rank {rank}"
-                raise DatasetError(os.fspath(path), "this is no IDX file of bytes", saw=saw)
+                raise DatasetError(os.fspath(path), "this is not an IDX file of bytes", saw=saw)
             shape = struct.unpack(f">{rank}I", file.read(4 * rank))
             wanted = math.prod(shape)
             # In pieces: what the header asks for may be more than there is, and than fits.

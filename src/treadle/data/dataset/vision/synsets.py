@@ -44,7 +44,7 @@ def read_synsets(path: Path) -> tuple[dict[int, str], dict[str, tuple[str, ...]]
         names = {str(r["WNID"]): tuple(str(r["words"]).split(", ")) for r in records}
     except (KeyError, ValueError, IndexError, TypeError, struct.error, zlib.error) as error:
         saw = f"{type(error).__name__}: {error}"
-        raise DatasetError(str(path), "this is no table of ImageNet's classes", saw=saw) from error
+        raise DatasetError(str(path), "this is not ImageNet's table of classes", saw=saw) from error
     return ids, names
 
 

@@ -103,7 +103,7 @@ class PascalVOC(VisionDataset):
             # Expat has limits of its own against entities that unfold without end.
             return ElementTree.parse(path).getroot().findall("object")
         except ElementTree.ParseError as error:
-            raise DatasetError(path, "the annotation is no XML", saw=str(error)) from error
+            raise DatasetError(path, "the annotation is not XML", saw=str(error)) from error
 
     def _image(self, index: int) -> Array:
         return read_image(self.images[index])

@@ -59,7 +59,7 @@ class RandomHorizontalFlip(_RandomFlip):
         order: see `VisionTransform`.
 
     Raises:
-        ValueError: `prob` is no probability.
+        ValueError: `prob` is not a probability.
     """
 
     _axis = 0
@@ -74,7 +74,7 @@ class RandomVerticalFlip(_RandomFlip):
         order: see `VisionTransform`.
 
     Raises:
-        ValueError: `prob` is no probability.
+        ValueError: `prob` is not a probability.
     """
 
     _axis = 1

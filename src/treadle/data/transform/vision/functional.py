@@ -127,7 +127,7 @@ def resize(
             INTER_CUBIC, INTER_LANCZOS4, or several of which one is drawn.
 
     Raises:
-        ShapeError: `size` is no pair of positive numbers, or the image is empty.
+        ShapeError: `size` is not a pair of positive numbers, or the image is empty.
         DTypeError: the dtype cannot be interpolated.
     """
     if len(size) != 2 or min(size) < 1 or not input.size:

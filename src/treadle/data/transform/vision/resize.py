@@ -26,7 +26,7 @@ class Pad(VisionTransform):
         order: see `VisionTransform`.
 
     Raises:
-        ValueError: `size` has another form, or `mask_value` is no int.
+        ValueError: `size` has another form, or `mask_value` is not an int.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Damaged(ValueError):
-    """The bytes are no FlatBuffer, or one that was cut."""
+    """The bytes are not a FlatBuffer, or one that was cut."""
 
 
 class Table:

@@ -126,7 +126,7 @@ def model_in(data: bytes, where: str) -> DumpedModel:
     except (Damaged, struct.error, IndexError, KeyError, ValueError) as error:
         raise CheckpointError(
             "read_model",
-            f"{where} is no model that MegEngine dumped, or damaged: {error}",
+            f"{where} is not a model that MegEngine dumped, or damaged: {error}",
             hint="checkpoints and files of Treadle are read by treadle.load",
         ) from None
 
@@ -170,7 +170,7 @@ class _Reader:
         return self._made
 
     def _check(self) -> None:
-        """Every operator has results, and reads what stands before it."""
+        """Check that every operator has results, and reads what stands before it."""
         made = self._made
         known = {*made._known, *made._named, *made._given}
         for op in made.operators:

@@ -107,7 +107,7 @@ class Operator:
                 f"operator {self.name or self.kind} of type {self.kind} does not take what it is "
                 f"given: {error}",
                 saw=", ".join(str(getattr(x, "type", x)) for x in given),
-                hint="the file is damaged, or of a version that nobody has met",
+                hint="the file is damaged, or of an unknown version",
             ) from error
         return list(found) if isinstance(found, list | tuple) else [found]
 

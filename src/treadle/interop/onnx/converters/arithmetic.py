@@ -219,7 +219,7 @@ def _cast_on_host(node: Node, x: Array, target: np.dtype[Any], code: int) -> Arr
 
 
 def _wrapped(x: Array, target: np.dtype[Any], name: str) -> Array:
-    """Integers of few bits keep the low ones."""
+    """Return integers of few bits, which keep the low bits of x."""
     bits, signed = int(name[-1]), not name.startswith("U")
     low = x.astype(np.float32).astype(np.int64) & ((1 << bits) - 1)
     if signed:

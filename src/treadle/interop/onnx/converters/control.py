@@ -134,7 +134,7 @@ class _Branches:
             self.failed = name
             raise
         if not all(isinstance(v, Tensor) for v in made):
-            raise self._node.refuse("a branch gives something that is no tensor", "run it eagerly")
+            raise self._node.refuse("a branch returns more than tensors", "run it eagerly")
         return made
 
     def refused(self, error: TreadleError) -> UnsupportedOp:
@@ -255,7 +255,7 @@ class _Turns:
     def __init__(self, node: Node, body: onnx.GraphProto, values: list[Value]) -> None:
         most, condition, *self._carried = values
         if not all(isinstance(v, Tensor) for v in self._carried):
-            raise node.refuse("it carries something that is no tensor", "run the model eagerly")
+            raise node.refuse("it carries more than tensors", "run the model eagerly")
         self._node, self._body = node, body
         self._most = None if most is None else most.reshape(()).astype(dt.int64)
         goes_on = known(np.array(True)) if condition is None else condition

@@ -21,7 +21,7 @@ def _image_decoder(node: Node, data: Array) -> Value:
     flag = cv2.IMREAD_GRAYSCALE if order == "Grayscale" else cv2.IMREAD_COLOR
     image = cv2.imdecode(np.ascontiguousarray(data, np.uint8), flag | cv2.IMREAD_IGNORE_ORIENTATION)
     if image is None:
-        raise node.refuse("the bytes are no image that OpenCV knows", "check the data")
+        raise node.refuse("the bytes are not an image that OpenCV knows", "check the data")
     if order == "Grayscale":
         return known(image[:, :, None])
     return known(np.ascontiguousarray(image[:, :, ::-1]) if order == "RGB" else image)

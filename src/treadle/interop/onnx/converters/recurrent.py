@@ -304,7 +304,7 @@ def _dynamic_lstm(
     p: Value = None,
     *steps: Value,
 ) -> tuple[Value, ...]:
-    """Inputs and states are rounded to bytes as they come, and multiplied as integers."""
+    """Run an LSTM whose inputs and states are rounded to bytes and multiplied as integers."""
 
     def product(weight: Value, i: int, scale: Value, zero: Value = None) -> Product:
         own = [None if v is None else reshaped(_one(v, i), (-1,)) for v in (scale, zero)]

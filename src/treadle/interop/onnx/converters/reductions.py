@@ -265,7 +265,7 @@ def _terms(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 
 def _diagonals(x: Value, names: str) -> tuple[Value, str]:
-    """Axes of one name become one: their diagonal."""
+    """Join axes of one name into their diagonal; return x and the names that are left."""
     for name in dict.fromkeys(names):
         while names.count(name) > 1:
             i, j = names.index(name), names.rindex(name)

@@ -15,7 +15,7 @@ X = OnnxOperand
 
 def _graph(region: Any) -> Graph:
     if not isinstance(region, Graph):
-        raise UnsupportedOp("onnx", "a region is no graph", hint="capture it with treadle.jit")
+        raise UnsupportedOp("onnx", "a region is not a graph", hint="capture it with treadle.jit")
     return region
 
 

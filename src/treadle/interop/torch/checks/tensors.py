@@ -36,7 +36,7 @@ def copies(device: str) -> None:
 
 
 def copies_between_devices(device: str) -> None:
-    """Tensors go to every other device and back."""
+    """Check that tensors go to every other device and back."""
     x = torch.arange(12.0).reshape(3, 4)
     for i in range(torch.treadle.device_count()):  # type: ignore[attr-defined, unused-ignore]
         other = f"treadle:{i}"
@@ -45,7 +45,7 @@ def copies_between_devices(device: str) -> None:
 
 
 def views(device: str) -> None:
-    """Views share memory: what is written through one is seen through all."""
+    """Check that views share memory: what is written through one is seen through all."""
     x, y = torch.zeros(4, 6), torch.zeros(4, 6, device=device)
     for t in (x, y):
         t[1] = 1.0
@@ -96,7 +96,7 @@ def gradients(device: str) -> None:
         if "modified by an inplace operation" not in str(error):
             raise
     else:
-        raise AssertionError("a tensor that backward needs was changed, and nobody said so")
+        raise AssertionError("a tensor that backward needs was changed, and no error was raised")
 
 
 def saved(device: str) -> None:
@@ -119,7 +119,7 @@ def saved(device: str) -> None:
 
 
 def random_numbers(device: str) -> None:
-    """The same seed gives the same numbers, the next ones are others."""
+    """Check that the same seed gives the same numbers, and the next ones are others."""
     torch.manual_seed(3)
     first = torch.rand(50, device=device)
     second = torch.rand(50, device=device)
@@ -131,7 +131,7 @@ def random_numbers(device: str) -> None:
 
 
 def between_graphs(device: str) -> None:
-    """Operators run as they are between two graphs of one compiled function."""
+    """Check that operators run as they are between two graphs of one compiled function."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         y = (x * 2).tanh()

@@ -101,7 +101,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
             parts.append(name)
             _note(value, parts, tensors, opens)
     except _Unkeyed:
-        return _other(op, known, args, kwargs, "an argument is no plain value")
+        return _other(op, known, args, kwargs, "an argument is not a plain value")
     key = tuple(parts)
     found = _PLANS.get(key)
     if found is None:

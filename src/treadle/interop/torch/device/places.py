@@ -85,7 +85,7 @@ def index_of(device: Any) -> int:
         return _CURRENT.index
     known = torch.device(device)
     if known.type != NAME:
-        raise DeviceError("torch.treadle", f"{known} is no device of Treadle")
+        raise DeviceError("torch.treadle", f"{known} is not a device of Treadle")
     number: Any = known.index
     index = _CURRENT.index if number is None else int(number)
     place(index)

@@ -98,7 +98,7 @@ def fakes(args: Any, kwargs: Any, opens: bool = False) -> tuple[FakeTensorMode, 
     def fake(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if value.dtype not in DTYPES and value.dtype not in PARTS:
-                raise Refused(f"{value.dtype} is no element type of ours")
+                raise Refused(f"{value.dtype} is not an element type of ours")
             with mode:
                 return torch.empty_strided(
                     value.size(), value.stride(), dtype=value.dtype, device="cpu"
@@ -202,7 +202,7 @@ def _result(builder: GraphBuilder, made: Any, value: Any) -> Result | None:
     if value is None:
         return None
     if not isinstance(value, torch.Tensor):
-        raise Refused("a result is no tensor")
+        raise Refused("a result is not a tensor")
     place = placed(value)
     operand = output_of(made)
     builder.output(place.in_order_of_memory(operand) if place else operand)

@@ -38,7 +38,7 @@ def _follow() -> None:
 
 
 def _array(value: Any) -> Any:
-    """A tensor's elements as an array of their own; None of what is no tensor."""
+    """A tensor's elements as an array of their own; None of what is not a tensor."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     plain = value.detach()

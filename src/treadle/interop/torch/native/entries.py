@@ -247,7 +247,7 @@ class Kernel:
     Args:
         library: the native part.
         slow: called as the kernel is, for calls that are not known.
-        opens: whether real numbers are no part of keys: programs read them as tensors.
+        opens: whether real numbers are not part of keys: programs read them as tensors.
 
     Attributes:
         function: for PyTorch.

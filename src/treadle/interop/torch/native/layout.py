@@ -77,7 +77,7 @@ OUTPUT_WORDS = len(OUTPUT)
 
 OWN = {name: at for at, name in enumerate(("buckets", "mask", "slow", "opens"))}
 """Words of a kernel's object: known calls by hash, the function for all others, and whether real
-numbers are no part of a key."""
+numbers are not part of a key."""
 PROGRAM = {name: at for at, name in enumerate(("entry", "slow"))}
 """Words of the object of a program's call."""
 

@@ -119,7 +119,7 @@ class Library:
 
     Attributes:
         address: of its functions, by name.
-        key: a function of (arguments, names, whether real numbers are no part of it) that gives
+        key: a function of (arguments, names, whether real numbers are not part of it) that gives
             the key of a call, or None.
         blank: a function of (DLPack's type, bytes of an element, DLPack's device, shape, strides or
             None) that gives a tensor with memory of its own. Shape and strides are tuples.

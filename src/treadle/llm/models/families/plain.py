@@ -50,7 +50,7 @@ def features_of_head(config: Config) -> int:
         return config.count("head_dim")
     hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
     if hidden % heads:
-        raise config.wrong("hidden_size", f"is no multiple of {heads} heads")
+        raise config.wrong("hidden_size", f"is not a multiple of {heads} heads")
     return hidden // heads
 
 

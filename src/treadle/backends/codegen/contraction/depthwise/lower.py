@@ -88,7 +88,7 @@ def lower(request: Request) -> Answer:
     op, frozen = anchor.op, request.frozen
     shapes = [sizes_of(v.type.shape) for v in (*anchor.inputs, anchor.output)]
     if not isinstance(op, Convolution) or isinstance(op, Winograd):
-        return no("op", f"{op.name} is no depthwise convolution")
+        return no("op", f"{op.name} is not a depthwise convolution")
     maps = 2 if isinstance(op, ConvGradWeight) else 1
     given = [_cells_of(body, v) for v in anchor.inputs[:maps]]
     found = [cells for cells in given if cells is not None]
@@ -190,7 +190,7 @@ def _weight(view: Strided | None, dtype: DType) -> Matrix:
         channels = view.shape[0] * view.shape[1]
         flat = view.after(Reshape((channels, int(np.prod(view.shape[2:])))))
     if flat is None:
-        raise Refused("the taps of the weight are no equal steps apart")
+        raise Refused("the taps of the weight are not equal steps apart")
     channel, tap = flat.strides
     return Matrix("input", flat.index, dtype, flat.offset, (), tap, channel)
 

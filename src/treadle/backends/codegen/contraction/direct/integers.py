@@ -1,7 +1,7 @@
 """Convolutions of small integers, with channels-last operands, as products of words.
 
 Rows are positions; their runs are the channels that a tap meets, or those of a line of taps where
-they follow one another. Where there is padding, or channels are no neighbors, x is copied first.
+they follow one another. Where there is padding, or channels are not neighbors, x is copied first.
 """
 
 from __future__ import annotations

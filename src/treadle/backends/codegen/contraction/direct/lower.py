@@ -85,7 +85,7 @@ def lower(request: Request) -> Answer:
     body, anchor = request.body, request.anchor
     op, maps, kernel = anchor.op, request.views[0] or request.blocked, request.views[1]
     if not isinstance(op, Convolution) or maps is None or kernel is None:
-        return no("op", f"{op.name} is no convolution of operands that exist")
+        return no("op", f"{op.name} is not a convolution of operands that exist")
     views = maps, kernel
     weight = extents(anchor.inputs[1].type.shape)
     refusal: Refused | None = None
@@ -335,7 +335,7 @@ class _Writer:
         return all(step == 1 for step in margins.steps) and apart < _WORTH * whole
 
     def _weight(self) -> Weight | None:
-        """The weight as it lies; None where channels and taps are no equal steps apart."""
+        """The weight as it lies; None where channels and taps are not equal steps apart."""
         groups, (outputs, inputs) = self.op.groups, self.weight[:2]
         found = self.views[1].after(Reshape((groups, outputs // groups, inputs * self.taps)))
         if found is None or found.strides[-1] != 1:

@@ -90,7 +90,7 @@ def runs_of(starts: Table, order: Offsets, terms: int) -> Runs:
 def claims(problem: Problem, target: Target) -> Support:
     """Claim products of small integers."""
     if not problem.a.integer:
-        return no("dtype", f"{problem.a.dtype.name} are no integers")
+        return no("dtype", f"{problem.a.dtype.name} are not integers")
     if not isinstance(problem.k, int):
         return no("shape", "words are made of a fixed number of terms")
     return yes()

@@ -35,8 +35,8 @@ def deepest(terms: int) -> int:
 def pitch_of(terms: int) -> int:
     """Words from row to row of a.
 
-    As a constant it needs no register, nor an instruction per row. It is no multiple of a power of
-    two, so rows do not compete for the same few lines of the cache.
+    As a constant it needs no register, nor an instruction per row. It is not a multiple of a power
+    of two, so rows do not compete for the same few lines of the cache.
     """
     return deepest(terms) + 4 // terms * _LINE
 

@@ -58,7 +58,7 @@ def lower(request: Request) -> Answer:
     body, anchor, target = request.body, request.anchor, request.target
     op, found = anchor.op, [view for view in request.views if view is not None]
     if not isinstance(op, Convolution):
-        return no("op", f"{op.name} is no convolution")
+        return no("op", f"{op.name} is not a convolution")
     types = [v.type for v in anchor.inputs]
     shapes = [sizes_of(t.shape) for t in types]
     # Phases of a symbolic axis would be as many as it has positions, or their places unknown.

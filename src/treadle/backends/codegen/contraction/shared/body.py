@@ -32,7 +32,7 @@ def _itself(view: Strided) -> Strided:
 
 
 class Refused(Exception):
-    """The body is no contraction this generator knows."""
+    """The body is not a contraction this generator knows."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ def _operands(body: Graph, anchor: Node) -> tuple[Strided, Strided]:
     """Both operands of a product as views of one batch shape, rows before columns."""
     op = anchor.op
     if not isinstance(op, MatrixProduct):
-        raise Refused(f"{op.name} is no matrix product")
+        raise Refused(f"{op.name} is not a matrix product")
     batch = anchor.output.type.shape[:-2]
     made: list[Strided] = []
     for value, transposed in zip(anchor.inputs, (op.transpose_x, op.transpose_y), strict=True):
@@ -158,7 +158,7 @@ class EpilogueReader:
         term, pull = self._known[value]
         view = pull(dense(0, value.type.shape))
         if view is None or term not in sources or not isinstance(node.op, ColumnMoments):
-            raise Refused("statistics are taken of what is not stored")
+            raise Refused("statistics are taken of a value that is not stored")
         *batch, _, n = view.shape
         if any(extent != 1 for extent in batch) or view.strides[-2:] != (n, 1) or view.offset:
             raise Refused("statistics are taken of other rows")

@@ -176,7 +176,7 @@ def table_launch(table: Sums, columns: Ref, target: Ref) -> Launch:
     """The launch that writes a table of int32; `columns` has those of its list, one by one."""
     axes = (*((1, 0),) * (_AXES - len(table.axes)), *table.axes)
     if len(axes) > _AXES:
-        raise NotImplementedError("a table of so many axes")
+        raise NotImplementedError("a table of too many axes")
     counts, steps = zip(*axes, strict=True)
     factors = tuple([factor for _, factor in table.terms])
     kernel = table_kernel(len(factors))

@@ -212,7 +212,7 @@ class Problem:
         return replace(found, m=self.n, n=self.m)
 
     def _with_steps_of_units(self) -> Problem:
-        """Axes of one element have steps nobody takes: those that choose the best kernel."""
+        """Return the problem with steps of axes of one element that choose the best kernel."""
         a, b, *others = self.arrays
         if is_identical(self.k, 1):
             a, b = replace(a, column=1), replace(b, row=self.n)

@@ -49,7 +49,7 @@ class SpreadOperand:
 
     @property
     def reach(self) -> Dim:
-        """No place is further than this from the first one."""
+        """The largest distance of a place from the first one, in elements, or more."""
         total: Dim = 0
         for extent, stride in zip(self.shape, self.strides, strict=True):
             total = total + extent * maximum(stride, -stride)

@@ -116,7 +116,7 @@ def lower(request: Request) -> Answer:
     body, anchor, target = request.body, request.anchor, request.target
     op, views = anchor.op, [view for view in request.views if view is not None]
     if not isinstance(op, ConvGradWeight):
-        return no("op", f"{op.name} is no gradient in a weight")
+        return no("op", f"{op.name} is not a gradient in a weight")
     outputs, channels, *kernel = extents(anchor.output.type.shape)
     groups, taps = op.groups, math.prod(kernel)
     shape = groups, outputs // groups, channels * taps

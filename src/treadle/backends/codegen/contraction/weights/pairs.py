@@ -38,7 +38,7 @@ def lower_weight_pairs(
     """A body around a gradient in the weight of one group, whose operands are x and dy."""
     op = anchor.op
     if not isinstance(op, Convolution):
-        return no("op", f"{op.name} is no convolution")
+        return no("op", f"{op.name} is not a convolution")
     outputs, channels, *kernel = extents(anchor.output.type.shape)
     taps = math.prod(kernel)
 

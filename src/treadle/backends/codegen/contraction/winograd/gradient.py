@@ -77,7 +77,7 @@ def lower(request: Request) -> Answer:
     body, anchor, target = request.body, request.anchor, request.target
     op, (x, dy) = anchor.op, request.views
     if not isinstance(op, WinogradConvGradWeight) or x is None or dy is None:
-        return no("op", f"{op.name} is no gradient in a weight by Winograd's algorithm")
+        return no("op", f"{op.name} is not a gradient in a weight by Winograd's algorithm")
     maps, dtype = _maps_of(op, anchor), anchor.inputs[0].type.dtype
     channels = maps.inputs, maps.outputs
     if min(channels) < target.lanes(dtype):
