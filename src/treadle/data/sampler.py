@@ -32,7 +32,7 @@ class Sampler(ABC):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Return to a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         if state:
             raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
 

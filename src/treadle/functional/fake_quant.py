@@ -36,7 +36,7 @@ class Round(Function):
 
 
 def fake_quant_tensor(inp: Tensor, qparams: QParams) -> Tensor:
-    """inp rounded to what integers of `qparams` can stand for, as real numbers.
+    """inp rounded to the values that integers of `qparams` represent, as real numbers.
 
     (clip(round(inp / scale) + zero_point, qmin, qmax) - zero_point) * scale. The gradient passes
     straight through within the limits and is 0 beyond; scale and zero point get none (Bengio,
@@ -159,7 +159,7 @@ def lsq_forward(
     zero_point: Tensor | None = None,
     scale_grad: Tensor | None = None,
 ) -> Tensor:
-    """inp rounded to multiples of `step_size` between qmin and qmax, with a gradient of that.
+    """inp rounded to multiples of `step_size` between qmin and qmax, with a gradient for the step.
 
     Learned step size quantization (Esser et al. 2020, arXiv:1902.08153).
 

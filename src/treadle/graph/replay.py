@@ -65,7 +65,7 @@ def write(
     why: str,
     engine: str = "",
 ) -> Path:
-    """Write a script and its data; the script's path.
+    """Write a script and its data; returns the script's path.
 
     Args:
         folder: a directory, made where it is missing.

@@ -50,7 +50,7 @@ def import_module(
 
     Raises:
         UntrustedRepo: nobody has agreed to run the code.
-        FetcherError: the repository cannot be had or is damaged; see its subclasses.
+        FetcherError: the repository cannot be fetched or is damaged; see its subclasses.
         HubError: the repository has no `hubconf.py`.
         Exception: whatever the code raises.
     """

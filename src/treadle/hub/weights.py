@@ -35,7 +35,7 @@ def load_serialized_obj_from_url(
         sha256: the file's hash, or its first digits, at least 8.
 
     Raises:
-        DownloadError: the file cannot be had, or is another one.
+        DownloadError: the file cannot be fetched, or is another one.
         CheckpointError: it is damaged or of another kind.
         HubError: the address names no file, or `sha256` is malformed.
     """

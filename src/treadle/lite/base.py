@@ -54,7 +54,7 @@ class LiteTensorPhase(IntEnum):
 
 
 class LiteIOType(IntEnum):
-    """True if an input or output is a value or a shape."""
+    """Kinds of inputs and outputs: a value or, for outputs only, its shape."""
 
     LITE_IO_VALUE = 0
     LITE_IO_SHAPE = 1

@@ -42,7 +42,7 @@ class TensorBatchCollector:
         self._lock = threading.Lock()
 
     def collect(self, array: Any) -> int:
-        """Copy an array to the next free place; its number, -1 where all are taken."""
+        """Copy an array to the next free place; returns its number, -1 where all are taken."""
         with self._lock:
             if not self._free:
                 return -1

@@ -55,7 +55,7 @@ class LiteGlobal:
     def register_decryption_and_key(
         decryption_name: str, decryption_func: Decrypt, key: Any
     ) -> None:
-        """Know a method of decryption by name, with its key (bytes, or a list of ints).
+        """Register a method of decryption by name, with its key (bytes, or a list of ints).
 
         Raises:
             RuntimeError: the name is taken.
@@ -80,7 +80,7 @@ class LiteGlobal:
         """Open a library of loaders, which run models of other engines inside of programs.
 
         Raises:
-            LoadError: it is no such library, which is a RuntimeError.
+            LoadError: it is not such a library; a RuntimeError.
         """
         # Networks without such models do without.
         from treadle.backends.c_loaders import open_loaders

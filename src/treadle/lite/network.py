@@ -82,7 +82,7 @@ class LiteNetwork:
 
         Raises:
             CheckpointError: the file is damaged, or holds no model.
-            ValueError: `io` names an input or output that the model has not.
+            ValueError: `io` names an input or output that the model does not have.
         """
         model, options = opened(path, self.config, allow_native)
         if options is not None and self._by_model:
@@ -94,7 +94,7 @@ class LiteNetwork:
         """Become a network of a model that was opened already; tensors are made anew.
 
         Raises:
-            ValueError: `io` names an input or output that the model has not.
+            ValueError: `io` names an input or output that the model does not have.
             RuntimeError: there is no such device.
         """
         inputs = _asked(self.network_io.inputs, model.inputs)
@@ -143,7 +143,7 @@ class LiteNetwork:
         src_network._loaded()
 
     def extra_configure(self, extra_config: LiteExtraConfig) -> None:
-        """Say whether what a packed model says about itself wins over the configuration."""
+        """Choose whether what a packed model says of itself wins over the configuration."""
         self._by_model = not extra_config.disable_configure_by_model_info
 
     # -- tensors ---------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class PlacedTensor(LiteTensor):
         self._cell: list[DeviceArray] = []
 
     def hold(self, payload: Any) -> None:
-        """Stand for a result that a network has made."""
+        """Take over a result that a network has made."""
         self._cell[:] = [to_device(payload, self._device)]
 
     def held(self) -> DeviceArray:

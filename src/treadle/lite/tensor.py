@@ -128,7 +128,7 @@ class LiteTensor:
         return self._array
 
     def hold(self, payload: Any) -> None:
-        """Stand for a result that a network has made."""
+        """Take over a result that a network has made."""
         self._own(payload)
 
     # -- what it is ------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class LiteTensor:
         self._array[...] = 0
 
     def share_memory_with(self, src_tensor: LiteTensor) -> None:
-        """Stand for the memory of another tensor from now on."""
+        """Share the memory of another tensor from now on."""
         self._array, self._given = src_tensor.get_data_by_share(), True
 
     def copy_from(self, src_tensor: LiteTensor) -> None:
@@ -215,7 +215,7 @@ class LiteTensor:
     def set_data_by_share(
         self, data: Any, length: int = 0, layout: LiteLayout | None = None
     ) -> None:
-        """Stand for the memory of an array from now on, which networks read from or write to.
+        """Share the memory of an array from now on; networks read from it or write to it.
 
         An array is kept alive; what is at an address must stay there.
 

@@ -49,11 +49,11 @@ class Observer(Module, QParamsModuleMixin):
         self.enabled = True
 
     def enable(self) -> None:
-        """Look at tensors."""
+        """Observe tensors from now on."""
         self.enabled = True
 
     def disable(self) -> None:
-        """Pass tensors on unseen."""
+        """Pass tensors on unobserved from now on."""
         self.enabled = False
 
     def train(self, mode: bool = True, recursive: bool = True) -> None:

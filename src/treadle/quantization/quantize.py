@@ -274,7 +274,7 @@ def _qat_layers(module: Module) -> list[QATModule]:
 def apply_easy_quant(
     module: M, data: Tensor, start: float = 0.8, stop: float = 1.2, num: int = 40
 ) -> M:
-    """Search scales near those set so that rounded results point where exact ones do.
+    """Search scales near those set for which rounded results agree best with exact ones.
 
     Layer by layer, first for weights and then for results, the scale with the largest mean cosine
     between float and rounded result is kept (Wu et al. 2020, "EasyQuant", arXiv:2006.16669).

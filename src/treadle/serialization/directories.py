@@ -112,7 +112,7 @@ def load_directory(
 ) -> WeightDirectory:
     """The weights of a directory that Hugging Face's libraries, or `save_pretrained`, wrote.
 
-    Looked for are, in this order, `model.safetensors`, its index of shards, the same of
+    Searched are, in this order, `model.safetensors`, its index of shards, the same of
     `diffusion_pytorch_model` and `adapter_model`, then `pytorch_model.bin` and its index, then a
     single safetensors file of any name. Everything is checked at once: every name of the index must
     be in the shard it says, no shard may hold others, no tensor may be in two, and the sizes must

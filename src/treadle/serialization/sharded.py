@@ -84,7 +84,7 @@ def save_sharded(state: Any, folder: str | os.PathLike[str], group: Group = WORL
 
 
 def load_sharded(folder: str | os.PathLike[str]) -> Any:
-    """Read a checkpoint; any number of ranks may, each by itself.
+    """Read a checkpoint, on any number of ranks, each by itself.
 
     Returns:
         What was saved, with NumPy arrays in place of tensors and whole vectors in place of parts.

@@ -112,11 +112,11 @@ class Expr:
         return found
 
     def disable_remove(self) -> None:
-        """Stay in the graph, though nothing takes what it makes."""
+        """Keep the expression in the graph, even if nothing uses what it makes."""
         self._disable_remove = True
 
     def enable_remove(self) -> None:
-        """Leave the graph with the next `compile()` where nothing takes what it makes."""
+        """Drop the expression with the next `compile()` if nothing uses what it makes."""
         self._disable_remove = False
 
     def _signature(self) -> inspect.Signature | None:

@@ -177,7 +177,7 @@ class TracedModule(Module):
         self._watch.nodes, self._watch.values = self._nodes(nodes), {}
 
     def clear_watch_points(self) -> None:
-        """Keep no values any longer."""
+        """Drop the values that are kept, and keep none from now on."""
         self._watch.nodes, self._watch.values = (), {}
 
     def set_end_points(self, nodes: Node | Sequence[Node]) -> None:
@@ -189,7 +189,7 @@ class TracedModule(Module):
         self._watch.ends = self._nodes(nodes)
 
     def clear_end_points(self) -> None:
-        """Run to the end again."""
+        """Run to the end again from now on."""
         self._watch.ends = ()
 
     def _nodes(self, given: Node | Sequence[Node]) -> tuple[Node, ...]:

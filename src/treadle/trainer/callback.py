@@ -53,7 +53,7 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Return to a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
 
 
 class _Monitor:
@@ -124,7 +124,7 @@ class Checkpoint(Callback):
         return {} if self._monitor is None else {"best": self._monitor.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Return to a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         if self._monitor is not None and "best" in state:
             self._monitor.best = state["best"]
 
@@ -157,7 +157,7 @@ class EarlyStopping(Callback):
         self._waited = 0
 
     def on_epoch_end(self, trainer: Run, logs: Logs) -> None:
-        """Look at the quantity."""
+        """Check the quantity, and stop if it has not improved for too long."""
         self._waited = 0 if self._monitor.improves(logs) else self._waited + 1
         if self._waited > self.patience:
             trainer.stop()
@@ -167,5 +167,5 @@ class EarlyStopping(Callback):
         return {"best": self._monitor.best, "waited": self._waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Return to a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self._monitor.best, self._waited = state["best"], state["waited"]

@@ -93,7 +93,7 @@ class Elastic:
         self._news: tuple[int, ...] = ()
 
     def step(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do a step; again, with the ranks that are left, if one is lost meanwhile.
+        """Run a step; repeat it with the ranks that are left if one is lost meanwhile.
 
         Args:
             function: forward pass, backward pass and update, eager or compiled; all ranks call the

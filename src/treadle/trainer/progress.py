@@ -81,7 +81,7 @@ class ProgressBar(Callback):
         self._console.print(f"epoch {trainer.epoch}   {text}", highlight=False)
 
     def on_fit_end(self, trainer: Run) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._close()
 
     def _close(self) -> None:

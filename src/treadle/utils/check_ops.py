@@ -53,7 +53,7 @@ class Checked:
 
 
 class CompareOps(Watcher):
-    """Inside the block, every eager op runs a second time on the host, on the same operands.
+    """Runs every eager op of the block a second time on the host, on the same operands.
 
     An op on a device is compared with the host's engine, an op on the host with its NumPy
     reference. Each op is given the operands that the device computed, so that a difference belongs
@@ -101,7 +101,7 @@ class CompareOps(Watcher):
         return "\n".join((f"{len(rows)} results, {wrong} differ", *lines(header, rows)))
 
     def ran(self, op: Op, given: Sequence[Any], made: Sequence[Any]) -> None:
-        """Run it again, and compare."""
+        """Run an op again, and compare its results."""
         if not given:
             return
         arrays = [to_host(p) for p in given]
@@ -153,7 +153,7 @@ class CompareOps(Watcher):
 
 
 class CheckFinite(Watcher):
-    """Inside the block, the first eager op that makes an inf or a NaN of finite operands stops.
+    """Stops the block at the first eager op that makes an inf or a NaN of finite operands.
 
     Args:
         otherwise: "raise", or "record" in `rows` as (op, layer, line).
@@ -173,7 +173,7 @@ class CheckFinite(Watcher):
         self._otherwise = otherwise
 
     def ran(self, op: Op, given: Sequence[Any], made: Sequence[Any]) -> None:
-        """Look at what it made."""
+        """Check the results of an op."""
         if not given:  # Infinities that somebody asks for by name.
             return
         for result in map(to_host, made):

@@ -46,7 +46,7 @@ def get_opr_type(opr: OpNode) -> str:
     """Type of an operator.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not an operator.
     """
     if not isinstance(opr, OpNode):
         raise TypeError(f"get_opr_type: {type(opr).__name__} is not an operator")
@@ -146,14 +146,14 @@ def find_vars_by_name(dst: Sequence[VarNode], names: Sequence[str]) -> list[VarN
 def convert_inputs(
     dst: Sequence[VarNode], inputs: Sequence[VarNode] | None = None
 ) -> tuple[list[VarNode], list[VarNode]]:
-    """Variables with new inputs in place of `inputs` (None: all inputs); both."""
+    """Return variables with new inputs in place of `inputs` (None: all), and these inputs."""
     found = list(inputs) if inputs is not None else _inputs(dst)
     fresh = {v: input_var(v.shape, v.dtype, v.name) for v in found}
     return replace_vars(dst, fresh), list(fresh.values())
 
 
 def convert_outputs(dst: Sequence[VarNode]) -> tuple[list[VarNode], list[VarNode]]:
-    """The variables, twice: outputs need no node of their own."""
+    """Return the variables twice: outputs need no node of their own."""
     return list(dst), list(dst)
 
 
@@ -162,7 +162,7 @@ def embed_inputs(
     data: Sequence[Any],
     inputs: Sequence[VarNode] | None = None,
 ) -> tuple[list[VarNode], list[VarNode]]:
-    """Variables with constants in place of inputs; both.
+    """Return variables with constants in place of inputs, and these constants.
 
     Raises:
         ValueError: there are more or fewer arrays than inputs.

@@ -51,7 +51,7 @@ class _Folder:
 
 
 class Dumper(Watcher):
-    """Inside the block, write down what every layer and eager op is given and makes.
+    """Writes down what every layer and eager op in the block is given and makes.
 
     Args:
         directory: where to; made where it is missing.
@@ -100,7 +100,7 @@ class Dumper(Watcher):
     # -- what happens ----------------------------------------------------------------------
 
     def entered(self, depth: int, inputs: tuple[Any, ...]) -> None:
-        """A folder for a layer, with what it is given."""
+        """Make a layer's folder, with what the layer is given."""
         outer = self._open()
         with self._lock:
             number, self._count = self._count, self._count + 1
@@ -114,7 +114,7 @@ class Dumper(Watcher):
         self._note(self._open()[depth], "output", _arrays((outputs,)), depth)
 
     def module(self, module: Any, inputs: tuple[Any, ...], forward: Any, /) -> Any:
-        """One call of a module, which may raise: what was seen until then is written."""
+        """Run a module; if it raises, what was seen until then is written."""
         if capturing() is not None:
             return forward()
         level = layers.depth() + 1

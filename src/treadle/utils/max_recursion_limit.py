@@ -11,7 +11,7 @@ _STATE = {"inside": 0, "before": 0}
 
 
 class max_recursion_limit:
-    """Inside the block, Python's own limit of recursion is as high as it goes.
+    """Raises Python's own limit of recursion as high as it goes inside the block.
 
     The limit belongs to the process; blocks may be nested and entered by several threads. What
     remains is the stack of the thread: give threads that recurse deeply one that is large enough

@@ -45,9 +45,9 @@ from treadle.utils.network_order import as_made, order_of, variables_of
 
 
 def set_symbolic_shape(option: bool) -> bool:
-    """Choose whether `VarNode.shape` is a variable that follows it; return the setting before.
+    """Make `VarNode.shape` a variable that follows the shape, or not; return the setting before.
 
-    It is a tuple of whole numbers until then, as `VarNode.partial_shape` is in any case. Functions
+    Otherwise it is a tuple of whole numbers, as `VarNode.partial_shape` is in any case. Functions
     that take a shape compute with the numbers that it has where they are called. Files in which
     such variables are hold the model for its own sizes.
     """
@@ -221,7 +221,7 @@ class Network:
         self._outputs += [v for v in map(as_varnode, vars) if v.key not in known]
 
     def remove_output(self, *vars: VarNode) -> None:
-        """Make variables no outputs any more."""
+        """Remove variables from the outputs."""
         gone = {as_varnode(v).key for v in vars}
         self._outputs = [v for v in self._outputs if v.key not in gone]
 

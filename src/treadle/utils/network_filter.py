@@ -119,11 +119,11 @@ class NodeFilter:
         return NodeFilterHasInput(self, var)
 
     def as_list(self) -> list[Any]:
-        """Return those left, in order."""
+        """Return the nodes that are left, in order."""
         return list(self)
 
     def as_unique(self) -> Any:
-        """The only one that is left.
+        """The only node that is left.
 
         Raises:
             ValueError: there is none, or more than one.
@@ -131,11 +131,11 @@ class NodeFilter:
         return _only(list(self), "as_unique")
 
     def as_dict(self) -> OrderedDict[str, Any]:
-        """Return those left, by name."""
+        """Return the nodes that are left, by name."""
         return OrderedDict((n.name, n) for n in self)
 
     def as_count(self) -> int:
-        """Return how many are left."""
+        """Return the number of nodes that are left."""
         return sum(1 for _ in self)
 
     def _left(self) -> list[Any]:

@@ -14,7 +14,7 @@ Times = Mapping[str, Sequence[float]]
 
 @functools.total_ordering
 class NonExistNum:
-    """A number that is not there: larger than any other, and what is computed with it is it."""
+    """A missing number: larger than any other; what is computed with it is missing, too."""
 
     def _same(self, _: Any = None) -> NonExistNum:
         return self

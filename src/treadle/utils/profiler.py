@@ -169,7 +169,7 @@ class Profiler:
     # -- what dispatch tells ---------------------------------------------------------------
 
     def launch(self, op: Op, launch: Callable[..., Any], /) -> Callable[..., Any]:
-        """A launch of an op that is recorded."""
+        """Return the launch of an op, which records itself."""
         name = event_name(op)
 
         def watched(*payloads: Any) -> Any:
@@ -190,7 +190,7 @@ class Profiler:
         return watched
 
     def program(self, name: str, run: Callable[[], Any], /) -> Any:
-        """One run of a compiled program."""
+        """Run a compiled program, and record the run."""
         began = self._now()
         try:
             results = run()
@@ -202,13 +202,13 @@ class Profiler:
         return results
 
     def stage(self, program: str, name: str, began: float, ended: float, /) -> None:
-        """A stage of a program's compilation."""
+        """Record a stage of a program's compilation."""
         times = {"ts": (began - self._origin) * 1e6, "dur": (ended - began) * 1e6}
         event = {"name": f"compile: {name}", "cat": "compile", "ph": "X", "tid": _thread()}
         self._event({**event, **times, "args": {"program": program, "stage": name}})
 
     def allocated(self, device: str, nbytes: int, held: int, /) -> None:
-        """A device's allocator gave memory, or took it back."""
+        """Record that a device's allocator gave memory, or took it back."""
         peaks = self._record.devices
         peaks[device] = max(peaks.get(device, 0), held)
         at = {"cat": "memory", "ts": self._now(), "tid": _thread()}
@@ -217,11 +217,11 @@ class Profiler:
         self._event({**at, "name": f"memory of {device}", "ph": "C", "args": {"bytes": held}})
 
     def kept(self, name: str, array: Any, /) -> None:
-        """Memory of the host that a program keeps."""
+        """Record memory of the host that a program keeps."""
         self._born(name, array, self._now())
 
     def module(self, module: Any, inputs: tuple[Any, ...], forward: Callable[[], Any], /) -> Any:
-        """One call of a module: a scope, where those were asked for."""
+        """Run a module, in a scope where those were asked for."""
         if not self._scopes:
             return forward()
         with self.scoped(_title(module)):
@@ -272,7 +272,7 @@ class Profiler:
 
     @contextmanager
     def scoped(self, name: str) -> Iterator[None]:
-        """An event around a block."""
+        """Record an event around a block."""
         self._event({"name": name, "ph": "B", "ts": self._now(), "tid": _thread()})
         try:
             yield

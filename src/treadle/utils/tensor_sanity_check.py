@@ -14,7 +14,7 @@ from treadle.runtime.array import to_host
 
 
 class TensorSanityCheck:
-    """Inside the block, every op that runs in eager mode is checked to leave its operands alone.
+    """Checks that every op that runs in eager mode in the block leaves its operands alone.
 
     Arrays are immutable, so a difference is a fault of a kernel or of foreign code (a custom op,
     for instance). Slow: operands are hashed before and after.
@@ -37,7 +37,7 @@ class TensorSanityCheck:
         observe(None)
 
     def launch(self, op: Op, launch: Callable[..., Any], /) -> Callable[..., Any]:
-        """A launch that is checked."""
+        """Return a launch that checks its operands afterwards."""
 
         def checked(*payloads: Any) -> Any:
             before = [_digest(p) for p in payloads]
@@ -50,11 +50,11 @@ class TensorSanityCheck:
         return checked
 
     def program(self, name: str, run: Callable[[], Any], /) -> Any:
-        """Programs update state in place by design."""
+        """Run a program unchecked: it updates state in place by design."""
         return run()
 
     def module(self, module: Any, inputs: tuple[Any, ...], forward: Callable[[], Any], /) -> Any:
-        """Calls of modules are not looked at."""
+        """Run a module: only its ops are checked."""
         return forward()
 
 

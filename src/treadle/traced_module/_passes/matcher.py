@@ -15,7 +15,7 @@ from treadle.traced_module.node import ModuleNode, Node
 
 
 class PatternMatcher:
-    """Looks whether an expression, and those that make its arguments, are as a pattern says.
+    """Checks whether an expression, and those that make its arguments, match a pattern.
 
     Attributes:
         matched: what each pattern stood for in the last match: a node or a constant.
