@@ -394,7 +394,7 @@ def test_pixel_shuffle() -> None:
     x = np.arange(16, dtype=np.float32).reshape(1, 4, 2, 2)
     found = F.pixel_shuffle(mge.tensor(x), 2)
     assert found.tolist() == [[[[0, 4, 1, 5], [8, 12, 9, 13], [2, 6, 3, 7], [10, 14, 11, 15]]]]
-    with pytest.raises(ValueError, match="no multiple of 9"):
+    with pytest.raises(ValueError, match="not a multiple of 9"):
         F.pixel_shuffle(mge.tensor(x), 3)
 
 

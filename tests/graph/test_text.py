@@ -191,7 +191,7 @@ BAD = {
     "given twice": (GOOD.replace("neg", "neg{a=1, a=2}"), "attribute a is given twice"),
     "too few inputs": (GOOD.replace("neg", "add"), "add: 1 inputs do not fit"),
     "results": (GOOD.replace("%1 =", "%1, %2 ="), "neg has 1 results, but 2 are named"),
-    "type rule": (GOOD.replace("neg", "transpose{permutation=(0, 0)}"), "no permutation"),
+    "type rule": (GOOD.replace("neg", "transpose{permutation=(0, 0)}"), "not a permutation"),
     "after the end": (GOOD + "graph", "line 5, column 1: expected the end of the text"),
     "unclosed": (GOOD[:-3], "expected '}', found the end of the text"),
     "no value": (GOOD.replace("neg", "cast{dtype=}"), "line 2, column 19: expected a value"),

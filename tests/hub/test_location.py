@@ -51,7 +51,7 @@ def test_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         place = parse(text, "github.com", None, "HTTPS")
         assert isinstance(place, Path) and place.samefile(tmp_path / "repo")
     assert parse(Path("repo"), "github.com", None, "HTTPS") == tmp_path / "repo"
-    with pytest.raises(InvalidRepo, match="no directory"):
+    with pytest.raises(InvalidRepo, match="not a directory"):
         parse("./none", "github.com", None, "HTTPS")
     with pytest.raises(InvalidRepo, match="without a commit"):
         parse("./repo", "github.com", "abcdef1", "HTTPS")

@@ -221,7 +221,7 @@ def test_the_number_of_threads_is_that_of_the_process(model: Any) -> None:
         network.forward()
         found = network.get_io_tensor("scores").to_numpy()
         np.testing.assert_allclose(found, model[1](X)[0], rtol=1e-5, atol=1e-6)
-        with pytest.raises(TreadleError, match="no number of threads"):
+        with pytest.raises(TreadleError, match="not a number of threads"):
             network.threads_number = 0
     finally:
         network.threads_number = before

@@ -208,7 +208,7 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "heads of others": ({"num_key_value_heads": 7}, "does not suit 32 rows"),
     "huge heads": ({"head_dim": 10**12}, "beyond what heads have"),
     "text": ({"rms_norm_eps": "x"}, "rms_norm_eps is not a number"),
-    "rotation": ({"rope_scaling": "x"}, "no object"),
+    "rotation": ({"rope_scaling": "x"}, "not an object"),
     "unknown rotation": ({"rope_scaling": {"rope_type": "x"}}, "GGUF does not know"),
     "factor": ({"rope_scaling": {"rope_type": "yarn", "factor": "x"}}, "factor is not a number"),
     "factors": ({"rope_scaling": {"rope_type": "longrope", "long_factor": [1]}}, "is not a list"),

@@ -119,7 +119,7 @@ def test_what_cannot_be_served_is_said(
     assert "two models have the name a" in told(capsys, f"a={model}", f"a={model}", status=2)
     (tmp_path / "other.tm").write_bytes(b"nothing")
     assert "holds no model" in told(capsys, tmp_path / "other.tm", "--port", 0)
-    assert "no shape" in told(capsys, model, "--port", 0, "--shape", "x=a", status=2)
+    assert "not a shape" in told(capsys, model, "--port", 0, "--shape", "x=a", status=2)
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
         assert "cannot listen" in told(capsys, model, "--port", taken.getsockname()[1])

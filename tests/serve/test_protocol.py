@@ -81,14 +81,14 @@ def changed(**fields: Any) -> dict[str, Any]:
         (b"", "malformed"),
         (b"{", "malformed"),
         (b"\xff\xfe{}", "malformed"),
-        (b"[]", "no object"),
+        (b"[]", "not an object"),
         (b"[" * 5000, "the JSON is malformed"),
         # Python 3.12 and later read this many levels.
         (
             json.dumps(changed(data=0)).encode().replace(b'"data": 0', b'"data": ' + DEEP),
             "nested too deeply|dimension",
         ),
-        (b'{"id": NaN}', "no number"),
+        (b'{"id": NaN}', "not a number"),
         (b'{"id": "a", "id": "b"}', "key twice"),
         (b'{"id": ' + b"9" * 5000 + b"}", "malformed"),
         ({"id": 1}, "id must be a string"),

@@ -545,7 +545,7 @@ def test_watch_and_end_points() -> None:
     traced.clear_end_points()
     same(traced(x), whole)
     other = tm.trace_module(net, x)
-    with pytest.raises(EditError, match="no node of its graphs"):
+    with pytest.raises(EditError, match="not a node of its graphs"):
         traced.set_watch_points(other.graph.outputs[0])
 
 

@@ -440,13 +440,13 @@ def test_filters_are_classes_that_programs_make_themselves() -> None:
     one_by_one = NodeFilter(iter(net.all_oprs))
     assert one_by_one.as_count() == one_by_one.as_count() > 2
     for wrong in (3, None):
-        with pytest.raises(TypeError, match="no node"):
+        with pytest.raises(TypeError, match="not a node"):
             NodeFilter(wrong)
-    with pytest.raises(TypeError, match="no node"):
+    with pytest.raises(TypeError, match="not a node"):
         NodeFilter([3]).as_list()
-    with pytest.raises(TypeError, match="no class of nodes"):
+    with pytest.raises(TypeError, match="not a class of nodes"):
         net.opr_filter.type(int)
-    with pytest.raises(TypeError, match="no operator"):
+    with pytest.raises(TypeError, match="not an operator"):
         net.var_filter.has_input(net.get_var_by_name("a")).as_list()
     with pytest.raises(TypeError, match="a text"):
         net.opr_filter.name(3)  # type: ignore[arg-type]

@@ -233,7 +233,7 @@ def test_profiles_of_traces_are_analyzed() -> None:
         assert first.time <= last.time
     some = ProfileAnalyzer(traced.get_profile(), lambda opr, inp, out: "sum" in opr["type"])
     assert len(some.select(time)) < len(rows)
-    with pytest.raises(TypeError, match="no profile"):
+    with pytest.raises(TypeError, match="not a profile"):
         ProfileAnalyzer({})
     with pytest.raises(ValueError, match="unknown column"):
         analyzer.select(time, sort_by="beauty")

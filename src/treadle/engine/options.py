@@ -184,9 +184,7 @@ def _check_types(options: Options) -> None:
             isinstance(value, tuple) and all(isinstance(v, str) for v in value)
         ):
             wanted = f'{entry.name}=("{value}",)' if isinstance(value, str) else "a tuple of names"
-            raise GraphError(
-                "options", f"{entry.name}={value!r} is not a tuple of names", hint=wanted
-            )
+            raise GraphError("options", f"{entry.name} takes a tuple, not {value!r}", hint=wanted)
     registered: Any = sys.modules.get("treadle.graph.passes")
     passes = {*PASSES, *(() if registered is None else registered.PASSES)} - _NEEDED
     wrong = [name for name in options.disabled if name not in passes and "." not in name]

@@ -186,7 +186,7 @@ def test_signals_stay_with_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_numbers_of_threads_that_make_no_sense() -> None:
     for count in (0, -1, 257):
-        with pytest.raises(DeviceError, match="no number of threads"):
+        with pytest.raises(DeviceError, match="not a number of threads"):
             pool.set_threads(count)
 
 

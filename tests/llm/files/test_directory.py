@@ -95,10 +95,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no kind": ({"config.json": {"hidden_size": 4}}, "no model_type"),
     "damaged": ({"config.json": "{"}, "damaged"),
     "no object": ({"config.json": "[]"}, "not a JSON object"),
-    "ends": ({"generation_config.json": {"eos_token_id": ["a"]}}, "no token"),
-    "template": ({"tokenizer_config.json": {"chat_template": 3}}, "no text"),
+    "ends": ({"generation_config.json": {"eos_token_id": ["a"]}}, "not a token"),
+    "template": ({"tokenizer_config.json": {"chat_template": 3}}, "not text"),
     "large template": ({"chat_template.jinja": "a" * (1 << 20) + "b"}, "too large"),
-    "modules": ({"modules.json": {}}, "no list of modules"),
+    "modules": ({"modules.json": {}}, "not a list of modules"),
     "module": ({"modules.json": [3]}, "no type"),
     "module outside": (
         {"modules.json": [{"type": "a.Pooling", "path": "../other"}]},

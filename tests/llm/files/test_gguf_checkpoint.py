@@ -226,7 +226,7 @@ def _stored(name: str, *shape: int) -> Any:
 
 LIES = {
     "a layer too few": (_lying(block_count=0), "at least 1"),
-    "no heads": (_lying(attention__head_count="4"), "no number"),
+    "no heads": (_lying(attention__head_count="4"), "not a number"),
     "heads that differ": (
         _lying(attention__head_count_kv=np.array([1, 2], np.int32)),
         "differs between layers",
@@ -235,7 +235,7 @@ LIES = {
     "theta": (_lying(rope__freq_base=float("nan")), "is not from 0"),
     "width": (_lying(embedding_length=32), "token_embd.weight is not"),
     "no embedding": (_without("token_embd.weight"), "no such tensor"),
-    "unknown tensor": (_stored("blk.0.attn_magic.weight", 3), "no tensor of llama"),
+    "unknown tensor": (_stored("blk.0.attn_magic.weight", 3), "not a tensor of llama"),
     "odd rows": (_stored("blk.0.attn_q.weight", 63, HIDDEN), "no pairs of rows"),
     "divisors": (_stored("rope_freqs.weight", 2, 2), "lacks the list"),
     "negative divisors": (
@@ -261,9 +261,9 @@ def test_models_that_contradict_themselves_are_refused(tmp_path: Path, lie: str)
         ({"tokenizer.ggml.tokens": ["a"] * (VOCABULARY + 1)}, "more tokens"),
         ({"tokenizer.ggml.tokens": 3}, "no tokens"),
         ({"tokenizer.ggml.token_type": np.ones(3, np.int32)}, "for each of the tokens"),
-        ({"tokenizer.chat_template": 3}, "no text"),
+        ({"tokenizer.chat_template": 3}, "not text"),
         ({"general.architecture": "mamba"}, "known are llama"),
-        ({"general.architecture": 3}, "no text"),
+        ({"general.architecture": 3}, "not text"),
     ],
 )
 def test_metadata_that_lie_are_refused(tmp_path: Path, change: Any, says: str) -> None:

@@ -101,15 +101,15 @@ def test_company_with_forms_and_without(model: llm.LanguageModel) -> None:
 
 
 WRONG = [
-    ({"schema": 5}, "no JSON"),
-    ({"schema": "{"}, "no JSON"),
-    ({"schema": "5"}, "no object"),
+    ({"schema": 5}, "not JSON"),
+    ({"schema": "{"}, "not JSON"),
+    ({"schema": "5"}, "not an object"),
     ({"schema": {"type": "nothing"}}, "Invalid type"),
     ({"schema": {"enum": []}}, "Unsatisfiable"),
     ({"schema": {"$ref": "http://example.org"}}, "not present"),
     ({"regex": "("}, "unclosed group"),
     ({"regex": "(?=a)b"}, "look-ahead"),
-    ({"regex": 5}, "no text"),
+    ({"regex": 5}, "not text"),
     ({"regex": "a" * 300_000}, "too long"),
     ({"regex": ".*" * 2000}, "cannot be followed"),
     ({"grammar": "nothing"}, "cannot be followed"),

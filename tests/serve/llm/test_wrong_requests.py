@@ -64,7 +64,7 @@ CHAT = [
     (schema({"type": "string", "pattern": "("}), "response_format", "cannot be followed"),
     (schema({"const": "x" * 300_000}), "response_format", "too long"),
     (schema({"const": "\ud800"}), "response_format", "cannot be followed"),
-    ({"tools": [{"type": "retrieval"}]}, "tools", "no function"),
+    ({"tools": [{"type": "retrieval"}]}, "tools", "not a function"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice", "no tools"),
     ({"tools": [tool("a")], "tool_choice": "always"}, "tool_choice", "required"),
     ({"tools": [tool("a")], "tool_choice": {"type": "function"}}, "tool_choice", "there are a"),

@@ -114,7 +114,7 @@ def _arithmetic(op: Op) -> Any:
 
 
 def _arithmetic_of_truths(op: Op, of_truths: Op) -> Any:
-    """Return a lowering: bools are added as "or", multiplied as "and"; 0 as weight is false."""
+    """Return a lowering: bools are added as "or", multiplied as "and"; alpha 0 makes y False."""
     of_numbers = _arithmetic(op)
 
     def lower(call: Call, x: Any, y: Any, alpha: Any = 1) -> V:

@@ -43,8 +43,7 @@ def _multiples(x: Value, form: Format, bias: int) -> tuple[Value, Value]:
 def exp_parts(x: Value) -> tuple[Value, Value, Value]:
     """(p, s, t) with exp(x) = p * s * t.
 
-    Two factors, because 2**n itself is not a number where the result is subnormal or nearly
-    infinite.
+    Two factors, since 2**n itself is not a number where the result is subnormal or near inf.
     """
     form = format_of(x)
     x = _clamp(x, *_RANGE[form.dtype])
