@@ -222,6 +222,29 @@ def test_a_scan_needs_a_length() -> None:
         mge.jit.scan(lambda s: (s,), (mge.tensor(0.0),))
 
 
+def test_a_scan_of_no_turns_stacks_no_rows() -> None:
+    """Of the types that rows have, whether it is compiled or not; the body draws nothing."""
+
+    def run(x: mge.Tensor) -> Any:
+        def turn(s: mge.Tensor, e: mge.Tensor) -> tuple[mge.Tensor, ...]:
+            kept = s[:2] * mge.random.uniform(size=(2,)).astype("float16")
+            return s + e + outside, kept, e > 0, s.sum()
+
+        state, rows = mge.jit.scan(turn, (mge.tensor(np.ones(3, np.float32)),), (x,))
+        return *state, *rows
+
+    outside = mge.tensor(np.ones(3, np.float32))
+    for make in (run, mge.jit.compile(run)):
+        mge.random.seed(3)
+        before = mge.random.uniform(size=(2,)).numpy()
+        mge.random.seed(3)
+        found = make(mge.tensor(np.ones((0, 3), np.float32)))
+        assert [t.shape for t in found] == [(3,), (0, 2), (0, 3), (0,)]
+        wanted = ["float32", "float32", "bool", "float32"]
+        assert [np.dtype(t.dtype).name for t in found] == wanted
+        assert (mge.random.uniform(size=(2,)).numpy() == before).all()
+
+
 def test_regions_pass_the_stages() -> None:
     """Folding and sharing reach into the bodies, and their kernels are in the report."""
     compiled = mge.jit.compile(power)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import count
 from typing import Any
 
+import numpy as np
+
 from treadle.base import tree
 from treadle.base.errors import ShapeError, TraceError
 from treadle.base.guards import is_equal
@@ -22,7 +24,7 @@ from treadle.graph.analysis import found_in
 from treadle.graph.builder import reordered
 from treadle.graph.gradient import differentiable
 from treadle.graph.ir import Graph, Value, symbols_in
-from treadle.jit.capture import Capture, Symbol, recording
+from treadle.jit.capture import Capture, Symbol, capture, recording
 from treadle.jit.captured import Argument
 from treadle.jit.streams import RegionStreams
 from treadle.ops.control import Cond, FindingCond, Scan, While
@@ -190,6 +192,8 @@ def scan(
             made = _tuple(body(*held, *[x[i] for x in stacked]))
             held = made[:n]
             rows.append(made[n:])
+        if not rows:
+            return held, _no_rows(body, held, stacked)
         return held, tuple(_stacked(column) for column in zip(*rows, strict=True))
     entries = [x.type.with_shape(x.type.shape[1:]) for x in stacked]
     turn = _Region(outer, "body", [*[t.type for t in held], *entries])
@@ -201,6 +205,21 @@ def scan(
     after = n + len(turn.extra)
     outer.streams.now.update(turn.states(list(turn.extra), results[n:after]))
     return tuple(results[:n]), tuple(results[after:])
+
+
+def _no_rows(
+    body: Callable[..., Any], held: Sequence[Tensor], stacked: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Return what a scan without turns stacks: no rows, of types that a capture tells."""
+
+    def rows(*given: Tensor) -> tuple[Tensor, ...]:
+        return scan(body, given[: len(held)], given[len(held) :], 0)[1]
+
+    captured = capture(rows, (*held, *stacked), {}, "scan")
+    types = [captured.graph.outputs[at.index].type for at in tree.flatten(captured.results)[0]]
+    device = (*held, *stacked)[0].device if (*held, *stacked) else None
+    empty = (np.empty(t.shape, t.dtype.numpy) for t in types)
+    return tuple(Tensor(x, dtype=x.dtype, device=device) for x in empty)
 
 
 def _turn(condition: Callable[..., Any], body: Callable[..., Any]) -> Callable[..., Any]:

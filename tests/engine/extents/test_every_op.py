@@ -21,9 +21,9 @@ ALONE = {
     **dict.fromkeys(("all_gather", "all_reduce", "all_to_all", "gather_to"), "ranks agree"),
     **dict.fromkeys(("reduce_scatter", "scatter_from"), "ranks agree"),
     **dict.fromkeys(("attention", "attention_grad"), f"{NUMBERS}: features of a head"),
-    **dict.fromkeys(("conv", "int_conv", "wide_conv", "conv_grad_weight"), CHANNELS),
+    **dict.fromkeys(("conv", "int_conv", "wide_conv"), CHANNELS),
+    **dict.fromkeys(("conv_grad_input", "conv_grad_weight"), CHANNELS),
     **dict.fromkeys(("winograd_conv", "winograd_conv_grad_weight"), CHANNELS),
-    "conv_grad_input": "unsupported operand: channels, as above",
     "sliding_window": f"{NUMBERS}: a table says where windows begin",
 }
 """Ops whose samples have programs of their own where all axes are open: how the reason begins."""

@@ -217,7 +217,8 @@ def _in_x(op: ConvGradInput, dy: Dims, weight: Shape, *, phased: bool) -> Geomet
     dx[i] is the sum of w[t] * dy[p] over all p and t with p * s + t * d - low = i. Where positions
     are treated in phases, each phase is a convolution of dy; else dy is spread by its strides.
     """
-    spatial, groups, kernel = sizes_of(op.spatial), op.groups, weight[2:]
+    spatial, groups, weight = sizes_of(op.spatial), op.groups, tuple(map(int, weight))
+    kernel = weight[2:]
     outputs, inputs, taps = weight[0] // groups, weight[1], math.prod(kernel)
     found = phases_of(op, dy, kernel, phased=phased)
     lows, steps = found.lows, found.steps
