@@ -223,6 +223,49 @@ def test_slices_of_one_row_are_right_or_refused(traced: int) -> None:
     assert refused == 0 if traced == 1 else refused < len(SLICES) / 3
 
 
+COURSES: dict[str, Function] = {
+    "more than one": lambda x: x * 3 if x.shape[0] > 1 else x * 2,
+    "at least two": lambda x: x * 3 if not x.shape[0] < 2 else x * 2,
+    "one": lambda x: x * 3 if x.shape[0] == 1 else x * 2,
+    "not one": lambda x: x * 3 if x.shape[0] != 1 else x * 2,
+    "the larger": lambda x: x * max(x.shape[0], 2),
+    "one less, or one": lambda x: ((x - x.mean(0)) ** 2).sum(0) / max(x.shape[0] - 1, 1),
+    "no axis of one": lambda x: F.squeeze(x),
+    "from one less than all": lambda x: x[1 - x.shape[0] :].sum(0),
+}
+EMPTY: dict[str, Function] = {
+    "some or none": lambda x: x.sum(0) if x.shape[0] > 0 else F.ones((2,)),
+    "truth": lambda x: x.sum(0) if x.shape[0] else F.ones((2,)),
+    "none": lambda x: F.ones((2,)) if x.shape[0] == 0 else x.sum(0),
+}
+
+
+@pytest.mark.parametrize("traced", [1, 3])
+@pytest.mark.parametrize("name", [*COURSES, *EMPTY])
+def test_a_course_of_many_rows_is_none_of_one_or_no_row(name: str, traced: int) -> None:
+    """Symbols begin at 2: what was answered by that was no guard, and the numbers were wrong."""
+    function, rows = (COURSES[name], 1) if name in COURSES else (EMPTY[name], 0)
+    given = RANDOM.rand(rows, 2).astype("float32")
+    infer = GraphInference(dumped(function, [RANDOM.rand(traced, 2).astype("float32")]))
+    if rows == traced:
+        check(infer, function, [given])
+        return
+    with pytest.raises(ShapeError, match=r"its course needs|and another one"):
+        infer.run(given)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_what_is_right_for_one_row_too_is_taken(rows: int) -> None:
+    """Slices that are empty, as of one row they should be, were refused; a spread was NaN."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        shifted = F.concat([F.zeros((1, 2)), x[:-1]], 0)
+        return shifted, x[1:].sum(0), (x[1:] - x[:-1]).sum(0), F.linspace(2, 5, x.shape[0])
+
+    given = [RANDOM.rand(rows, 2).astype("float32")]
+    check(GraphInference(dumped(function, [RANDOM.rand(3, 2).astype("float32")])), function, given)
+
+
 def test_an_axis_that_another_one_fixes_is_a_guard() -> None:
     """Of two axes that must be equal one is a number by another op: the file could not be read."""
 

@@ -50,10 +50,13 @@ def asking_nothing() -> Iterator[None]:
 
 @contextmanager
 def deciding(
-    values: Mapping[str, int], hints: Mapping[str, int] | None = None
+    values: Mapping[str, int], hints: Mapping[str, int] | None = None, every: bool = False
 ) -> Iterator[Decisions]:
-    """Answer what ranges leave open at the extents of a call; each answer becomes a guard."""
-    made = Decisions(values, hints or {})
+    """Answer what ranges leave open at the extents of a call; each answer becomes a guard.
+
+    If `every`, so does each answer that ranges give.
+    """
+    made = Decisions(values, hints or {}, every=every)
     before, outer, asked = _GUARDS.set(made.guards), _CALL.set(made), DECISIONS.set(made)
     try:
         yield made
@@ -127,7 +130,7 @@ class Remembered(Generic[P, R]):
             known = self._made.setdefault((args, tuple(kwargs.items())), [])
         found = next((k for k in known if _answers(k[0], asked)), None)
         if found is None:
-            with deciding(asked.values, asked.hints) as decisions:
+            with deciding(asked.values, asked.hints, asked.every) as decisions:
                 found = decisions, self._function(*args, **kwargs)
             known.append(found)
             del known[: -self._most]
@@ -145,7 +148,7 @@ class Remembered(Generic[P, R]):
 
 def _answers(known: Decisions, asked: Decisions) -> bool:
     """Return whether what was decided holds where something is asked now."""
-    return known.hints == asked.hints and all(
+    return (known.hints, known.every) == (asked.hints, asked.every) and all(
         asked.knows(g.expr) and g.holds(asked.values) for g in known.guards
     )
 

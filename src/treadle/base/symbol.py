@@ -26,6 +26,7 @@ from treadle.base import interval
 from treadle.base.errors import ShapeError
 from treadle.base.interval import Interval
 from treadle.base.loc import Loc, user_location
+from treadle.base.monomials import sum_bounds, term_divisor, without
 
 Dim: TypeAlias = Union[int, "Expr"]
 D = TypeVar("D", int, Union[int, "Expr"])
@@ -144,8 +145,8 @@ class Expr:
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
         self.order = tuple((tuple(a.order for a in m), c) for m, c in terms)
-        self.bounds = _sum_bounds(terms)
-        self.divisor = math.gcd(*(_term_divisor(m, c) for m, c in terms))
+        self.bounds = sum_bounds(terms)
+        self.divisor = math.gcd(*(term_divisor(m, c) for m, c in terms))
         self._hash = hash(terms)
 
     def __hash__(self) -> int:
@@ -154,9 +155,11 @@ class Expr:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if DECISIONS.get() is None or not isinstance(other, int | Expr):
+        decisions = DECISIONS.get()
+        if decisions is None or not isinstance(other, int | Expr):
             return False
-        if isinstance(other, int) and not self.bounds[0] <= other <= self.bounds[1]:
+        low, high = self.bounds
+        if isinstance(other, int) and not low <= other <= high and not decisions.every:
             return False
         return _answer(equal(self, other))
 
@@ -241,18 +244,18 @@ def minimum(x: Dim, y: Dim) -> Dim:
     """The smaller extent."""
     if isinstance(x, int) and isinstance(y, int):
         return min(x, y)
-    if always(less_equal(x, y)):
+    if _is_told(less_equal(x, y)):
         return x
-    return y if always(less_equal(y, x)) else _apply("min", *_sorted(x, y))
+    return y if _is_told(less_equal(y, x)) else _apply("min", *_sorted(x, y))
 
 
 def maximum(x: Dim, y: Dim) -> Dim:
     """The larger extent."""
     if isinstance(x, int) and isinstance(y, int):
         return max(x, y)
-    if always(less_equal(x, y)):
+    if _is_told(less_equal(x, y)):
         return y
-    return x if always(less_equal(y, x)) else _apply("max", *_sorted(x, y))
+    return x if _is_told(less_equal(y, x)) else _apply("max", *_sorted(x, y))
 
 
 def bounds(x: Dim) -> Interval:
@@ -366,7 +369,7 @@ def _mod(x: Dim, y: Dim) -> Dim:
         y = index(y)
         if y < 0:
             return -(-x % -y)
-        x = _sum((m, c % y) for m, c in _terms(x) if _term_divisor(m, c) % y)
+        x = _sum((m, c % y) for m, c in _terms(x) if term_divisor(m, c) % y)
         if divisor(x) % y == 0:
             return 0
     (low, high), (least, _) = bounds(x), bounds(y)
@@ -379,36 +382,12 @@ def _exact_quotient(x: Dim, y: Expr) -> Dim | None:
     quotient: Dim = 0
     while not is_identical(x, 0):
         (left, coefficient), *_ = _terms(x)
-        factors = _without(left, monomial)
+        factors = without(left, monomial)
         if factors is None or coefficient % number:
             return None
         term = _sum([(factors, coefficient // number)])
         quotient, x = quotient + term, x - term * y
     return quotient
-
-
-def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:
-    """The monomial divided by some factors; None where one of them is missing."""
-    left = list(monomial)
-    for atom in factors:
-        if atom not in left:
-            return None
-        left.remove(atom)
-    return tuple(left)
-
-
-def _sum_bounds(terms: Terms) -> Interval:
-    total: Interval = (0, 0)
-    for monomial, coefficient in terms:
-        part: Interval = (coefficient, coefficient)
-        for atom in monomial:
-            part = interval.product(part, atom.bounds)
-        total = interval.total(total, part)
-    return total
-
-
-def _term_divisor(monomial: Monomial, coefficient: int) -> int:
-    return math.prod((a.divisor for a in monomial), start=abs(coefficient))
 
 
 # -- relations and guards ------------------------------------------------------------------
@@ -464,7 +443,7 @@ def _is_never_zero(x: Dim) -> bool:
     *others, (monomial, constant) = _terms(x)
     if monomial or not others:
         return False
-    return constant % math.gcd(*(_term_divisor(m, c) for m, c in others)) != 0
+    return constant % math.gcd(*(term_divisor(m, c) for m, c in others)) != 0
 
 
 def equal(x: Dim, y: Dim) -> Relation:
@@ -504,16 +483,24 @@ class Decisions:
             extents is being compiled, and what asks for a number ends that.
         guards: what was answered by them, in order.
         pins: expressions whose number was asked for, with the user's line.
+        every: whether answers that ranges give are guards, too: extents outside of the ranges are
+            met as well.
     """
 
     values: Mapping[str, int]
     hints: Mapping[str, int] = field(default_factory=dict)
     guards: dict[Relation, None] = field(default_factory=dict)
     pins: dict[Expr, Loc] = field(default_factory=dict)
+    every: bool = False
 
     def knows(self, x: Dim) -> bool:
         """Return whether the call gives the extent, which may also come out of data."""
         return symbols_of(x) <= self.values.keys()
+
+    def tell(self, relation: Relation) -> None:
+        """Make a guard of what ranges decide, if extents outside of them are met as well."""
+        if self.every and isinstance(relation.expr, Expr) and self.knows(relation.expr):
+            self.guards[relation] = None
 
 
 DECISIONS: ContextVar[Decisions | None] = ContextVar("decisions", default=None)
@@ -521,10 +508,11 @@ DECISIONS: ContextVar[Decisions | None] = ContextVar("decisions", default=None)
 
 def _answer(relation: Relation) -> bool:
     """The truth of a relation, which becomes a guard where the call alone decides it."""
-    truth = relation.truth()
+    truth, decisions = relation.truth(), DECISIONS.get()
     if truth is not None:
+        if decisions is not None:
+            decisions.tell(relation if truth else relation.opposite)
         return truth
-    decisions = DECISIONS.get()
     if decisions is None or not decisions.knows(relation.expr):
         raise ShapeError(
             "shape",
@@ -534,6 +522,14 @@ def _answer(relation: Relation) -> bool:
     found = relation.holds(decisions.values)
     decisions.guards[relation if found else relation.opposite] = None
     return found
+
+
+def _is_told(relation: Relation) -> bool:
+    """Return whether a relation always holds, which becomes a guard as an answer does."""
+    decisions = DECISIONS.get()
+    if decisions is not None and always(relation):
+        decisions.tell(relation)
+    return always(relation)
 
 
 def _pinned(x: Expr) -> int:

@@ -22,6 +22,7 @@ from treadle.engine.devices.names import default_device, resolve
 from treadle.engine.eager.hostdata import as_host_array
 from treadle.functional.arguments import as_tensor, extents
 from treadle.ops import creation
+from treadle.ops.elementwise import Maximum
 from treadle.ops.op import Op
 from treadle.tensor import Tensor, create
 
@@ -184,7 +185,7 @@ def linspace(
 
 
 def _spread(start: Any, stop: Any, num: Dim, dtype: DType, device: Any) -> Tensor:
-    """`linspace` with extents for its ends or its number, which is at least 2 then."""
+    """`linspace` with extents for its ends or its number."""
     steps = _create("linspace", creation.Iota(0, 1, num, float32), device)
     first, last, most = (
         steps.apply(creation.Extent(v, float32), ())[0]
@@ -192,7 +193,8 @@ def _spread(start: Any, stop: Any, num: Dim, dtype: DType, device: Any) -> Tenso
         else steps.constant(float(_number("linspace", v)))
         for v in (start, stop, num - 1)
     )
-    found: Tensor = first + steps * ((last - first) / most)
+    # Of one value there is no distance, and the first step is 0.
+    found: Tensor = first + steps * ((last - first) / Maximum()(most, steps.constant(1.0)))
     return found.astype(dtype.name)
 
 

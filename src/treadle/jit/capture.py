@@ -528,6 +528,7 @@ def capture(
     shapes: Mapping[int, Shape] | None = None,
     kind: Callable[[str], Capture] = Capture,
     extents: Mapping[str, int] | None = None,
+    every: bool = False,
 ) -> CapturedCall:
     """The graph of one call; nothing is computed, and handles keep their values.
 
@@ -538,6 +539,7 @@ def capture(
         shapes: symbolic shapes of arguments, by their number among the flattened ones.
         kind: makes what records.
         extents: of this call, by symbol: they answer what Python asks about symbolic extents.
+        every: whether answers that the ranges of symbols give are guards, too.
 
     Raises:
         TraceError: the function's course depends on values that only a run would know.
@@ -546,7 +548,7 @@ def capture(
     drawn = None if recorder.is_repeated else _drawn()
     with _TURN.lock, rare_collections():
         try:
-            with recording(recorder), deciding(extents or {}) as decisions:
+            with recording(recorder), deciding(extents or {}, every=every) as decisions:
                 given, named = _bound_arguments(recorder, function, (args, kwargs), shapes or {})
                 results, shape = tree.flatten(function(*given, **named))
                 for action in recorder.endings:

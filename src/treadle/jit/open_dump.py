@@ -21,7 +21,7 @@ from treadle.base.errors import CompileError, TreadleError
 from treadle.base.guards import recording_guards
 from treadle.base.log import get_logger
 from treadle.base.shape import Shape
-from treadle.base.symbol import Symbol, symbol
+from treadle.base.symbol import Dim, Relation, Symbol, evaluate, symbol
 from treadle.engine.package.models import Model
 from treadle.engine.package.open_graph import OpenGraph, fault_of_ones
 from treadle.graph.evaluate import bound_extents, broken_guard, specialize
@@ -107,7 +107,7 @@ def _captured(
     leaves = [x.tensor() if isinstance(x, _Given) else x for x in call.leaves]
     args, kwargs = tree.unflatten(call.shape, leaves)
     with scoped() as kind:
-        return capture(function, args, kwargs, name, shapes, kind, extents)
+        return capture(function, args, kwargs, name, shapes, kind, extents, every=True)
 
 
 def _opened(
@@ -160,7 +160,7 @@ def _same(found: CapturedCall, captured: CapturedCall, extents: dict[str, int]) 
     if broken_guard(found.graph.guards, extents) is not None:
         return False
     closed = specialize(found.graph, extents)
-    if min(extents.values(), default=2) < 2 and fault_of_ones(closed):
+    if min(extents.values(), default=2) < 2 and fault_of_ones(closed, found.graph):
         return False
     return closed == captured.graph or _course(closed) == _course(captured.graph)
 
@@ -198,8 +198,20 @@ def _settled(graph: Graph) -> Graph | None:
     made = specialize(graph, numbers) if numbers else graph
     if all(v.type.is_static for v in made.inputs):
         return None
-    kept = tuple(dict.fromkeys(g for g in made.guards if g.truth() is None))
+    asked = [g for g in made.guards if g.truth() is None]
+    kept = tuple(dict.fromkeys((*asked, *_told(graph, numbers))))
     return Graph(made.name, made.inputs, made.nodes, made.outputs, kept)
+
+
+def _told(graph: Graph, numbers: dict[str, int]) -> Iterator[Relation]:
+    """Yield guards that ranges decide and that do not hold for all extents below them."""
+    own = [d for v in graph.inputs for d in v.type.shape]
+    named: dict[str, Dim] = {s.name: d for d in own if (s := lone_symbol(d)) is not None}
+    named |= numbers
+    below = {name: d if isinstance(d, int) else symbol(name, 0) for name, d in named.items()}
+    for guard in graph.guards:
+        if guard.truth() and not Relation(guard.kind, evaluate(guard.expr, below)).truth():
+            yield Relation(guard.kind, evaluate(guard.expr, named))
 
 
 def _number(guard: Any) -> tuple[Symbol, int] | None:

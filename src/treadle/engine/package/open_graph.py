@@ -8,7 +8,7 @@ from typing import Any
 
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape
-from treadle.base.symbol import is_identical
+from treadle.base.symbol import Dim, is_identical
 from treadle.graph.analysis import nodes_in
 from treadle.graph.evaluate import bound_extents, broken_guard, specialize
 from treadle.graph.ir import Graph, lone_symbol, result_types
@@ -63,7 +63,7 @@ class OpenGraph:
         if guard is not None:
             raise self._refused(shapes, f"its course needs {guard}")
         found = specialize(self.graph, extents)
-        why = fault_of_ones(found) if self._below(extents) else ""
+        why = fault_of_ones(found, self.graph) if self._below(extents) else ""
         if why:
             raise self._refused(shapes, why)
         return found
@@ -90,27 +90,38 @@ class OpenGraph:
         return ShapeError("model", f"it takes no inputs of these shapes: {why}", saw=saw)
 
 
-def fault_of_ones(graph: Graph) -> str:
+def fault_of_ones(graph: Graph, opened: Graph) -> str:
     """Return why a graph is not to be trusted at an extent of 1; "" where nothing is against it.
 
-    Symbols begin at 2. An extent of 1 may broadcast: then types would be others. And the bounds of
-    a slice were brought into an axis of at least 2: `x[-1:1]`, which is all of one row, is nothing
-    of two and more.
+    Symbols begin at 2. What a program decides by that is in the guards. An extent of 1 may
+    broadcast: then types would be others. And of files that were written before all such decisions
+    were guards, the bounds of a slice may be those of an axis of at least 2: `x[-1:1]`, which is
+    all of one row, is nothing of two and more.
+
+    Args:
+        graph: the graph at numbers.
+        opened: the one with symbols, node by node the same.
 
     Raises:
         ShapeError: a slice does not lie within its axis.
     """
-    for node in nodes_in(graph):
+    for node, before in zip(nodes_in(graph), nodes_in(opened), strict=True):
         for value, type_ in zip(node.outputs, result_types(node.op, node.inputs), strict=True):
             if value.type.is_static and type_ != value.type:
                 return f"{node.op.name} broadcasts an extent of 1"
-        if isinstance(node.op, Box):
+        if isinstance(node.op, Box) and isinstance(before.op, Box):
             types = tuple(v.type for v in node.inputs)
             box = node.op.box_shape(types[0], types)
-            pairs = zip(box, types[0].shape, strict=True)
-            if any(is_identical(d, 0) and not is_identical(n, 0) for d, n in pairs):
+            from_front = map(_is_from_the_front, before.op.starts, before.op.steps)
+            pairs = zip(box, types[0].shape, from_front, strict=True)
+            if any(is_identical(d, 0) and not is_identical(n, 0) and not f for d, n, f in pairs):
                 return f"{node.op.name} has another range for an extent of 1"
     return ""
+
+
+def _is_from_the_front(start: Dim, step: int) -> bool:
+    """Return whether a slice begins at a number: `x[1:]` of one row is nothing, and right."""
+    return isinstance(start, int) and step > 0
 
 
 def at_shapes(graph: Graph, opened: OpenGraph | None, shapes: Sequence[Shape]) -> Graph:
