@@ -188,11 +188,10 @@ def _physical(logical: Name) -> Name:
     if entry is None or index >= count:
         saw = "" if entry is None or count else entry.why_none
         hint = "use cpux, or install a backend for it; treadle.backends() lists what was found"
-        exist = "exists" if count == 1 else "exist"
         if count:
             last = f" {'and' if count == 2 else 'to'} {kind}{count - 1}" if count > 1 else ""
-            hint = f"{kind}0{last} {exist}"
-        problem = f"there is no device {logical.kind}{index}: {count} of this kind {exist}"
+            hint = f"{kind}0{last} {'exists' if count == 1 else 'exist'}"
+        problem = f"there is no device {logical.kind}{index}: {count} of this kind exist"
         raise DeviceError("device", problem, saw=saw, hint=hint)
     return Name(entry.kinds[0], str(index), logical.stream)
 
