@@ -282,6 +282,14 @@ def test_truths_that_are_added_by_a_weight(alpha: bool) -> None:
     check(lambda x, y, z: (torch.add(x, y, alpha=alpha), z.add(y, alpha=alpha)), one, row, column)
 
 
+def test_ranges_of_integers_with_real_steps() -> None:
+    def ranges(x: Any) -> Any:
+        ends = (0.1, -7.9, -4.0), (0.9, 5.0, 1.5)
+        return [x + torch.arange(*e, dtype=kind)[:2] for e in ends for kind in (torch.int64, None)]
+
+    check(ranges, torch.zeros(2))
+
+
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_images_that_are_smoothed_when_they_shrink(mode: str) -> None:
     def resized(x: Any) -> Any:

@@ -322,6 +322,8 @@ def _scalar(call: Call, value: Any, **kwargs: Any) -> V:
 
 @lowers("arange.start_step")
 def _arange(call: Call, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> V:
+    if call.dtype.is_integer:  # The ends are cut to integers, not their sum.
+        start, step = (int(v) if isinstance(v, float) else v for v in (start, step))
     made: V = call.builder.apply(Iota(start, step, call.shape[0], call.dtype), ())[0]
     return made
 
