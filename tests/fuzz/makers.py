@@ -300,9 +300,10 @@ def control(g: Generator) -> Any:
     p = next(
         (n for n, leaf in g.leaves.items() if leaf.shape == () and leaf.dtype == "float32"), "0.5"
     )
+    # Both branches use it: op by op, what only the other one uses has no gradient in place of 0.
     forms = [
         f"{a} = mge.jit.cond({x}.sum() > 0.1, lambda a: (a * 2 + {p}).astype(a.dtype), "
-        f"lambda a: (a - 1).astype(a.dtype), {x})",
+        f"lambda a: (a - {p}).astype(a.dtype), {x})",
         f"{a} = mge.jit.while_loop(lambda n, a: n < 3, lambda n, a: (n + 1, F.tanh(a) + 0.2), "
         f"(mge.tensor(0), {x}))[1]",
     ]
