@@ -98,9 +98,9 @@ def test_classes_are_those_of_the_page() -> None:
             "F.where",
         ),
         (
-            "mge.jit.compile(lambda x: mge.jit.cond(x[0] > 0, lambda: x[x > 0], "
-            "lambda: x.sum()))(F.ones(3))",
-            "分支的结果有一个长度由数据决定",
+            "mge.jit.compile(lambda x: mge.jit.while_loop(lambda s: s.sum() < 3, "
+            "lambda s: (s[s > 0],), (x,)))(F.ones(3))",
+            "循环体的结果有一个长度由数据决定",
             "例如总和",
         ),
         (
