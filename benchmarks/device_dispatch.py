@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="per figure")
     given = parser.parse_args()
     backend = IdleBackend()
-    registry.entries()["idle"] = registry.Entry("idle", "this benchmark", lambda: backend)
+    registry.entries()["idle"] = registry.BackendEntry("idle", "this benchmark", lambda: backend)
     found = {}
     for device in ("cpu0", "idle0"):
         x, y = (mge.tensor(np.ones(4, np.float32), device=device) for _ in range(2))

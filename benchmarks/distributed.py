@@ -137,7 +137,7 @@ def main() -> None:
     turns = len(found["times"]["no reductions"])
     found["times"] = {k: sorted(v)[len(v) // 5] for k, v in found["times"].items()}
     base = found["times"]["no reductions"]
-    link = buckets.Link(*found["link"])
+    link = buckets.ReductionCost(*found["link"])
     print(
         f"{given.workload}: {WORKLOADS[given.workload].title}, {given.ranks} ranks of "
         f"{os.environ['TREADLE_NUM_THREADS']} thread, {turns} turns\n"

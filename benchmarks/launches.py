@@ -131,7 +131,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     given = parser.parse_args()
     backend = IdleCuda()
-    registry.entries()["idlegpu"] = registry.Entry("idlegpu", "this benchmark", lambda: backend)
+    registry.entries()["idlegpu"] = registry.BackendEntry(
+        "idlegpu", "this benchmark", lambda: backend
+    )
     step, best, submitted = training(given.layers), {}, {}
     end = time.perf_counter() + given.seconds
     for turn in itertools.count():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from treadle.base.blocks import FORMATS, Blocks
+from treadle.base.blocks import FORMATS, BlockTensor
 from treadle.llm.files.gguf_writer import PlannedTensor, write_gguf
 
 
@@ -53,7 +53,7 @@ def write(path: Path, name: str, format: str, seed: int = 0) -> None:
     def matrix(key: str, rows: int, columns: int, kind: str = format) -> None:
         number = len(made)
 
-        def make() -> Blocks:
+        def make() -> BlockTensor:
             return _blocks(kind, rows, columns, np.random.default_rng((seed, number)))
 
         made.append(PlannedTensor(key, (rows, columns), FORMATS[kind], make))
@@ -81,7 +81,7 @@ def write(path: Path, name: str, format: str, seed: int = 0) -> None:
     write_gguf(path, _metadata(name, shape), made)
 
 
-def _blocks(kind: str, rows: int, columns: int, rng: np.random.Generator) -> Blocks:
+def _blocks(kind: str, rows: int, columns: int, rng: np.random.Generator) -> BlockTensor:
     """Levels at random, scales that give weights a deviation of about 0.02."""
     form = FORMATS[kind]
     data = rng.integers(0, 256, (rows, form.row_bytes(columns)), dtype=np.uint8)
@@ -94,7 +94,7 @@ def _blocks(kind: str, rows: int, columns: int, rng: np.random.Generator) -> Blo
         fields["d"], fields["m"] = np.float16(0.035 / largest / 40), np.float16(0.035 / 80)
     if kind in ("Q3_K", "Q6_K"):
         fields["d"] = np.float16(0.035 / largest / 70)
-    return Blocks(form, (rows, columns), data)
+    return BlockTensor(form, (rows, columns), data)
 
 
 def _metadata(name: str, shape: Shape) -> dict[str, object]:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import treadle as mge
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.kernel.text import digest, kernel_text
 from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.target import TARGETS
@@ -138,7 +138,7 @@ def _worker(kind: str, name: str, only: list[str] | None, texts: Path | None) ->
     return [_item(place, kernels, plan, texts) for place, kernels, plan in made]
 
 
-def _item(place: str, kernels: Iterable[Kernel], plan: str, texts: Path | None) -> Item:
+def _item(place: str, kernels: Iterable[KernelModule], plan: str, texts: Path | None) -> Item:
     known = {digest(kernel): kernel for kernel in kernels}
     if texts is not None:
         directory = texts.joinpath(*place.split())
@@ -153,7 +153,7 @@ def _short(text: str | bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
 
 
-def _ops_for(target: str, only: list[str] | None) -> Iterator[tuple[str, list[Kernel], str]]:
+def _ops_for(target: str, only: list[str] | None) -> Iterator[tuple[str, list[KernelModule], str]]:
     """Every op's kernels for a target: all samples, all element types."""
     for name, cls in sorted(REGISTRY.items()):
         if not cls.__module__.startswith("treadle.") or (only is not None and name not in only):
@@ -165,7 +165,7 @@ def _ops_for(target: str, only: list[str] | None) -> Iterator[tuple[str, list[Ke
         yield f"{target} op {name}", kernels, "-"
 
 
-def _kernels_of(sample: Sample, dtype: Any, target: str) -> list[Kernel]:
+def _kernels_of(sample: Sample, dtype: Any, target: str) -> list[KernelModule]:
     """The kernels that compute a sample; none where nothing is generated for it."""
     types = [TensorType(as_dtype(a.dtype), a.shape) for a in sample.arrays(dtype)]
     try:
@@ -191,7 +191,7 @@ def _of_benchmarks(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def _programs_of(key: str) -> Iterator[tuple[str, list[Kernel], str]]:
+def _programs_of(key: str) -> Iterator[tuple[str, list[KernelModule], str]]:
     """A workload's program for every target, planned and not built."""
     peer, tasks = _of_benchmarks("peer_own"), _of_benchmarks("workloads")
     captured: list[Inspected] = []

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from treadle.backends.api import Support
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.kernel.llvm import module_text, symbol_of
 from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.target import AVX2, AVX512, NEON, NEON_DOT, Target
@@ -319,7 +319,7 @@ def _best_speed(target: Target, unit: str) -> float:
 
 def _call(target: Target, launch: Launch, memory: dict[Any, Any]) -> Any:
     """A function that runs all items of a launch."""
-    kernel: Kernel = launch.kernel
+    kernel: KernelModule = launch.kernel
     code = translate(module_text([kernel], target), target)
     library = linked_by_llvm([code], [symbol_of(kernel)])
     slots = [

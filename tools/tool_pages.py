@@ -24,7 +24,7 @@ import typer
 import treadle.tools
 from tools.generated import DOCS, write_or_check
 from treadle.cli import app
-from treadle.cli.late import Late
+from treadle.cli.late import Lazy
 from treadle.conformance.cli import app as kit
 
 PAGE = DOCS / "tools.md"
@@ -108,7 +108,7 @@ def own() -> dict[str, Any]:
     return dict(_commands(group.late))
 
 
-def _commands(late: Iterable[Late], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _commands(late: Iterable[Lazy], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Those of a group, with the members of groups in place of these."""
     for one in late:
         module = one.module()

@@ -270,7 +270,7 @@ def _saved_bytes(place: tuple[str, int]) -> dict[int, int]:
     """Payloads that recordings hold besides the tensors: tuples (payload, eager type, trace)."""
     live: dict[int, int] = {}
     for found in gc.get_objects():
-        saved = getattr(found, "inputs", None) if type(found).__name__ == "Node" else None
+        saved = getattr(found, "inputs", None) if type(found).__name__ == "TapeNode" else None
         for item in saved if isinstance(saved, tuple) else ():
             if isinstance(item, tuple) and len(item) == 3 and item[1].device.place == place:
                 _count(live, item[0])

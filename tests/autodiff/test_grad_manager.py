@@ -18,7 +18,7 @@ from treadle.autodiff import (
     stop_gradient,
 )
 from treadle.autodiff import tape as tape_module
-from treadle.autodiff.tape import Node, Tape, current
+from treadle.autodiff.tape import Tape, TapeNode, current
 from treadle.base.errors import AutodiffError, ShapeError
 from treadle.tensor import Tensor
 
@@ -438,11 +438,11 @@ def test_nothing_leaks_over_many_steps() -> None:
         x.grad = None
 
     step()
-    tensors, nodes = count(Tensor), count(Node)
+    tensors, nodes = count(Tensor), count(TapeNode)
     for _ in range(20):
         step()
     assert count(Tensor) == tensors
-    assert count(Node) == nodes
+    assert count(TapeNode) == nodes
 
 
 def test_release_frees_what_outputs_held() -> None:
@@ -463,10 +463,10 @@ def test_unreachable_branches_are_freed_while_recording() -> None:
     x = tensor(1.0)
     gm = GradManager().attach(x)
     with gm:
-        start = count(Node)
+        start = count(TapeNode)
         for _ in range(50):
             _ = F.exp(x) * 2
-        assert count(Node) <= start + 2
+        assert count(TapeNode) <= start + 2
         gm.backward(x * x)
 
 
@@ -506,7 +506,7 @@ def test_memory_is_flat_without_recording() -> None:
     for _ in range(1000):
         y = F.tanh(y * x)
     assert count(Tensor) <= before + 1
-    assert count(Node) == 0 or y._trace is None
+    assert count(TapeNode) == 0 or y._trace is None
 
 
 def test_recordings_of_threads_are_separate() -> None:

@@ -34,10 +34,10 @@ FAULTS = (
 STRUCTURES = {
     "td_tensor": header.Tensor,
     "td_attribute": header.Attribute,
-    "td_call": header.Call,
+    "td_call": header.TdCall,
     "td_kernel": header.CKernel,
     "td_properties": header.Properties,
-    "td_library": header.Table,
+    "td_library": header.TdLibrary,
 }
 
 

@@ -20,7 +20,7 @@ from treadle.backends.api import Device, DeviceInfo, Stream
 from treadle.backends.segments import Rates
 from treadle.base.errors import CompileError
 from treadle.engine import cost
-from treadle.engine.cost import Link, Links, links_of
+from treadle.engine.cost import Links, MemoryLink, links_of
 from treadle.engine.devices.names import resolve
 from treadle.engine.execute import DeviceExecutor
 from treadle.engine.options import Options
@@ -283,7 +283,7 @@ def test_names_of_options_may_be_of_other_devices(plugins: Plugins) -> None:
 
 def test_links_are_what_the_device_says_or_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     card = OpenDevice("card0", Card(0, 1 << 22))
-    link = Link(2e-5, 1e9)
+    link = MemoryLink(2e-5, 1e9)
     assert links_of(card) == Links(link, link)
     toy = OpenDevice("toy0", PartedDevice(0, 1 << 22))
     found = links_of(toy)

@@ -17,10 +17,10 @@ from treadle.base.arithmetic import (
     MULTIPLY,
     OVERFLOW,
     REMAINDER,
+    ExpressionWriter,
     Questions,
     Rows,
     Words,
-    Writer,
     evaluate,
 )
 from treadle.base.symbol import Dim, Expr, Relation, equal, less_equal, maximum, minimum, symbol
@@ -70,7 +70,7 @@ VALUES = st.tuples(*(st.integers(0, 5000),) * len(NAMES))
 @given(st.lists(EXTENTS, min_size=1, max_size=4), VALUES)
 def test_code_computes_what_expressions_are(extents: list[Dim], values: tuple[int, ...]) -> None:
     named = dict(zip(NAMES, values, strict=True))
-    writer = Writer(NAMES)
+    writer = ExpressionWriter(NAMES)
     code, places = writer.finished([writer.of(x) for x in extents])
     assert len(places) >= len(NAMES)
     for run in (evaluate, native):
@@ -87,7 +87,7 @@ def test_code_asks_what_relations_ask(x: Dim, y: Dim, values: tuple[int, ...]) -
     named = dict(zip(NAMES, values, strict=True))
     same = equal(x, y)
     for relation in (same, same.opposite, less_equal(x, y), less_equal(y, x).opposite):
-        writer = Writer(NAMES)
+        writer = ExpressionWriter(NAMES)
         writer.ask(Relation(">=0", 0))
         writer.ask(relation)
         code, _ = writer.finished()
@@ -149,7 +149,7 @@ def test_quotients_are_rounded_down(run: object, x: int, y: int) -> None:
 
 def test_equal_parts_are_computed_once() -> None:
     n, m = SYMBOLS[1], SYMBOLS[0]
-    writer = Writer(NAMES)
+    writer = ExpressionWriter(NAMES)
     first = writer.of(4 * n * m + 5)
     assert writer.of(4 * n * m + 5) == first
     writer.of(4 * n * m + 9)
@@ -160,7 +160,7 @@ def test_equal_parts_are_computed_once() -> None:
 
 def test_what_is_asked_for_comes_last_in_order() -> None:
     n = SYMBOLS[1]
-    writer = Writer(("n",))
+    writer = ExpressionWriter(("n",))
     wanted = [writer.of(n * 2), writer.of(n), writer.of(7), writer.of(n * 2), writer.of(n + 1)]
     code, places = writer.finished(wanted)
     registers = code.start.copy()

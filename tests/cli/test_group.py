@@ -40,7 +40,7 @@ def typed(arguments: list[str], **environment: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("command", cli._COMMANDS, ids=lambda c: c.name)
-def test_lists_begin_as_commands_describe_themselves(command: cli.Late) -> None:
+def test_lists_begin_as_commands_describe_themselves(command: cli.Lazy) -> None:
     function = importlib.import_module(f"treadle.cli.{command.name}").command
     own, listed = function.__doc__.splitlines()[0], command.summary
     assert own.split()[0] == listed.split()[0] and listed.endswith(".")

@@ -14,9 +14,9 @@ import treadle as mge
 import treadle.functional as F
 from treadle.backends import registry
 from treadle.base.errors import LoadError
-from treadle.conformance import Report, Result, cli, read_known, runner
+from treadle.conformance import CheckResult, Report, cli, read_known, runner
 from treadle.conformance.check import Check, CheckFailed, NotOffered
-from treadle.conformance.known import Known
+from treadle.conformance.known import KnownFailure
 from treadle.conformance.report import FILES, as_json, earlier_figures, junit, markdown, write
 
 TODAY = datetime.date.today()
@@ -27,14 +27,14 @@ def failing() -> None:
     raise CheckFailed("3 of 4 bytes are wrong")
 
 
-def outcome(run: object, *known: Known) -> Result:
+def outcome(run: object, *known: KnownFailure) -> CheckResult:
     check = Check("Device", "some_check", run)  # type: ignore[arg-type]
     return runner._run(check, known, 5.0)[0]
 
 
 def test_failures_and_what_is_known_of_them() -> None:
-    until = Known("device/*", "ticket 7", TODAY + DAY)
-    over = Known("device/some_check", "ticket 7", TODAY - DAY)
+    until = KnownFailure("device/*", "ticket 7", TODAY + DAY)
+    over = KnownFailure("device/some_check", "ticket 7", TODAY - DAY)
     assert outcome(lambda: None).status == "passed"
     assert outcome(failing).status == "failed"
     assert outcome(failing, until).status == "known"
@@ -42,7 +42,7 @@ def test_failures_and_what_is_known_of_them() -> None:
     expired = outcome(failing, over)
     assert expired.status == "expired" and expired.bad and "3 of 4 bytes" in expired.message
     assert outcome(lambda: None, until).status == "unexpected-pass"
-    assert outcome(failing, Known("movement/*", "other", TODAY)).status == "failed"
+    assert outcome(failing, KnownFailure("movement/*", "other", TODAY)).status == "failed"
 
 
 def test_any_exception_is_a_finding() -> None:
@@ -87,7 +87,7 @@ def test_files_of_known_failures(tmp_path: Path) -> None:
         '[[known]]\ncheck = "operators/erf/*"\nreason = "9 bits"\nexpires = 2027-03-31\n'
     )
     (entry,) = read_known(path)
-    assert entry == Known("operators/erf/*", "9 bits", datetime.date(2027, 3, 31))
+    assert entry == KnownFailure("operators/erf/*", "9 bits", datetime.date(2027, 3, 31))
     assert entry.covers("operators/erf/float16") and not entry.covers("operators/exp/float16")
     path.write_text("")
     assert read_known(path) == ()
@@ -116,11 +116,13 @@ def test_bad_files_of_known_failures_are_refused(text: str, message: str, tmp_pa
 
 def sample_report() -> Report:
     results = [
-        Result("device/info", "Device", "info", "passed", "", 0.1, {"memory": 64.0, "name": "a|b"}),
-        Result("device/fill", "Device", "fill", "failed", "bad <&> \x00 bytes", 0.2),
-        Result("graph/x", "Graph", "x", "known", "ticket 7 (until 2027-01-01)"),
-        Result("graph/y", "Graph", "y", "not-offered", "no engine"),
-        Result("graph/z", "Graph", "z", "unexpected-pass", "passes"),
+        CheckResult(
+            "device/info", "Device", "info", "passed", "", 0.1, {"memory": 64.0, "name": "a|b"}
+        ),
+        CheckResult("device/fill", "Device", "fill", "failed", "bad <&> \x00 bytes", 0.2),
+        CheckResult("graph/x", "Graph", "x", "known", "ticket 7 (until 2027-01-01)"),
+        CheckResult("graph/y", "Graph", "y", "not-offered", "no engine"),
+        CheckResult("graph/z", "Graph", "z", "unexpected-pass", "passes"),
     ]
     coverage = {"add": {"float32": "kernel", "int8": "host (dtype)", "int16": "host (dtype)"}}
     return Report("demo", {"treadle": "0"}, results, coverage)
@@ -147,7 +149,7 @@ def test_json_and_the_figures_of_an_earlier_run(tmp_path: Path) -> None:
 
 
 def test_figures_that_changed_much_are_pointed_out() -> None:
-    result = Result(
+    result = CheckResult(
         "performance-sanity/a", "Performance sanity", "a", "passed", "", 0.1, {"up": 9.0, "down": 2}
     )
     report = Report("demo", results=[result])

@@ -26,7 +26,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle import jit, traced_module
 from treadle.backends.cpu import tuning_record
-from treadle.base.blocks import Blocks
+from treadle.base.blocks import BlockTensor
 from treadle.base.env import cache_directory
 from treadle.base.errors import TreadleError
 from treadle.cli.info.description import described
@@ -292,7 +292,7 @@ def _gguf(folder: Path) -> Sound:
 def _run_gguf(path: Path) -> Any:
     found = open_checkpoint(path)
     tensors = {name: found.tensor(name) for name in found.names()}
-    return {n: t.dequantize() if isinstance(t, Blocks) else t for n, t in tensors.items()}
+    return {n: t.dequantize() if isinstance(t, BlockTensor) else t for n, t in tensors.items()}
 
 
 KINDS["gguf"] = Kind(_gguf, _run_gguf, heads)

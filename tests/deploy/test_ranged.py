@@ -16,7 +16,7 @@ import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle import jit
-from treadle.base.arithmetic import Writer, evaluate, evaluate_all
+from treadle.base.arithmetic import ExpressionWriter, evaluate, evaluate_all
 from treadle.base.errors import (
     CheckpointError,
     IndexRangeError,
@@ -433,7 +433,7 @@ def test_memory_beyond_the_bound_names_extents(file: Path, tmp_path: Path) -> No
 
 def test_code_for_many_extents_at_once_is_that_for_each() -> None:
     m, n = symbol("m"), symbol("n")
-    writer = Writer(["m", "n"])
+    writer = ExpressionWriter(["m", "n"])
     writer.ask(less_equal(n, 3 * m))
     writer.ask(equal(m % 3, 0))
     wanted = [m * n // 5 % 7, maximum(m, 2 * n), minimum(m - n, 4), n * (1 << 60)]

@@ -15,7 +15,7 @@ from treadle.backends.codegen.views import (
 from treadle.backends.program import Launch, Lowered, Program
 from treadle.base.types import TensorType
 from treadle.engine.optimize.kinds import is_attention, is_contraction, is_elementwise
-from treadle.graph.domains import Refusal, analyze
+from treadle.graph.domains import NestRefusal, analyze
 from treadle.graph.ir import Graph, Value, constant_of
 from treadle.ops.fused import Fused
 from treadle.ops.op import Op
@@ -51,7 +51,7 @@ class StructuralCompiler:
                 return no("op", f"{node.op.name} is refused")
         if op.kind == "loop":
             found = analyze(op.body)
-            return no("op", found.reason) if isinstance(found, Refusal) else Lowered()
+            return no("op", found.reason) if isinstance(found, NestRefusal) else Lowered()
         return _anchored(op.kind, op.body)
 
     def build(self, program: Program, /) -> Any:

@@ -349,7 +349,7 @@ def test_a_missing_library_says_what_to_install(plugins: Plugins) -> None:
     assert "pip install --force-reinstall treadle-needy" in row["detail"]
     with pytest.raises(DeviceError, match="the backend needy failed: No module named"):
         mge.tensor([1.0], device="needy0")
-    entry = registry.Entry("ours", "treadle", lambda: __import__("no_such_library"))
+    entry = registry.BackendEntry("ours", "treadle", lambda: __import__("no_such_library"))
     registry.entries()["ours"] = entry
     row = plugins.row("ours")
     assert row["state"] == "not installed" and "pip install 'treadle[ours]'" in row["detail"]

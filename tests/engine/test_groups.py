@@ -11,7 +11,7 @@ from treadle.base import dtype as dt
 from treadle.base.types import TensorType
 from treadle.engine.optimize import anchors
 from treadle.engine.optimize.bodies import Trial
-from treadle.engine.optimize.groups import Group, Groups
+from treadle.engine.optimize.groups import Groups, NodeGroup
 from treadle.engine.optimize.loops import loop_groups
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.ir import Graph
@@ -31,9 +31,9 @@ def random_graph(rng: random.Random, nodes: int) -> Graph:
     return builder.build()
 
 
-def feeds(groups: Groups, group: Group) -> set[Group]:
+def feeds(groups: Groups, group: NodeGroup) -> set[NodeGroup]:
     """The groups that read what a group makes, at once or by way of others."""
-    found: set[Group] = set()
+    found: set[NodeGroup] = set()
     waiting = [group]
     while waiting:
         for i in waiting.pop().members:
@@ -45,7 +45,7 @@ def feeds(groups: Groups, group: Group) -> set[Group]:
     return found
 
 
-def closes(groups: Groups, a: Group, b: Group) -> bool:
+def closes(groups: Groups, a: NodeGroup, b: NodeGroup) -> bool:
     """Whether some third group needs one of the two and feeds the other."""
     below = {g: feeds(groups, g) for g in groups.all()}
     return any(

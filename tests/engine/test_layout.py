@@ -27,7 +27,7 @@ from treadle.engine.optimize.layout import (
 from treadle.engine.optimize.layout_axes import remapped
 from treadle.engine.optimize.layout_costs import conversion, seconds
 from treadle.engine.optimize.layout_pass import lay_out
-from treadle.engine.optimize.layout_problem import Assignment, Model, assign
+from treadle.engine.optimize.layout_problem import Assignment, LayoutModel, assign
 from treadle.engine.optimize.layout_rebuild import rebuild
 from treadle.engine.options import Options
 from treadle.engine.prepare import prepare
@@ -65,7 +65,7 @@ def check_same(before: Graph, after: Graph, seed: int = 0) -> None:
         np.testing.assert_allclose(x, y, 2e-4, 2e-5)
 
 
-def any_assignment(model: Model, states: list[int]) -> Assignment:
+def any_assignment(model: LayoutModel, states: list[int]) -> Assignment:
     """The assignment of given states, be it good or bad."""
     caring = {n: found[states[model.number[n]]][0] for n, found in model.caring.items()}
     others = {}
@@ -77,7 +77,7 @@ def any_assignment(model: Model, states: list[int]) -> Assignment:
     return Assignment(used, others)
 
 
-def sizes(model: Model) -> list[int]:
+def sizes(model: LayoutModel) -> list[int]:
     """How many states each op, or chain of ops that do not care, has."""
     found = {model.number[n]: len(offers) for n, offers in model.caring.items()}
     found.update(dict.fromkeys(model.clusters.values(), len(LAYOUTS)))
@@ -113,7 +113,7 @@ def test_networks_are_the_same_in_the_layouts_chosen(seed: int, spatial: tuple[i
 @pytest.mark.parametrize("seed", range(16))
 def test_networks_are_the_same_in_any_layouts(make: Any, seed: int) -> None:
     graph, rng = prepared(make(seed)), random.Random(seed)
-    model = Model(graph, Trial(LayoutCompiler()))
+    model = LayoutModel(graph, Trial(LayoutCompiler()))
     model.build()
     for _ in range(2):
         states = [rng.randrange(n) for n in sizes(model)]
@@ -131,7 +131,7 @@ def test_training_steps_are_the_same_in_groups(seed: int) -> None:
 # -- the best layouts --------------------------------------------------------------------------
 
 
-def modelled(graph: Graph, chosen: Assignment, model: Model) -> float:
+def modelled(graph: Graph, chosen: Assignment, model: LayoutModel) -> float:
     """The cost of an assignment, by what is in the rebuilt program."""
     total = 0.0
     for node, found in model.caring.items():
@@ -175,7 +175,7 @@ def training_of(body: Any, types: Any) -> Graph:
 def test_no_assignment_is_cheaper(number: int, row_major: tuple[str, ...]) -> None:
     graph = small_networks()[number]
     trial = Trial(LayoutCompiler(row_major))
-    model = Model(graph, trial)
+    model = LayoutModel(graph, trial)
     model.build()
     everything = itertools.product(*map(range, sizes(model)))
     chosen = assign(graph, trial)

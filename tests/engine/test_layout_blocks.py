@@ -29,7 +29,7 @@ from treadle.engine.optimize.layout import (
 )
 from treadle.engine.optimize.layout_axes import remapped
 from treadle.engine.optimize.layout_pass import lay_out
-from treadle.engine.optimize.layout_problem import Assignment, Model, assign
+from treadle.engine.optimize.layout_problem import Assignment, LayoutModel, assign
 from treadle.engine.optimize.layout_rebuild import rebuild
 from treadle.engine.options import Options
 from treadle.engine.prepare import prepare
@@ -160,20 +160,20 @@ def test_what_would_mix_channels_with_what_fills_blocks_has_no_form() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_networks_are_the_same_in_any_layouts(seed: int, make: Any, domain: str) -> None:
     graph, rng = prepared(make(seed)), random.Random(seed)
-    model = Model(graph, Trial(LayoutCompiler()), DOMAINS[domain])
+    model = LayoutModel(graph, Trial(LayoutCompiler()), DOMAINS[domain])
     model.build()
     for _ in range(2):
         after, _ = rebuild(graph, random_assignment(model, rng))
         check_same(graph, after, seed)
 
 
-def random_assignment(model: Model, rng: random.Random) -> Assignment:
+def random_assignment(model: LayoutModel, rng: random.Random) -> Assignment:
     caring = {n: rng.choice(found)[0] for n, found in model.caring.items()}
     states = {i: rng.random() for i in model.clusters.values()}
     return with_forms(model, caring, {n: states[i] for n, i in model.clusters.items()})
 
 
-def with_forms(model: Model, caring: Any, shares: Any) -> Assignment:
+def with_forms(model: LayoutModel, caring: Any, shares: Any) -> Assignment:
     others = {}
     for node, share in shares.items():
         layouts = model.forms_of(node)
@@ -199,7 +199,7 @@ def test_networks_are_the_same_in_groups(seed: int, spatial: tuple[int, ...]) ->
 def test_no_assignment_is_cheaper(number: int) -> None:
     graph = small_networks()[number]
     trial, domain = Trial(LayoutCompiler()), (ROW_MAJOR, CHANNELS_LAST, Layout("b", 8, 0.9, 1.2))
-    model = Model(graph, trial, domain)
+    model = LayoutModel(graph, trial, domain)
     model.build()
     clusters = sorted(set(model.clusters.values()))
     counts = {model.clusters[n]: len(model.forms_of(n)) for n in model.clusters}

@@ -19,7 +19,7 @@ from treadle.engine.partition import check_partition, leave_to_host, partition
 from treadle.engine.partition.assign import Assigner
 from treadle.engine.partition.candidates import Candidates
 from treadle.engine.partition.claims import Claims, convex
-from treadle.engine.partition.model import Link, Model
+from treadle.engine.partition.model import CostModel, MemoryLink
 from treadle.engine.partition.prune import Pruner
 from treadle.engine.partition.segments import Segmented
 from treadle.engine.report import CompileReport
@@ -46,7 +46,7 @@ class Claiming(FakeSegments):
         return self.wants(graph)
 
 
-def model(seed: int, segment: float = 0.0) -> Model:
+def model(seed: int, segment: float = 0.0) -> CostModel:
     rng = np.random.default_rng(seed)
 
     def rates() -> Rates:
@@ -54,13 +54,13 @@ def model(seed: int, segment: float = 0.0) -> Model:
 
     fast = rates()
     fake = Rates(fast.flops, fast.bandwidth, fast.launch, segment)
-    handover = Link(10 ** rng.uniform(-7, -4.5), 10 ** rng.uniform(8, 10))
+    handover = MemoryLink(10 ** rng.uniform(-7, -4.5), 10 ** rng.uniform(8, 10))
     listed = {"host": rates(), "other": rates(), "card": rates(), "fake": fake}
-    return Model(listed, link=Link(1e-5, 1e9), handover=handover)
+    return CostModel(listed, link=MemoryLink(1e-5, 1e9), handover=handover)
 
 
 def run(
-    graph: Graph, engines: Sequence[Any], costs: Model | None = None, **options: Any
+    graph: Graph, engines: Sequence[Any], costs: CostModel | None = None, **options: Any
 ) -> tuple[Segmented, CompileReport]:
     report = CompileReport()
     frozen = options.pop("frozen", ())
@@ -102,7 +102,7 @@ def test_no_engine_alone_is_cheaper(seed: int) -> None:
         assert alone and found <= min(alone) * (1 + 1e-9)
 
 
-def several(seed: int) -> tuple[Sequence[Any], Model]:
+def several(seed: int) -> tuple[Sequence[Any], CostModel]:
     """Three or four engines in up to three memories, with and without costs of segments."""
     rng = np.random.default_rng(seed + 1000)
 
@@ -110,8 +110,8 @@ def several(seed: int) -> tuple[Sequence[Any], Model]:
         start = 0.0 if rng.random() < 0.4 else 10 ** rng.uniform(-6, -3.5)
         return Rates(*(10 ** rng.uniform(8, 11, 2)), 1e-6, start)
 
-    def link() -> Link:
-        return Link(10 ** rng.uniform(-6.5, -4.5), 10 ** rng.uniform(8, 10))
+    def link() -> MemoryLink:
+        return MemoryLink(10 ** rng.uniform(-6.5, -4.5), 10 ** rng.uniform(8, 10))
 
     card = FakeEngine("card", ("card",), never=(Exp,) if seed % 2 else ())
     other = FakeEngine("other", ("other",), never=(Tanh,) if seed % 3 else ())
@@ -119,7 +119,7 @@ def several(seed: int) -> tuple[Sequence[Any], Model]:
     sets = (HOST, card, other), (HOST, card, fake), (fake, HOST, other), (HOST, fake, card, other)
     listed = {name: rates() for name in ("card", "other", "fake")}
     host = Rates(*(10 ** rng.uniform(8, 11, 2)), 1e-6)
-    return sets[seed % 4], Model({**listed, "host": host}, link=link(), handover=link())
+    return sets[seed % 4], CostModel({**listed, "host": host}, link=link(), handover=link())
 
 
 def greedily(assigner: Assigner) -> dict[Node, int]:
@@ -179,14 +179,14 @@ def test_a_small_program_stays_in_one_piece() -> None:
     """What one op would save does not pay for handing its operands over."""
     graph = trace_body(lambda x: Neg()(Exp()(Neg()(Matmul()(x, x)))), [SQUARE], "g")
     quick = Rates(1e12, 1e12, 1e-7, 1e-5)
-    costs = Model({"host": Rates(1e11, 1e10, 1e-6), "fake": quick})
+    costs = CostModel({"host": Rates(1e11, 1e10, 1e-6), "fake": quick})
     parts, _ = run(graph, (HOST, FakeSegments(never=("exp",))), costs)
     assert [s.engine for s in parts.segments] == ["host"]
 
 
 def test_programs_whose_arguments_are_shared_pay_nothing_for_them() -> None:
     graph = trace_body(lambda x: Neg()(x), [SQUARE], "g")
-    costs = Model({"host": Rates(1e9, 1e9, 1e-6), "fake": Rates(1e10, 1e10, 0.0)})
+    costs = CostModel({"host": Rates(1e9, 1e9, 1e-6), "fake": Rates(1e10, 1e10, 0.0)})
     parts, _ = run(graph, (HOST, FakeSegments()), costs)
     assert [s.engine for s in parts.segments] == ["fake"]
 
@@ -194,7 +194,7 @@ def test_programs_whose_arguments_are_shared_pay_nothing_for_them() -> None:
 def test_copies_are_counted_in_the_report() -> None:
     graph = trace_body(lambda x: Matmul()(Matmul()(x, x), x), [SQUARE], "g")
     fast = {"host": Rates(1e8, 1e9, 1e-6), "card": Rates(1e12, 1e12, 1e-6)}
-    parts, report = run(graph, (HOST, CARD), Model(fast, link=Link(1e-6, 1e10)))
+    parts, report = run(graph, (HOST, CARD), CostModel(fast, link=MemoryLink(1e-6, 1e10)))
     (copies,) = [d for d in report.decisions if d.subject == "copies between memories"]
     assert (copies.outcome, copies.reason) == ("2", f"{2 * 64 * 64 * 4} bytes")
     assert [n.op.name for n in parts.graph.nodes].count("end") == 2
@@ -207,7 +207,7 @@ def test_copies_are_counted_in_the_report() -> None:
 def test_random_programs_with_segments_compute_the_same(seed: int) -> None:
     graph = random_graph(seed, 25)
     fake = FakeSegments(never=(("exp",), ("neg", "tanh"), ("matmul",))[seed % 3])
-    parts, _ = run(graph, (HOST, fake), Model({"host": Rates(1e9, 1e9, 1e-6)}))
+    parts, _ = run(graph, (HOST, fake), CostModel({"host": Rates(1e9, 1e9, 1e-6)}))
     made = leave_to_host(parts, (HOST, fake), "host")
     verify(made)
     groups = [n for n in made.nodes if isinstance(n.op, Fused)]
@@ -286,7 +286,7 @@ def test_claims_are_all_or_nothing() -> None:
     assert {n.op.name: e for n, e in parts.engines().items()} == {
         **dict.fromkeys(("exp", "neg", "tanh", "add"), "fake"), "mul": "host",
     }  # fmt: skip
-    dear = Model({"host": Rates(1e9, 1e9, 1e-6), "fake": Rates(1e8, 1e8, 1e-6)})
+    dear = CostModel({"host": Rates(1e9, 1e9, 1e-6), "fake": Rates(1e8, 1e8, 1e-6)})
     parts, _ = run(graph, (HOST, engine), dear)
     assert {s.engine for s in parts.segments} == {"host"}
 

@@ -25,10 +25,19 @@ from treadle.engine.compile import compile_graph
 from treadle.engine.compile.streams import assign_streams, makespan, place_events, simulate
 from treadle.engine.compile.streams_check import check_streams
 from treadle.engine.compile.streams_cover import path_cover
-from treadle.engine.compile.streams_order import Block, blocks_of, dependencies, ranges
+from treadle.engine.compile.streams_order import StreamBlock, blocks_of, dependencies, ranges
 from treadle.engine.cost import RATES
 from treadle.engine.options import Options
-from treadle.engine.plan import Event, Facts, Interface, MemoryPlan, Plan, Pool, Span, Streams
+from treadle.engine.plan import (
+    ConstantPool,
+    Facts,
+    Interface,
+    MemoryPlan,
+    Plan,
+    Span,
+    StreamEvent,
+    Streams,
+)
 from treadle.engine.report import CompileReport
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.ir import Graph
@@ -86,11 +95,11 @@ SPANS = st.lists(
     st.builds(Span, st.integers(0, 1), st.integers(0, 30), st.integers(1, 12)), max_size=3
 ).map(tuple)
 BLOCKS = st.lists(st.tuples(SPANS, SPANS, st.floats(0.1, 3.0)), min_size=1, max_size=14).map(
-    lambda rows: tuple(Block(i, i, r, w, s) for i, (r, w, s) in enumerate(rows))
+    lambda rows: tuple(StreamBlock(i, i, r, w, s) for i, (r, w, s) in enumerate(rows))
 )
 
 
-def meets(one: Block, other: Block) -> bool:
+def meets(one: StreamBlock, other: StreamBlock) -> bool:
     pairs = itertools.chain(
         itertools.product(one.writes, other.writes + other.reads),
         itertools.product(one.reads, other.writes),
@@ -107,7 +116,7 @@ def closure(before: list[list[int]]) -> list[set[int]]:
 
 @settings(max_examples=200, deadline=None)
 @given(BLOCKS)
-def test_dependencies_are_the_reduction_of_all_conflicts(blocks: tuple[Block, ...]) -> None:
+def test_dependencies_are_the_reduction_of_all_conflicts(blocks: tuple[StreamBlock, ...]) -> None:
     every = [[p for p in range(i) if meets(blocks[p], b)] for i, b in enumerate(blocks)]
     found = dependencies(blocks)
     above = closure(found)
@@ -201,7 +210,7 @@ def test_the_option_is_checked() -> None:
 @settings(max_examples=100, deadline=None)
 @given(BLOCKS, st.integers(2, 4), st.randoms(use_true_random=False))
 def test_events_suffice_for_any_assignment(
-    blocks: tuple[Block, ...], count: int, rng: random.Random
+    blocks: tuple[StreamBlock, ...], count: int, rng: random.Random
 ) -> None:
     of = [rng.randrange(count) for _ in blocks]
     before = dependencies(blocks)
@@ -215,17 +224,21 @@ def test_events_suffice_for_any_assignment(
             check_streams(plan, Streams(tuple(of), fewer))
 
 
-def bare(blocks: tuple[Block, ...]) -> Plan:
+def bare(blocks: tuple[StreamBlock, ...]) -> Plan:
     """A plan that touches memory like these blocks."""
     steps = tuple(Run(None, ()) for _ in blocks)
     facts = tuple(Facts(b.reads, b.writes) for b in blocks)
-    return Plan(steps, (), 1, 1, Pool(), 0, (), MemoryPlan((), 0, 0, 0), (), facts)
+    return Plan(steps, (), 1, 1, ConstantPool(), 0, (), MemoryPlan((), 0, 0, 0), (), facts)
 
 
 # -- the checker -------------------------------------------------------------------------------
 
 A, B = Span(0, 0, 8), Span(0, 100, 8)
-CHAIN = (Block(0, 0, (), (A,), 1.0), Block(1, 1, (A,), (B,), 1.0), Block(2, 2, (B,), (), 1.0))
+CHAIN = (
+    StreamBlock(0, 0, (), (A,), 1.0),
+    StreamBlock(1, 1, (A,), (B,), 1.0),
+    StreamBlock(2, 2, (B,), (), 1.0),
+)
 
 
 @pytest.mark.parametrize(
@@ -233,13 +246,19 @@ CHAIN = (Block(0, 0, (), (A,), 1.0), Block(1, 1, (A,), (B,), 1.0), Block(2, 2, (
     [
         ((0, 0), (), "3 steps have 2 streams"),
         ((0, 1, 1), (), "nothing makes step 1 of stream 1 wait for step 0 of stream 0"),
-        ((0, 1, 1), (Event(1, 0, 0),), "waited for before it is recorded"),
-        ((0, 0, 0), (Event(0, 1, 0),), "waits for itself"),
-        ((0, 1, 2), (Event(0, 1, 0), Event(0, 2, 0), Event(1, 2, 1)), "recorded again"),
-        ((0, 1, 0), (Event(0, 1, 0), Event(1, 2, 0)), "stands for another"),
+        ((0, 1, 1), (StreamEvent(1, 0, 0),), "waited for before it is recorded"),
+        ((0, 0, 0), (StreamEvent(0, 1, 0),), "waits for itself"),
+        (
+            (0, 1, 2),
+            (StreamEvent(0, 1, 0), StreamEvent(0, 2, 0), StreamEvent(1, 2, 1)),
+            "recorded again",
+        ),
+        ((0, 1, 0), (StreamEvent(0, 1, 0), StreamEvent(1, 2, 0)), "stands for another"),
     ],
 )
-def test_mistakes_are_found(of: tuple[int, ...], events: tuple[Event, ...], message: str) -> None:
+def test_mistakes_are_found(
+    of: tuple[int, ...], events: tuple[StreamEvent, ...], message: str
+) -> None:
     with pytest.raises(CompileError, match=message):
         check_streams(bare(CHAIN), Streams(of, events))
 
@@ -252,7 +271,7 @@ def test_loops_stay_together_and_returns_have_everything_in_order() -> None:
     of[jumps[0]] = 1 - of[jumps[0]]
     with pytest.raises(CompileError, match="leads over steps of several streams"):
         check_streams(plan, dataclasses.replace(plan.streams, of=tuple(of)))
-    inside = Event(jumps[0], len(of) - 1, 9)
+    inside = StreamEvent(jumps[0], len(of) - 1, 9)
     with pytest.raises(CompileError, match="lies within the jump"):
         extra = (*plan.streams.events, inside)
         check_streams(plan, dataclasses.replace(plan.streams, events=extra))

@@ -32,8 +32,8 @@ from treadle.engine.compile.streams_check import check_streams
 from treadle.engine.compile.together import (
     MOST,
     REACH,
+    LaunchUnit,
     Place,
-    Unit,
     _awaited,
     check_together,
     joined,
@@ -327,8 +327,8 @@ def test_dependencies_grow_with_the_launches_of_a_piece_not_with_their_square() 
 
 def unit(
     *before: int, name: str = "k", seconds: float = 1e-6, parts: int = 1, single: bool = False
-) -> Unit:
-    return Unit(0, 0, before, ("", name), seconds, parts, single)
+) -> LaunchUnit:
+    return LaunchUnit(0, 0, before, ("", name), seconds, parts, single)
 
 
 def test_large_launches_with_many_items_keep_apart() -> None:
@@ -369,7 +369,7 @@ def test_slots_keep_every_dependency(data: st.DataObject) -> None:
     for i in range(data.draw(st.integers(1, 30))):
         before = data.draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else set()
         units.append(
-            Unit(
+            LaunchUnit(
                 i,
                 data.draw(st.sampled_from((0, 0, 0, -1))),
                 tuple(before),

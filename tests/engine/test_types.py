@@ -6,7 +6,7 @@ import pytest
 
 from treadle.base.errors import GraphError
 from treadle.engine.options import Options
-from treadle.engine.report import CompileReport, Table
+from treadle.engine.report import CompileReport, ReportTable
 from treadle.graph.passes import PassReport
 
 
@@ -45,7 +45,7 @@ def test_report(golden: Any) -> None:
 
 def test_an_empty_report() -> None:
     assert str(CompileReport()) == "program"
-    assert str(Table("t", ("a", "b"), ())) == "t\n  a  b"
+    assert str(ReportTable("t", ("a", "b"), ())) == "t\n  a  b"
 
 
 def test_stages_are_timed() -> None:

@@ -24,7 +24,7 @@ from treadle.ops.control import ControlFlow
 from treadle.ops.custom import Custom
 from treadle.ops.fused import Fused
 from treadle.ops.op import Op, Sample
-from treadle.ops.printing import Observer
+from treadle.ops.printing import PrintingOp
 from treadle.ops.quant import Dequantize, Quantize
 
 Array = Any
@@ -33,7 +33,7 @@ SAMPLED: dict[str, list[Sample]] = {
     name: found
     for name, made in REGISTRY.items()
     if not issubclass(
-        made, (Border, CheckIndices, Collective, ControlFlow, Custom, Fused, Observer)
+        made, (Border, CheckIndices, Collective, ControlFlow, Custom, Fused, PrintingOp)
     )
     and (found := [s for s in made.samples() if s.args])
 }

@@ -13,8 +13,8 @@ from treadle.base import dtype as dt
 from treadle.base.symbol import symbol
 from treadle.base.types import TensorType
 from treadle.graph.builder import trace_body
-from treadle.graph.cells import Apply, Load
-from treadle.graph.domains import LoopNest, Refusal, analyze
+from treadle.graph.cells import AppliedOp, Load
+from treadle.graph.domains import LoopNest, NestRefusal, analyze
 from treadle.graph.positions import Atom, Position, Positions, Split, linear
 from treadle.ops.batch_norm import BatchNormTrain
 from treadle.ops.fused import Fused
@@ -161,7 +161,7 @@ def test_columns_are_collected_beside_rows() -> None:
 
 def test_equal_elements_are_computed_once() -> None:
     found = nest(lambda x: (x * 2.0) * (x * 2.0), (9,))
-    assert sum(isinstance(c, Apply) for c in found.cells()) == 2
+    assert sum(isinstance(c, AppliedOp) for c in found.cells()) == 2
 
 
 def test_independent_outputs_have_nests_of_their_own() -> None:
@@ -189,7 +189,7 @@ REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
 @pytest.mark.parametrize(("body", "shapes", "reason"), REFUSED)
 def test_refusals(body: Callable[..., Any], shapes: Any, reason: str) -> None:
     found = analyze(trace_body(body, typed(*shapes)))
-    assert isinstance(found, Refusal)
+    assert isinstance(found, NestRefusal)
     assert any(r in found.reason for r in reason.split("|")), found.reason
 
 

@@ -8,16 +8,18 @@ import random
 import pytest
 
 from treadle.base.errors import GraphError
-from treadle.graph.pbqp import NEVER, Problem
+from treadle.graph.pbqp import NEVER, AssignmentProblem
 
 
-def brute_force(problem: Problem, sizes: list[int]) -> float:
+def brute_force(problem: AssignmentProblem, sizes: list[int]) -> float:
     return min(problem.cost(states) for states in itertools.product(*map(range, sizes)))
 
 
-def make(rng: random.Random, edges: list[tuple[int, int]], count: int) -> tuple[Problem, list[int]]:
+def make(
+    rng: random.Random, edges: list[tuple[int, int]], count: int
+) -> tuple[AssignmentProblem, list[int]]:
     """Whole-number costs, so that sums are exact, with a few pairs that must not be."""
-    problem, sizes = Problem(), [rng.randint(1, 3) for _ in range(count)]
+    problem, sizes = AssignmentProblem(), [rng.randint(1, 3) for _ in range(count)]
     for size in sizes:
         problem.variable([rng.randint(0, 9) for _ in range(size)])
     for a, b in edges:
@@ -76,7 +78,7 @@ def test_close_to_the_best_on_any_graph() -> None:
 
 
 def test_what_must_not_be_is_avoided() -> None:
-    problem = Problem()
+    problem = AssignmentProblem()
     a, b = problem.variable([0, 5]), problem.variable([0, 5])
     problem.edge(a, b, [[NEVER, 0], [0, NEVER]])
     problem.charge(a, [1, 0])
@@ -86,7 +88,7 @@ def test_what_must_not_be_is_avoided() -> None:
 
 
 def test_edges_of_a_pair_add_up_in_either_order() -> None:
-    problem = Problem()
+    problem = AssignmentProblem()
     a, b = problem.variable([0, 0]), problem.variable([0, 0, 0])
     problem.edge(a, b, [[1, 2, 3], [4, 5, 0]])
     problem.edge(b, a, [[0, 0], [0, 0], [9, 1]])
@@ -96,7 +98,7 @@ def test_edges_of_a_pair_add_up_in_either_order() -> None:
 
 
 def test_long_chains_are_quick_and_exact() -> None:
-    problem = Problem()
+    problem = AssignmentProblem()
     chain = [problem.variable([i % 3, 1]) for i in range(3000)]
     for a, b in itertools.pairwise(chain):
         problem.edge(a, b, [[0, 2], [2, 0]])
@@ -105,7 +107,7 @@ def test_long_chains_are_quick_and_exact() -> None:
 
 
 def test_mistakes() -> None:
-    problem = Problem()
+    problem = AssignmentProblem()
     with pytest.raises(GraphError, match="no state"):
         problem.variable([])
     v = problem.variable([0])

@@ -29,7 +29,7 @@ from treadle.engine.pipeline import Stages
 from treadle.graph.layered import arrange
 from treadle.graph.parser import parse
 from treadle.inspect import Inspected
-from treadle.inspect.boxes import Known, sheet
+from treadle.inspect.boxes import KnownFacts, sheet
 from treadle.inspect.columns import in_columns, in_order
 from treadle.inspect.families import FAMILIES, family_of
 from treadle.inspect.origins import whereabouts
@@ -189,7 +189,7 @@ def test_what_needs_constants_alone_has_no_box() -> None:
           return %r
         }
     """)
-    found = sheet("captured", graph, Known(held=[1]))
+    found = sheet("captured", graph, KnownFacts(held=[1]))
     assert (found.nodes, found.folded, found.unboxed) == (4, 2, 1)
     product = next(b for b in found.boxes if b.lines[0] == "mul")
     assert product.folded == ("neg", "reshape")

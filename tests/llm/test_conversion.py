@@ -13,7 +13,7 @@ from tests.llm.files.models import DIM, MODELS
 from tests.llm.files.test_gguf_checkpoint import TOKENS
 from tests.llm.saved import saved
 
-from treadle.base.blocks import Blocks
+from treadle.base.blocks import BlockTensor
 from treadle.base.errors import CheckpointError, DTypeError
 from treadle.llm.conversion import convert, quantize
 from treadle.llm.files import TokenizerFile, TokenizerTables, open_checkpoint
@@ -24,7 +24,9 @@ WRITTEN = [n for n in MODELS if n not in ("gpt-oss", "bert", "modern-bert")]
 
 
 def _numbers(tensor: Any) -> np.ndarray:
-    return tensor.dequantize() if isinstance(tensor, Blocks) else np.asarray(tensor, np.float32)
+    return (
+        tensor.dequantize() if isinstance(tensor, BlockTensor) else np.asarray(tensor, np.float32)
+    )
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -91,7 +93,7 @@ def test_quantizing_tells_what_it_costs(tmp_path: Path, format: str, most: float
             np.testing.assert_array_equal(found, wanted)
             continue
         edge = each in ("model.embed_tokens.weight", "lm_head.weight")
-        assert isinstance(found, Blocks) and found.format.name == ("Q8_0" if edge else format)
+        assert isinstance(found, BlockTensor) and found.format.name == ("Q8_0" if edge else format)
         off = _numbers(found) - wanted
         assert np.sqrt(np.mean(off**2) / np.mean(wanted**2)) < most
     row = rows["blk.0.ffn_up.weight"]

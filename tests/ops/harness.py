@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import ShapeError, TreadleError
 from treadle.base.guards import recording_guards
@@ -16,7 +17,7 @@ from treadle.base.types import TensorType
 from treadle.conformance.samples import special_values
 from treadle.ops import REGISTRY
 from treadle.ops.abstract import constant_array
-from treadle.ops.op import Array, Op, Pullback, Sample, as_tuple
+from treadle.ops.op import Op, Pullback, Sample, as_tuple
 from treadle.ops.operators import Operators
 from treadle.ops.reverse import TapeEntry, backpropagate
 from treadle.ops.scalar import Scalar, evaluate

@@ -7,10 +7,11 @@ import pytest
 from tests.ops import harness
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.types import TensorType
 from treadle.ops import elementwise as ew
 from treadle.ops.arg import Arg
-from treadle.ops.op import Array, Op, Pullback, Sample
+from treadle.ops.op import Op, Pullback, Sample
 from treadle.ops.scalar import Scalar
 
 

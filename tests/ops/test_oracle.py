@@ -7,9 +7,10 @@ import pytest
 from tests.ops import harness
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.ops import REGISTRY
-from treadle.ops.op import Array, Op, Pullback, Sample
+from treadle.ops.op import Op, Pullback, Sample
 
 pytestmark = pytest.mark.oracle
 

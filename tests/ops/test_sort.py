@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import ShapeError
 from treadle.base.types import TensorType
 from treadle.ops.gather import Nonzero
-from treadle.ops.op import Array, Op
+from treadle.ops.op import Op
 from treadle.ops.reduce import Argmax, Argmin
 from treadle.ops.sort import Sort, TopK
 

@@ -5,6 +5,7 @@ import pytest
 from tests.ops import harness
 from tests.ops.harness import TapeOperand
 
+from treadle.base.array import Array
 from treadle.base.dtype import float64
 from treadle.base.guards import recording_guards
 from treadle.base.symbol import symbol
@@ -12,7 +13,7 @@ from treadle.graph.builder import GraphBuilder
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph
 from treadle.ops import REGISTRY
-from treadle.ops.op import Array, Op, Pullback, Sample
+from treadle.ops.op import Op, Pullback, Sample
 
 
 def differentiable(cls: type[Op]) -> list[Sample]:

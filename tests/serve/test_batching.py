@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.serve.running import Array, double, doubling
 
-from treadle.serve.batching import Outcome, Work, Worker
+from treadle.serve.batching import BatchRows, Outcome, Worker
 from treadle.serve.metrics import Metrics, ModelMetrics
-from treadle.serve.protocol import Disconnected, Refusal
+from treadle.serve.protocol import Disconnected, RequestRefusal
 
 Sizes = [(n, 3) for n in (1, 2, 3, 4)]
 
@@ -49,7 +49,7 @@ class Asked:
         number = self.count
         rows = 0 if alone else len(x)
         done = lambda outcome: self.outcomes.put((number, outcome))  # noqa: E731
-        self.worker.submit(Work([x], rows, done, lambda: gone))
+        self.worker.submit(BatchRows([x], rows, done, lambda: gone))
         self.count += 1
 
     def take(self) -> tuple[int, Outcome]:
@@ -146,7 +146,7 @@ def test_a_full_queue_refuses(model: Model) -> None:
     hold(model, asked)
     asked.submit(rows(1, 1))
     asked.submit(rows(1, 2))
-    with pytest.raises(Refusal, match="2 requests wait") as caught:
+    with pytest.raises(RequestRefusal, match="2 requests wait") as caught:
         asked.submit(rows(1, 3))
     assert caught.value.status == 429 and caught.value.headers
     model.gate.set()

@@ -20,11 +20,11 @@ from treadle.cli import main
 from treadle.cli.models.ranges import parsed_pads, parsed_ranges, ranged_onnx
 from treadle.cli.status import Misuse
 from treadle.engine.extents import making
-from treadle.serve import trials
+from treadle.serve import trial
 from treadle.serve.joining import Padded, PaddedRows
-from treadle.serve.ranges import Axis, Compiled, Input, RangedModel, load_ranged
+from treadle.serve.ranges import RangedFunction, RangedModel, ServedAxis, ServedInput, load_ranged
 
-ROWS, LENGTH = Axis("rows", 1, 4), Axis("length", 1, 40)
+ROWS, LENGTH = ServedAxis("rows", 1, 4), ServedAxis("length", 1, 40)
 WHOLE, FLOAT = np.dtype("int64"), np.dtype("float32")
 WIDTH, HEADS, WORDS, LAYERS = 16, 2, 11, 1
 Function = Callable[..., Any]
@@ -53,16 +53,16 @@ def encoder(scale: float = -1e9) -> Function:
     return run
 
 
-TEXT = [Input("tokens", WHOLE, (ROWS, LENGTH)), Input("mask", WHOLE, (ROWS, LENGTH))]
+TEXT = [ServedInput("tokens", WHOLE, (ROWS, LENGTH)), ServedInput("mask", WHOLE, (ROWS, LENGTH))]
 
 
 def served(
     function: Function,
-    inputs: Sequence[Input] = TEXT,
+    inputs: Sequence[ServedInput] = TEXT,
     pads: Mapping[str, float] | None = None,
     outputs: Sequence[str] = ("states", "mean"),
 ) -> RangedModel:
-    programs = Compiled("m", function, inputs)
+    programs = RangedFunction("m", function, inputs)
     return RangedModel("m", "1", programs, inputs, outputs, 4, pads)
 
 
@@ -113,7 +113,7 @@ def test_lengths_of_rows_tell_what_is_padding() -> None:
         real = F.expand_dims(F.arange(x.shape[1]), 0) < F.expand_dims(lengths, 1)
         return F.where(F.expand_dims(real, 2), x, F.full_like(x, -1e30)).max(axis=1)
 
-    inputs = [Input("x", FLOAT, (ROWS, LENGTH, 3)), Input("lengths", WHOLE, (ROWS,))]
+    inputs = [ServedInput("x", FLOAT, (ROWS, LENGTH, 3)), ServedInput("lengths", WHOLE, (ROWS,))]
     model = served(last, inputs, {"lengths": 0}, ["y"])
     assert not model.notes and isinstance(model.joining, PaddedRows)
     xs = [np.full((1, n, 3), -n, np.float32) for n in (4, 9, 1)]
@@ -123,8 +123,8 @@ def test_lengths_of_rows_tell_what_is_padding() -> None:
 
 
 def test_pictures_are_padded_along_both_axes() -> None:
-    size = Axis("height", 1, 9), Axis("width", 1, 12)
-    inputs = [Input("x", FLOAT, (ROWS, 2, *size)), Input("real", FLOAT, (ROWS, *size))]
+    size = ServedAxis("height", 1, 9), ServedAxis("width", 1, 12)
+    inputs = [ServedInput("x", FLOAT, (ROWS, 2, *size)), ServedInput("real", FLOAT, (ROWS, *size))]
 
     def blurred(x: mge.Tensor, real: mge.Tensor) -> mge.Tensor:
         kept = x * F.expand_dims(real, 1)
@@ -156,7 +156,7 @@ def test_results_that_are_shorter_than_requests_are_not_joined() -> None:
 def test_what_cannot_pad_is_refused() -> None:
     with pytest.raises(LoadError, match=r"no input masks(?s:.)*it has tokens, mask"):
         served(encoder(), pads={"masks": 0})
-    fixed = [Input("tokens", WHOLE, (ROWS, 5)), Input("mask", WHOLE, (ROWS, 5))]
+    fixed = [ServedInput("tokens", WHOLE, (ROWS, 5)), ServedInput("mask", WHOLE, (ROWS, 5))]
     with pytest.raises(LoadError, match="mask pads nothing"):
         served(encoder(), fixed, {"mask": 0})
 
@@ -180,10 +180,10 @@ def test_what_a_run_costs_beside_its_elements_is_measured(monkeypatch: pytest.Mo
         now += 3 + 0.5 * arrays[0].size
         return []
 
-    monkeypatch.setattr(trials.time, "perf_counter", lambda: now)
-    assert trials.price_of_runs(run, [np.zeros(4)], [np.zeros(40)]) == pytest.approx(6)
+    monkeypatch.setattr(trial.time, "perf_counter", lambda: now)
+    assert trial.price_of_runs(run, [np.zeros(4)], [np.zeros(40)]) == pytest.approx(6)
     flat = [np.zeros(4)], [np.zeros(4)]
-    assert trials.price_of_runs(run, *flat) == np.inf
+    assert trial.price_of_runs(run, *flat) == np.inf
 
 
 def test_eight_clients_with_texts_of_many_lengths_get_their_own_results(

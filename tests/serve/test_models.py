@@ -17,7 +17,7 @@ from treadle.deploy import compile_offline
 from treadle.engine.package.models import Model, read_models, write_models
 from treadle.engine.package.offline import load_offline
 from treadle.serve import ServedModel, load_compiled, load_model
-from treadle.serve.protocol import Refusal
+from treadle.serve.protocol import RequestRefusal
 
 
 def shapes_seen(sizes: Sequence[int], rows: int) -> tuple[list[int], Array]:
@@ -59,9 +59,11 @@ def test_shapes_without_a_program_are_refused() -> None:
     assert [joined.rows([zeros[n]]) for n in (1, 2, 4)] == [1, 2, 0]
     assert fixed.rows([zeros[2]]) == 0
     for n in (0, 3):
-        with pytest.raises(Refusal, match=f"1 to 2 rows, not \\[{n}, 3\\]"):
+        with pytest.raises(RequestRefusal, match=f"1 to 2 rows, not \\[{n}, 3\\]"):
             joined.rows([zeros[n]])
-    with pytest.raises(Refusal, match="no program for \\[1, 3\\], but for \\[2, 3\\]; \\[2, 5\\]"):
+    with pytest.raises(
+        RequestRefusal, match="no program for \\[1, 3\\], but for \\[2, 3\\]; \\[2, 5\\]"
+    ):
         fixed.rows([zeros[1]])
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from treadle.serve.protocol import (
     End,
-    Refusal,
-    Request,
+    ModelRequest,
+    RequestRefusal,
     read_request,
     write_response,
 )
@@ -26,7 +26,7 @@ GOOD_X = {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": SIX}
 GOOD_K = {"name": "k", "shape": [], "datatype": "INT64", "data": [7]}
 
 
-def read(content: Any, tail: bytes = b"", length: int | None = None, **ends: Any) -> Request:
+def read(content: Any, tail: bytes = b"", length: int | None = None, **ends: Any) -> ModelRequest:
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
     said = str(len(text) if length is None else length).encode() if tail or length else None
     inputs, outputs = ends.get("inputs", (X, K)), ends.get("outputs", (Y, Z))
@@ -65,9 +65,9 @@ def test_a_bare_tensor_is_the_only_input() -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     request = read_request(memoryview(x.tobytes()), b"0", (X,), (Y,), 100)
     assert (request.inputs[0] == x).all() and request.outputs == {"y": True}
-    with pytest.raises(Refusal, match="8 bytes, not FP32 \\[any, 3\\]"):
+    with pytest.raises(RequestRefusal, match="8 bytes, not FP32 \\[any, 3\\]"):
         read_request(memoryview(bytes(8)), b"0", (X,), (Y,), 100)
-    with pytest.raises(Refusal, match="one input, not of x, k"):
+    with pytest.raises(RequestRefusal, match="one input, not of x, k"):
         read_request(memoryview(bytes(12)), b"0", (X, K), (Y,), 100)
 
 
@@ -129,7 +129,7 @@ def changed(**fields: Any) -> dict[str, Any]:
     ],
 )
 def test_malformed_requests_are_told_what_is_wrong(content: Any, told: str) -> None:
-    with pytest.raises(Refusal, match=told) as caught:
+    with pytest.raises(RequestRefusal, match=told) as caught:
         read(content)
     assert caught.value.status == 400
 
@@ -147,19 +147,19 @@ def test_malformed_requests_are_told_what_is_wrong(content: Any, told: str) -> N
 def test_binary_data_has_the_size_that_its_shape_needs(size: int, tail: bytes, told: str) -> None:
     entry = {"name": "x", "shape": [2, 3], "datatype": "FP32"}
     entry["parameters"] = {"binary_data_size": size}
-    with pytest.raises(Refusal, match=told):
+    with pytest.raises(RequestRefusal, match=told):
         read({"inputs": [entry, GOOD_K]}, tail)
 
 
 @pytest.mark.parametrize("length", [b"-1", b"1e3", b"", b"9" * 400, b"100000"])
 def test_a_length_of_the_json_that_is_none_is_refused(length: bytes) -> None:
-    with pytest.raises(Refusal, match="Inference-Header-Content-Length") as caught:
+    with pytest.raises(RequestRefusal, match="Inference-Header-Content-Length") as caught:
         read_request(memoryview(b"{}"), length, (X,), (Y,), 100)
     assert caught.value.status == 400
 
 
 def test_long_json_is_refused_before_it_is_parsed() -> None:
-    with pytest.raises(Refusal, match="send binary data") as caught:
+    with pytest.raises(RequestRefusal, match="send binary data") as caught:
         read_request(memoryview(b"[" * 101), None, (X,), (Y,), 100)
     assert caught.value.status == 413
 
@@ -179,7 +179,7 @@ def test_mutated_requests_are_read_or_refused() -> None:
         said = str(len(text) + generator.choice((0, 0, 0, -1, 1))).encode()
         try:
             read_request(memoryview(bytes(mutated)), said, (X, K), (Y, Z), 10_000)
-        except Refusal as refusal:
+        except RequestRefusal as refusal:
             assert refusal.status == 400 and len(str(refusal)) < 500
             refused += 1
     assert 1000 < refused < 2000
@@ -188,7 +188,7 @@ def test_mutated_requests_are_read_or_refused() -> None:
 def test_results_are_written_in_the_forms_that_were_asked_for() -> None:
     y, z = np.array([[1.5, 2]], np.float32), np.array([3], ml_dtypes.bfloat16)
     about = {"model_name": "m", "model_version": "1"}
-    request = Request((), {"z": True, "y": False}, "a")
+    request = ModelRequest((), {"z": True, "y": False}, "a")
     response = write_response(about, request, {"y": y, "z": z})
     headers, whole = dict(response.headers), b"".join(response.parts)
     length = int(headers[b"inference-header-content-length"])
@@ -206,16 +206,18 @@ def test_results_are_written_in_the_forms_that_were_asked_for() -> None:
 
 def test_large_results_are_not_copied() -> None:
     y = np.zeros((50_000, 2), np.float32)
-    response = write_response({}, Request((), {"y": True}), {"y": y})
+    response = write_response({}, ModelRequest((), {"y": True}), {"y": y})
     assert np.shares_memory(np.frombuffer(response.parts[1], np.uint8), y)
 
 
 def test_an_empty_result_has_no_bytes() -> None:
-    response = write_response({}, Request((), {"y": True}), {"y": np.zeros((0, 2), np.float32)})
+    response = write_response(
+        {}, ModelRequest((), {"y": True}), {"y": np.zeros((0, 2), np.float32)}
+    )
     (text,) = response.parts
     assert json.loads(bytes(text))["outputs"][0]["parameters"] == {"binary_data_size": 0}
 
 
 def test_a_result_that_json_cannot_hold_is_asked_for_as_bytes() -> None:
-    with pytest.raises(Refusal, match=r"output y: .* ask for binary_data"):
-        write_response({}, Request((), {"y": False}), {"y": np.array([np.nan], np.float32)})
+    with pytest.raises(RequestRefusal, match=r"output y: .* ask for binary_data"):
+        write_response({}, ModelRequest((), {"y": False}), {"y": np.array([np.nan], np.float32)})

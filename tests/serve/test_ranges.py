@@ -20,10 +20,17 @@ from treadle.cli.models.ranges import are_ranged, parsed_ranges, ranged_onnx
 from treadle.cli.status import Misuse
 from treadle.deploy import load_offline
 from treadle.engine.extents import making
-from treadle.serve.protocol import Refusal
-from treadle.serve.ranges import Axis, Compiled, Input, RangedModel, load_filed, load_ranged
+from treadle.serve.protocol import RequestRefusal
+from treadle.serve.ranges import (
+    RangedFunction,
+    RangedModel,
+    ServedAxis,
+    ServedInput,
+    load_filed,
+    load_ranged,
+)
 
-ROWS, LENGTH = Axis("rows", 1, 4), Axis("length", 1, 40)
+ROWS, LENGTH = ServedAxis("rows", 1, 4), ServedAxis("length", 1, 40)
 FLOAT = np.dtype("float32")
 
 
@@ -42,10 +49,10 @@ def attention() -> Callable[[mge.Tensor], mge.Tensor]:
 
 
 def ranged(
-    function: Callable[..., Any], *shape: int | Axis, most: int = 1, name: str = "m"
+    function: Callable[..., Any], *shape: int | ServedAxis, most: int = 1, name: str = "m"
 ) -> RangedModel:
-    inputs = [Input("x", FLOAT, shape)]
-    return RangedModel(name, "1", Compiled(name, function, inputs), inputs, ["y"], most)
+    inputs = [ServedInput("x", FLOAT, shape)]
+    return RangedModel(name, "1", RangedFunction(name, function, inputs), inputs, ["y"], most)
 
 
 def filled(*shape: int) -> Array:
@@ -77,16 +84,18 @@ def test_programs_for_all_extents_are_made_before_requests_come(
 )
 def test_extents_outside_of_the_ranges_are_refused(shape: tuple[int, ...]) -> None:
     model = ranged(lambda x: x * 2, ROWS, LENGTH, 8)
-    with pytest.raises(Refusal, match=r"no program for .*, but for x \[1 to 4, 1 to 40, 8\]"):
+    with pytest.raises(
+        RequestRefusal, match=r"no program for .*, but for x \[1 to 4, 1 to 40, 8\]"
+    ):
         model.rows([np.zeros(shape, np.float32)])
 
 
 def test_axes_of_one_name_have_equal_extents() -> None:
-    inputs = [Input("x", FLOAT, (LENGTH, 2)), Input("y", FLOAT, (2, LENGTH))]
-    model = RangedModel("m", "1", Compiled("m", F.matmul, inputs), inputs, ["z"])
+    inputs = [ServedInput("x", FLOAT, (LENGTH, 2)), ServedInput("y", FLOAT, (2, LENGTH))]
+    model = RangedModel("m", "1", RangedFunction("m", F.matmul, inputs), inputs, ["z"])
     (found,) = model.run([filled(5, 2), filled(2, 5)])
     assert found.shape == (5, 5)
-    with pytest.raises(Refusal, match=r"\[5, 2\] \[2, 6\]"):
+    with pytest.raises(RequestRefusal, match=r"\[5, 2\] \[2, 6\]"):
         model.rows([filled(5, 2), filled(2, 6)])
 
 
@@ -94,19 +103,19 @@ def test_extents_that_an_op_does_not_take_are_refused_and_hold_nothing_up() -> N
     def blocks(x: mge.Tensor) -> mge.Tensor:
         return F.reshape(x, (x.shape[0] // 32, 32)).sum(axis=1)
 
-    model = ranged(blocks, Axis("n", 32, 128))
+    model = ranged(blocks, ServedAxis("n", 32, 128))
     for n in (32, 64, 96, 128):
         assert model.run([filled(n)])[0].shape == (n // 32,)
-    with pytest.raises(Refusal, match="does not take these extents"):
+    with pytest.raises(RequestRefusal, match="does not take these extents"):
         model.run([filled(65)])
     assert model.run([filled(64)])[0].shape == (2,)
 
 
 def test_what_cannot_be_served_is_said_at_once() -> None:
     with pytest.raises(LoadError, match=r"cannot be run.*(?s:.)*n = 2"):
-        ranged(lambda x: F.reshape(x, (3, -1)), Axis("n", 2, 9))
+        ranged(lambda x: F.reshape(x, (3, -1)), ServedAxis("n", 2, 9))
     with pytest.raises(LoadError, match="not a tensor"):
-        ranged(lambda x: [x], Axis("n", 2, 9))
+        ranged(lambda x: [x], ServedAxis("n", 2, 9))
     with pytest.raises(LoadError, match="complex64"):
         load_ranged("m", "1", lambda x: x, [("x", np.dtype("complex64"), [("n", 1, 3)])], ["y"])
 
@@ -115,7 +124,7 @@ def test_rows_are_joined_where_they_are_apart() -> None:
     function = attention()
     assert ranged(function, ROWS, LENGTH, 8, most=3).most == 3
     assert ranged(lambda x: x * 2, ROWS, 8, most=9).most == 4
-    assert ranged(lambda x: x * 2, Axis("rows", 2, 6), 8, most=4).most == 1
+    assert ranged(lambda x: x * 2, ServedAxis("rows", 2, 6), 8, most=4).most == 1
     assert ranged(lambda x: x.sum(axis=0), ROWS, 8, most=4).most == 1
     mixed = ranged(lambda x: x - x.mean(axis=0, keepdims=True), ROWS, 8, most=4)
     assert mixed.most == 1 and "not independent" in mixed.notes[0]
@@ -223,9 +232,9 @@ def test_a_file_for_ranges_is_served_for_them(scores: Path, tmp_path: Path) -> N
         (found,) = model.run([tokens, weights, mask])
         np.testing.assert_allclose(found, table[tokens].sum(1) * weights, rtol=1e-5, atol=1e-6)
     assert not offline._compiled
-    with pytest.raises(Refusal, match="there is no program for"):
+    with pytest.raises(RequestRefusal, match="there is no program for"):
         model.rows([np.zeros((5, 2), np.int64), weights, np.ones((5, 2), "float32")])
-    with pytest.raises(Refusal, match="does not take these extents"):
+    with pytest.raises(RequestRefusal, match="does not take these extents"):
         model.run([np.zeros((5, 2), np.int64), weights, np.ones((5, 2), "float32")])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.autodiff.tape import Node, current
+from treadle.autodiff.tape import TapeNode, current
 from treadle.base.errors import AutodiffError
 from treadle.base.modes import LOCAL, install
 from treadle.ops.op import Op
@@ -34,7 +34,7 @@ class _Watch:
                 hint="look for 0/0, inf-inf, log or sqrt of a negative number",
             )
 
-    def gradient(self, node: Node, grads: Sequence[Tensor | None]) -> None:
+    def gradient(self, node: TapeNode, grads: Sequence[Tensor | None]) -> None:
         """Check what one gradient rule returned."""
         if _has_nan(grads) and node.rule is not None:
             raise AutodiffError(

@@ -25,7 +25,7 @@ from treadle.tensor import Tensor, wrap
 
 
 @dataclass(slots=True)
-class Settings:
+class EvictionSettings:
     """Settings of `treadle.dtr`.
 
     Attributes:
@@ -53,7 +53,7 @@ class Counts:
     peak: int = 0
 
 
-SETTINGS = Settings()
+SETTINGS = EvictionSettings()
 COUNTS = Counts()
 
 _SHARE = 0.7
@@ -85,9 +85,9 @@ class Results(Sequence[Any]):
         self.cost = cost
         self.used = keeper.tick()
 
-    def sources(self) -> list[Kept]:
+    def sources(self) -> list[ResultReference]:
         """Operands that are results of other ops."""
-        return [held for held, _, _ in self.inputs if type(held) is Kept]
+        return [held for held, _, _ in self.inputs if type(held) is ResultReference]
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +108,7 @@ class Results(Sequence[Any]):
         return self.payloads[i]
 
 
-class Kept:
+class ResultReference:
     """In place of an array in a node's inputs: one of another node's results."""
 
     __slots__ = ("index", "results")
@@ -120,7 +120,7 @@ class Kept:
 
 def payload_of(held: Any) -> Any:
     """The array itself, computed again where it was dropped."""
-    return held.results[held.index] if type(held) is Kept else held
+    return held.results[held.index] if type(held) is ResultReference else held
 
 
 class Values(Sequence[Tensor]):
@@ -261,7 +261,10 @@ class Keeper:
         if results.op is None:
             raise OutOfMemory("dtr", "a value was dropped that no op computes")
         held = tuple(
-            [k.results.payloads[k.index] if type(k) is Kept else k for k, _, _ in results.inputs]
+            [
+                k.results.payloads[k.index] if type(k) is ResultReference else k
+                for k, _, _ in results.inputs
+            ]
         )
         _, made = run(results.op, tuple([kind for _, kind, _ in results.inputs]), held)
         results.payloads[:] = list(made) if type(made) is tuple else [made]
@@ -284,10 +287,10 @@ __all__ = [
     "COUNTS",
     "SETTINGS",
     "Counts",
+    "EvictionSettings",
     "Keeper",
-    "Kept",
+    "ResultReference",
     "Results",
-    "Settings",
     "Values",
     "keeper_of_recording",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.autodiff.tape import Node, Tape, current
+from treadle.autodiff.tape import Tape, TapeNode, current
 from treadle.base.errors import AutodiffError, ShapeError
 from treadle.base.loc import user_location
 from treadle.base.log import get_logger
@@ -51,7 +51,7 @@ class _Attached:
         gone = functools.partial(_forget, weakref.ref(table), id(tensor))
         self.tensor = weakref.ref(tensor, gone)
         self.callbacks: list[Callback] = []
-        self.trace: tuple[Node, int] | None = None
+        self.trace: tuple[TapeNode, int] | None = None
 
 
 class GradManager:
@@ -317,7 +317,7 @@ def _notices(entries: list[_Attached]) -> Callable[[Any, Tensor], None] | None:
 
 def _walk(
     tape: Tape,
-    nodes: list[Node],
+    nodes: list[TapeNode],
     seeds: dict[Any, Tensor],
     wanted: list[Any],
     notice: Callable[[Any, Tensor], None] | None,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from treadle.autodiff.tape import Node, Saved, Tape
+from treadle.autodiff.tape import Saved, Tape, TapeNode
 from treadle.base import tree
 from treadle.base.modes import LOCAL
 from treadle.engine.eager.dispatch import EagerType
@@ -94,7 +94,7 @@ class _Region:
         reads = tuple([self._read(x) for x in inputs])
         self._calls.append(_Call(op, reads, tuple([self._new(r) for r in results])))
 
-    def gradient(self, node: Node, grads: Sequence[Tensor | None]) -> None:
+    def gradient(self, node: TapeNode, grads: Sequence[Tensor | None]) -> None:
         """Ignore a manager inside the region that is at its backward: it concerns nobody here."""
 
     @staticmethod

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from treadle.autodiff.eviction import Keeper, Kept, Results, Values, keeper_of_recording
+from treadle.autodiff.eviction import Keeper, ResultReference, Results, Values, keeper_of_recording
 from treadle.base.loc import Loc, user_location
 from treadle.base.modes import LOCAL, install
 from treadle.engine.eager.dispatch import EagerType, Launch
@@ -43,7 +43,7 @@ class Rule(Protocol):
         ...
 
 
-class Node:
+class TapeNode:
     """One recorded op: saved inputs and outputs, position in time, who may look through it.
 
     A node without a rule is a leaf: an attached tensor's value when recording began. Results are
@@ -89,7 +89,7 @@ class Node:
         return inputs, outputs
 
 
-class KeptNode(Node):
+class KeptNode(TapeNode):
     """A node whose results may be dropped and computed again."""
 
     __slots__ = ("results",)
@@ -101,7 +101,10 @@ class KeptNode(Node):
         del self.results
 
     def _values(self) -> Any:
-        made = [(Kept(self.results, i), k, (self, i)) for i, (_, k) in enumerate(self.outputs)]
+        made = [
+            (ResultReference(self.results, i), k, (self, i))
+            for i, (_, k) in enumerate(self.outputs)
+        ]
         return Values(self.inputs), Values(made)
 
 
@@ -127,7 +130,7 @@ class Tape:
         """Results that no output depends on and backward goes through: others wait for it there."""
         self.involved: list[Tensor] = []
         """Values whose gradients nobody here wants and backward computes, for the same reason."""
-        self._log: list[weakref.ref[Node]] = []
+        self._log: list[weakref.ref[TapeNode]] = []
         self._kept = 0
 
     # -- the hook --------------------------------------------------------------------------
@@ -141,7 +144,7 @@ class Tape:
         if (tx is None and ty is None) or not kind.dtype.is_float:
             return wrap(data, kind)
         saved = (x._data, x._kind, tx), (y._data, y._kind, ty)
-        node = Node(op, saved, ((data, kind),), next(_COUNT), self.limit)
+        node = TapeNode(op, saved, ((data, kind),), next(_COUNT), self.limit)
         self._log.append(_ref(node))
         if not node.seq & _PRUNE_EVERY:
             self._prune()
@@ -154,7 +157,7 @@ class Tape:
         data, trace = launch(x._data), x._trace
         if trace is None or not kind.dtype.is_inexact:
             return wrap(data, kind)
-        node = Node(op, ((x._data, x._kind, trace),), ((data, kind),), next(_COUNT), self.limit)
+        node = TapeNode(op, ((x._data, x._kind, trace),), ((data, kind),), next(_COUNT), self.limit)
         self._log.append(_ref(node))
         if not node.seq & _PRUNE_EVERY:
             self._prune()
@@ -174,7 +177,7 @@ class Tape:
 
     def record(
         self, rule: Rule, inputs: Sequence[Tensor], results: Sequence[Tensor]
-    ) -> Node | None:
+    ) -> TapeNode | None:
         """Add a node and trace the floating results to it."""
         if not any(r._kind.dtype.is_inexact for r in results):
             return None
@@ -189,12 +192,14 @@ class Tape:
                 result._trace = (node, i)
         return node
 
-    def _node(self, rule: Rule, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> Node:
+    def _node(self, rule: Rule, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> TapeNode:
         saved = tuple([(x._data, x._kind, x._trace) for x in inputs])
         made = tuple([(r._data, r._kind) for r in results])
-        return Node(rule, saved, made, next(_COUNT), self.limit)
+        return TapeNode(rule, saved, made, next(_COUNT), self.limit)
 
-    def _kept_node(self, rule: Rule, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> Node:
+    def _kept_node(
+        self, rule: Rule, inputs: Sequence[Tensor], results: Sequence[Tensor]
+    ) -> TapeNode:
         """A node that holds its results alone: those who read them find them there."""
         if self.keeper is None or LOCAL.capture is not None:
             return self._node(rule, inputs, results)
@@ -202,7 +207,7 @@ class Tape:
         for x in inputs:
             held, source = x._data, None if x._trace is None else x._trace[0]
             if type(source) is KeptNode and source.alive:
-                held = Kept(source.results, x._trace[1])
+                held = ResultReference(source.results, x._trace[1])
             saved.append((held, x._kind, x._trace))
         made = tuple([(None, r._kind) for r in results])
         node = KeptNode(rule, tuple(saved), made, next(_COUNT), self.limit)
@@ -210,14 +215,14 @@ class Tape:
         node.results = self.keeper.keep(op, node.inputs, [r._data for r in results], 0.0)
         return node
 
-    def leaf(self, tensor: Tensor) -> tuple[Node, int]:
+    def leaf(self, tensor: Tensor) -> tuple[TapeNode, int]:
         """The trace of a tensor's present value, made now where it has none."""
         trace = tensor._trace
         if trace is None or not trace[0].alive:
-            node = Node(None, (), (), next(_COUNT), EVERYONE)
+            node = TapeNode(None, (), (), next(_COUNT), EVERYONE)
             self._log.append(_ref(node))
             tensor._trace = trace = (node, 0)
-        found: tuple[Node, int] = trace
+        found: tuple[TapeNode, int] = trace
         return found
 
     def _prune(self) -> None:
@@ -261,9 +266,9 @@ class Tape:
         """A moment: nodes made later have a larger `seq`."""
         return next(_COUNT)
 
-    def ancestors(self, traces: Sequence[Any], since: int, depth: int) -> list[Node]:
+    def ancestors(self, traces: Sequence[Any], since: int, depth: int) -> list[TapeNode]:
         """Nodes the traces depend on, oldest first, as a manager of `depth` may see them."""
-        seen: set[Node] = set()
+        seen: set[TapeNode] = set()
         stack = [t[0] for t in traces if t is not None]
         while stack:
             node = stack.pop()

@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, LoadError, ShapeError
 from treadle.ops.custom import blob_engine
 
-Array = npt.NDArray[Any]
 INIT = "mgb_c_opr_init"
 _VERSION, _MAX_NDIM = 0x24, 8
 _DTYPES = tuple(map(np.dtype, ("float32", "int32", "uint8", "float16", "int16")))

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import (
     DTypeError,
     LoadError,
@@ -42,8 +42,6 @@ DTYPES = (
     dt.float64,
 )
 """Element types by the number that C code knows them by."""
-
-Array = npt.NDArray[Any]
 
 
 class _Tensor(ctypes.Structure):

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.arithmetic import Rows
-
-Array = npt.NDArray[Any]
+from treadle.base.array import Array
 
 
 class Executable(Protocol):

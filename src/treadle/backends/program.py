@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.backends.api import Engine, Support
 from treadle.backends.native_code import Executable, NativeCode, NativeProgram
 from treadle.base.arithmetic import Rows, Words
+from treadle.base.array import Array
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.runtime.api import Buffer, Device, Stream
@@ -27,7 +27,6 @@ from treadle.runtime.api import Buffer, Device, Stream
 if TYPE_CHECKING:  # Processes that run compiled code need no op.
     from treadle.ops.op import Op
 
-Array = npt.NDArray[Any]
 ALIGNMENT = 64
 """Every value, workspace and constant starts at a multiple of this many bytes."""
 
@@ -184,7 +183,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop(Host):
+class StopStep(Host):
     """Return to the caller for good: task number `task` says what is wrong with the data."""
 
 

@@ -52,7 +52,7 @@ State = Literal["found", "loading", "loaded", "disabled", "missing", "failed"]
 
 
 @dataclass
-class Entry:
+class BackendEntry:
     """One known backend and how far it has come."""
 
     name: str
@@ -123,14 +123,14 @@ class Entry:
 
 
 _LOCK = threading.RLock()
-_ENTRIES: dict[str, Entry] = {}
+_ENTRIES: dict[str, BackendEntry] = {}
 _ENGINES: dict[str, tuple[Engine, ...]] = {}
 _SCANNED = [False]
 _IMPORTED: dict[str, tuple[Any, str]] = {}
 """Backends with the versions that were installed when they were first imported."""
 
 
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, BackendEntry]:
     """All known backends by name; reads package metadata once."""
     with _LOCK:
         if not _SCANNED[0]:
@@ -164,7 +164,7 @@ def _scan() -> None:
     allowed = _allow_list()
     for name, target in BUILT_IN.items():
         point = metadata.EntryPoint(name, target, GROUP)
-        _ENTRIES[name] = Entry(name, DISTRIBUTION, point.load)
+        _ENTRIES[name] = BackendEntry(name, DISTRIBUTION, point.load)
         if LITE is not None and name in NATIVE:
             _ENTRIES[name].state = "disabled"
             _ENTRIES[name].remark = "a compiler, and treadle-lite has none"
@@ -175,7 +175,7 @@ def _scan() -> None:
         if point.name in _ENTRIES:
             _clash(_ENTRIES[point.name], distribution)
             continue
-        entry = Entry(point.name, distribution, point.load, version)
+        entry = BackendEntry(point.name, distribution, point.load, version)
         if allowed is not None and point.name not in allowed:
             entry.state, entry.remark = "disabled", f"not in {BACKENDS.source()}"
         _ENTRIES[point.name] = entry
@@ -210,7 +210,7 @@ def _allow_list() -> set[str] | None:
     return set() if text == "off" else {part.strip() for part in text.split(",")}
 
 
-def _clash(entry: Entry, other: str) -> None:
+def _clash(entry: BackendEntry, other: str) -> None:
     """Two distributions claim one name: a built-in one stays, two foreign ones are both out."""
     if entry.name in BUILT_IN:
         entry.remark = f"{other} provides a backend of this name too; it is ignored"
@@ -250,7 +250,7 @@ def load(name: str) -> Any:
     return entry.backend
 
 
-def _ensure(entry: Entry) -> None:
+def _ensure(entry: BackendEntry) -> None:
     """Import a backend unless that was tried before, or is being tried further up the stack."""
     with _LOCK:
         if entry.state != "found":
@@ -265,7 +265,7 @@ def _ensure(entry: Entry) -> None:
             entry.state = "loaded"
 
 
-def _lacks_library(entry: Entry, error: BaseException) -> bool:
+def _lacks_library(entry: BackendEntry, error: BaseException) -> bool:
     """Return whether one of our own backends is there in vain, because an extra is not
     installed.
     """
@@ -273,7 +273,7 @@ def _lacks_library(entry: Entry, error: BaseException) -> bool:
     return own and isinstance(error, ModuleNotFoundError) and "treadle" not in str(error.name)
 
 
-def _import(entry: Entry) -> None:
+def _import(entry: BackendEntry) -> None:
     entry.backend = backend = entry.load()
     where = f"backend {entry.name}"
     wrong = problems(backend, built_in=entry.name in BUILT_IN)
@@ -326,7 +326,7 @@ def _visible(name: str, count: int) -> tuple[int, ...] | None:
     return tuple(int(p) for p in parts)
 
 
-def _outdated(entry: Entry) -> str:
+def _outdated(entry: BackendEntry) -> str:
     """A remark about a package that was changed on disk after this process had imported it."""
     before = _IMPORTED.setdefault(entry.name, (entry.backend, entry.version))
     if before[0] is entry.backend and before[1] != entry.version:
@@ -338,7 +338,7 @@ def _outdated(entry: Entry) -> str:
     return ""
 
 
-def loaded(but: Sequence[str] = ()) -> list[Entry]:
+def loaded(but: Sequence[str] = ()) -> list[BackendEntry]:
     """Every backend that can be imported, importing those not yet imported, `but` some."""
     for entry in list(entries().values()):
         if entry.name not in but:
@@ -346,7 +346,7 @@ def loaded(but: Sequence[str] = ()) -> list[Entry]:
     return [e for e in entries().values() if e.state == "loaded"]
 
 
-def offered() -> list[Entry]:
+def offered() -> list[BackendEntry]:
     """Backends that could serve any device, the default one among them."""
     return loaded(BY_NAME)
 
@@ -373,7 +373,7 @@ def engine_names(kind: str) -> list[str]:
     return serving + others
 
 
-def for_kind(kind: str) -> Entry | None:
+def for_kind(kind: str) -> BackendEntry | None:
     """The backend whose devices are called `kind`: the best usable one; None if there is none."""
     named = entries().get(kind)
     if named is not None:
@@ -402,7 +402,7 @@ def table() -> list[dict[str, str]]:
     return [row_of(entry) for entry in entries().values()]
 
 
-def row_of(entry: Entry) -> dict[str, str]:
+def row_of(entry: BackendEntry) -> dict[str, str]:
     """Return a backend's row of `table`."""
     usable = entry.state == "loaded"
     remarks = [entry.remark, _describe(entry), entry.why_none]
@@ -423,7 +423,7 @@ def row_of(entry: Entry) -> dict[str, str]:
     }
 
 
-def _describe(entry: Entry) -> str:
+def _describe(entry: BackendEntry) -> str:
     """Return what went wrong, and what to do where a library is missing."""
     error = entry.error
     if error is None:

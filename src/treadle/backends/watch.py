@@ -18,10 +18,10 @@ import numpy as np
 
 _HOLDERS = 3
 """References to an array that is written in place and that only its handle holds: the handle,
-`Watch.seen` and the list of arrays that the program was given."""
+`SlotWatch.seen` and the list of arrays that the program was given."""
 
 
-class Watch:
+class SlotWatch:
     """Contents of objects' slots when somebody looked last; never changed.
 
     Args:
@@ -79,4 +79,4 @@ def slot_offset(cls: type, slot: str) -> int | None:
     return found[0] * 8 if len(found) == 1 and counted == 2 + len(kept) else None
 
 
-__all__ = ["Watch", "slot_offset"]
+__all__ = ["SlotWatch", "slot_offset"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.symbol import Apply, Dim, Expr, Function, Relation, Symbol, symbols_of
+from treadle.base.symbol import Applied, Dim, Expr, Function, Relation, Symbol, symbols_of
 
 Words = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int32]
@@ -51,7 +51,7 @@ class Arithmetic:
     first: int
 
 
-class Writer:
+class ExpressionWriter:
     """Writes code for expressions; equal parts are computed once.
 
     Args:
@@ -105,13 +105,13 @@ class Writer:
             self._known[x] = found
         return found
 
-    def _term(self, atoms: Sequence[Symbol | Apply], factor: int) -> int:
+    def _term(self, atoms: Sequence[Symbol | Applied], factor: int) -> int:
         found = self._atom(atoms[0])
         for atom in atoms[1:]:
             found = self.apply(MULTIPLY, found, self._atom(atom))
         return found if factor == 1 else self.apply(MULTIPLY, found, self.number(factor))
 
-    def _atom(self, atom: Symbol | Apply) -> int:
+    def _atom(self, atom: Symbol | Applied) -> int:
         if isinstance(atom, Symbol):
             return self._symbols[atom.name]
         return self.apply(_OF[atom.function], self.of(atom.x), self.of(atom.y))
@@ -199,7 +199,7 @@ class Questions:
     """
 
     def __init__(self, relations: Iterable[Relation], symbols: Sequence[str]) -> None:
-        writer, known = Writer(symbols), set(symbols)
+        writer, known = ExpressionWriter(symbols), set(symbols)
         for relation in relations:
             if symbols_of(relation.expr) <= known:
                 writer.ask(relation)

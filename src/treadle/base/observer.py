@@ -29,7 +29,7 @@ class Observer(Protocol):
 
 
 @runtime_checkable
-class Recording(Observer, Protocol):
+class CompilationObserver(Observer, Protocol):
     """An observer that is told of compilation and of memory as well."""
 
     def stage(self, program: str, name: str, began: float, ended: float, /) -> None:
@@ -45,10 +45,10 @@ class Recording(Observer, Protocol):
         ...
 
 
-def recording() -> Recording | None:
+def recording() -> CompilationObserver | None:
     """Return the observer of compilation and memory, if there is one."""
     now = OBSERVER.now
-    return now if isinstance(now, Recording) else None
+    return now if isinstance(now, CompilationObserver) else None
 
 
 class _Slot:

@@ -9,15 +9,14 @@ that tensors carry beside their integers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import DTypeError
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
 
 _KEY = "mgb_dtype"
 _LOW_BIT = "mgb_lowbit"

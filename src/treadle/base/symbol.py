@@ -70,7 +70,7 @@ class Symbol:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Apply:
+class Applied:
     """A function of two extents that is not a polynomial."""
 
     function: Function
@@ -78,7 +78,7 @@ class Apply:
     y: Dim
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Apply) or self.function != other.function:
+        if not isinstance(other, Applied) or self.function != other.function:
             return False
         return is_identical(self.x, other.x) and is_identical(self.y, other.y)
 
@@ -110,7 +110,7 @@ class Apply:
         return x // y if isinstance(self.y, int) and x % self.y == 0 else 1
 
 
-Atom: TypeAlias = Symbol | Apply
+Atom: TypeAlias = Symbol | Applied
 
 
 Operation: TypeAlias = Callable[[Any, Any], Any]
@@ -326,7 +326,7 @@ def _product(x: Terms, y: Terms) -> Dim:
 
 def _apply(function: Function, x: Dim, y: Dim) -> Dim:
     """A function as an atom; its value where bounds leave only one."""
-    atom = Apply(function, x, y)
+    atom = Applied(function, x, y)
     low, high = atom.bounds
     return int(low) if low == high else _interned((((atom,), 1),))
 
@@ -355,7 +355,7 @@ def _nested_floordiv(x: Dim, y: int) -> Dim:
     constant = others[0][1] if others else 0
     if coefficient == 1 and len(monomial) == 1 and (not others or not others[0][0]):
         inner = monomial[0]
-        if isinstance(inner, Apply) and inner.function == "floordiv" and isinstance(inner.y, int):
+        if isinstance(inner, Applied) and inner.function == "floordiv" and isinstance(inner.y, int):
             return _floordiv(inner.x + constant * inner.y, inner.y * y)
     return _apply("floordiv", x, y)
 
@@ -463,7 +463,7 @@ def less_equal(x: Dim, y: Dim) -> Relation:
     """x <= y; a minimum is at most each of its operands."""
     (monomial, factor), *others = _terms(x)
     atom = monomial[0] if len(monomial) == factor == 1 and not others else None
-    if isinstance(atom, Apply) and atom.function == "min" and (atom.x is y or atom.y is y):
+    if isinstance(atom, Applied) and atom.function == "min" and (atom.x is y or atom.y is y):
         return Relation(">=0", 0)
     return Relation(">=0", y - x)
 

@@ -16,28 +16,28 @@ from treadle.base.errors import TreadleError
 from treadle.base.loc import UNKNOWN
 from treadle.base.version import VERSION
 from treadle.cli.console import printable_text
-from treadle.cli.late import Late, group_of
+from treadle.cli.late import Lazy, group_of
 from treadle.cli.status import Misuse, Status, Unfit
 
 __all__ = ["main"]
 
 _MODELS, _MACHINE = "Models", "This machine"
 _COMMANDS = (
-    Late("compile", "Compile a model: to one file, or to a library without Python.", _MODELS),
-    Late("convert", "Convert a checkpoint or foreign model, and check what was written.", _MODELS),
-    Late("run", "Run a model: its results, and how long it takes.", _MODELS),
-    Late("info", "Show what a model file holds, or without one this installation.", _MODELS),
-    Late("stats", "Count a model's parameters, arithmetic and memory, op by op.", _MODELS),
-    Late("explain", "Show what the compiler makes of a model, as text or as a page.", _MODELS),
-    Late("opt", "Run single passes on the text of a graph, and print the graph.", _MODELS),
-    Late("serve", "Serve models by the Open Inference Protocol.", _MODELS),
-    Late("llm", "Run language models: answer, chat, measure.", _MODELS),
-    Late("trust", "Trust a key: code of model files that it has signed runs here.", _MACHINE),
-    Late("help", "Explain an error by its code, or show how a command is used.", _MACHINE),
-    Late("doctor", "Show what is installed, and what is wrong with it.", _MACHINE),
-    Late("completion", "Print what makes bash, zsh or fish complete commands.", _MACHINE),
+    Lazy("compile", "Compile a model: to one file, or to a library without Python.", _MODELS),
+    Lazy("convert", "Convert a checkpoint or foreign model, and check what was written.", _MODELS),
+    Lazy("run", "Run a model: its results, and how long it takes.", _MODELS),
+    Lazy("info", "Show what a model file holds, or without one this installation.", _MODELS),
+    Lazy("stats", "Count a model's parameters, arithmetic and memory, op by op.", _MODELS),
+    Lazy("explain", "Show what the compiler makes of a model, as text or as a page.", _MODELS),
+    Lazy("opt", "Run single passes on the text of a graph, and print the graph.", _MODELS),
+    Lazy("serve", "Serve models by the Open Inference Protocol.", _MODELS),
+    Lazy("llm", "Run language models: answer, chat, measure.", _MODELS),
+    Lazy("trust", "Trust a key: code of model files that it has signed runs here.", _MACHINE),
+    Lazy("help", "Explain an error by its code, or show how a command is used.", _MACHINE),
+    Lazy("doctor", "Show what is installed, and what is wrong with it.", _MACHINE),
+    Lazy("completion", "Print what makes bash, zsh or fish complete commands.", _MACHINE),
     # What stands behind a script are its own arguments, options included.
-    Late(
+    Lazy(
         "bench",
         "Measure this machine and a few kernels against its roofline.",
         _MACHINE,

@@ -78,7 +78,7 @@ class Precision(enum.StrEnum):
     INT8 = "int8"
 
 
-class Layout(enum.StrEnum):
+class ImageLayout(enum.StrEnum):
     """Orders of the axes of images."""
 
     NCHW = "nchw"

@@ -38,7 +38,7 @@ class Command(TyperCommand):
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class Lazy:
     """A command: the function `command` of a module, or a group of such.
 
     Attributes:
@@ -67,7 +67,7 @@ class Late:
     def loaded(self) -> Any:
         """The command as it runs."""
         module = self.module()
-        members: tuple[Late, ...] = getattr(module, "COMMANDS", ())
+        members: tuple[Lazy, ...] = getattr(module, "COMMANDS", ())
         if members:
             app = typer.Typer(
                 cls=group_of(*members), rich_markup_mode="markdown", add_completion=False
@@ -82,7 +82,7 @@ class Late:
 class LateGroup(TyperGroup):
     """A group with late commands besides those that are registered."""
 
-    late: tuple[Late, ...] = ()
+    late: tuple[Lazy, ...] = ()
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -100,6 +100,6 @@ class LateGroup(TyperGroup):
         return name, found if late is None else late.loaded(), rest
 
 
-def group_of(*commands: Late) -> type[LateGroup]:
+def group_of(*commands: Lazy) -> type[LateGroup]:
     """The class of a group with these commands."""
     return type("Commands", (LateGroup,), {"late": commands})

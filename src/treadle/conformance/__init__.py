@@ -6,9 +6,9 @@ see a backend through the protocol and the engine's public doors only, so a back
 works with everything above.
 """
 
-from treadle.conformance.known import Known, read_known
-from treadle.conformance.result import Report, Result
+from treadle.conformance.known import KnownFailure, read_known
+from treadle.conformance.result import CheckResult, Report
 from treadle.conformance.runner import GROUPS, run_checks
 from treadle.conformance.subject import Subject
 
-__all__ = ["GROUPS", "Known", "Report", "Result", "Subject", "read_known", "run_checks"]
+__all__ = ["GROUPS", "CheckResult", "KnownFailure", "Report", "Subject", "read_known", "run_checks"]

@@ -8,9 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
 Measured = Mapping[str, float | str]
 """Figures that a check found on its way: shown and recorded, never a reason to fail."""
 

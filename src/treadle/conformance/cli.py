@@ -17,7 +17,7 @@ from treadle.base.errors import TreadleError
 from treadle.conformance.check import NotOffered
 from treadle.conformance.known import read_known
 from treadle.conformance.report import earlier_figures, write
-from treadle.conformance.result import Report, Result
+from treadle.conformance.result import CheckResult, Report
 from treadle.conformance.runner import GROUPS, run_checks
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -40,7 +40,7 @@ class _Progress:
         self._console = console
         self._group, self._count, self._seconds = "", 0, 0.0
 
-    def __call__(self, result: Result) -> None:
+    def __call__(self, result: CheckResult) -> None:
         if result.group != self._group:
             self.end()
             self._group, self._count, self._seconds = result.group, 0, 0.0

@@ -20,7 +20,7 @@ from treadle.conformance.check import (
     require_bytes,
 )
 from treadle.conformance.subject import AddressedDevice, Subject
-from treadle.runtime.opened import Block
+from treadle.runtime.opened import MemoryBlock
 
 SIZES = (1, 2, 3, 31, 63, 64, 65, 255, 4095, 4096, 4097, 1 << 20)
 _SMALL = 1 << 28
@@ -74,7 +74,7 @@ def memory_of_any_size(subject: Subject) -> None:
 def blocks_lie_apart(subject: Subject) -> None:
     """Live blocks share no byte, also after others were freed and memory was given out again."""
     rng = subject.rng(1)
-    live: dict[int, tuple[Block, bytes]] = {}
+    live: dict[int, tuple[MemoryBlock, bytes]] = {}
     for number in range(200):
         nbytes = int(rng.choice(SIZES[:-1]))
         block, given = subject.alloc(nbytes), pattern(nbytes, number)
@@ -89,7 +89,7 @@ def blocks_lie_apart(subject: Subject) -> None:
         subject.free(block)
 
 
-def _check_block(subject: Subject, number: int, block: Block, given: bytes) -> None:
+def _check_block(subject: Subject, number: int, block: MemoryBlock, given: bytes) -> None:
     got = subject.read(block, len(given))
     require_bytes(got, given, f"block {number}, which nobody wrote to since")
 
@@ -196,7 +196,7 @@ def _fill_up(subject: Subject) -> int:
     nbytes = max(memory // 32, 64)
     counts = []
     for _ in range(2):
-        held: list[Block] = []
+        held: list[MemoryBlock] = []
         try:
             while len(held) < 100:
                 held.append(subject.alloc(nbytes))

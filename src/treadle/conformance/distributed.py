@@ -13,7 +13,8 @@ import numpy as np
 from treadle import distributed as dist
 from treadle.backends import registry
 from treadle.backends.api import Carrying
-from treadle.conformance.check import Array, Check, Measured, NotOffered, require
+from treadle.base.array import Array
+from treadle.conformance.check import Check, Measured, NotOffered, require
 from treadle.conformance.subject import Subject
 from treadle.distributed import carrying
 from treadle.distributed import functional as collectives

@@ -17,15 +17,9 @@ from treadle import jit
 from treadle.backends import registry
 from treadle.backends.program import CompilingEngine
 from treadle.backends.segments import ClaimingEngine, SegmentEngine, SegmentExecutable
+from treadle.base.array import Array
 from treadle.conformance import segment_visit
-from treadle.conformance.check import (
-    Array,
-    Check,
-    CheckFailed,
-    Measured,
-    NotOffered,
-    require,
-)
+from treadle.conformance.check import Check, CheckFailed, Measured, NotOffered, require
 from treadle.conformance.honesty import check_answer
 from treadle.conformance.programs import graph_of, inputs_of, interpret, random_program
 from treadle.conformance.samples import (

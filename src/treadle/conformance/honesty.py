@@ -15,10 +15,10 @@ import numpy as np
 
 from treadle.backends import registry
 from treadle.backends.api import Engine, Kernel, Operand, Reason, Support
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.base.types import TensorType
 from treadle.conformance.check import (
-    Array,
     Check,
     CheckFailed,
     Measured,
@@ -27,7 +27,7 @@ from treadle.conformance.check import (
     require_bytes,
 )
 from treadle.conformance.samples import (
-    Call,
+    SampleCall,
     calls,
     element_types,
     main_type,
@@ -41,7 +41,7 @@ from treadle.ops import REGISTRY
 from treadle.ops.families import Elementwise
 from treadle.ops.op import Op
 from treadle.ops.transfer import Transfer
-from treadle.runtime.opened import Block
+from treadle.runtime.opened import MemoryBlock
 
 REASONS = frozenset(get_args(Reason))
 _MARK = 64
@@ -69,7 +69,7 @@ def known_ops(subject: Subject) -> None:
         raise NotOffered("the backend has no kernels")
 
 
-def _calls(subject: Subject, op: type[Op]) -> Iterator[Call]:
+def _calls(subject: Subject, op: type[Op]) -> Iterator[SampleCall]:
     """The calls to launch: all, or the first ones of every element type and all of one."""
     for dtype in element_types(op):
         most = 3 if subject.quick and dtype is not main_type(op) else None
@@ -95,7 +95,7 @@ def keeps_word(subject: Subject, op: type[Op], kernels: Sequence[Kernel]) -> Mea
     return {"asked": float(asked), "taken": float(taken)}
 
 
-def check_answer(ask: Any, call: Call) -> None:
+def check_answer(ask: Any, call: SampleCall) -> None:
     """Check an answer: yes, or no with a code and a message, and the same when asked again."""
     try:
         answer, again = ask(), ask()
@@ -108,7 +108,7 @@ def check_answer(ask: Any, call: Call) -> None:
         require_reason(answer, call)
 
 
-def require_reason(answer: Support, call: Call) -> None:
+def require_reason(answer: Support, call: SampleCall) -> None:
     """Require that a refusal has one of the codes, and says more in words."""
     known = ", ".join(sorted(REASONS))
     code, message = answer.reason, answer.message
@@ -119,7 +119,9 @@ def require_reason(answer: Support, call: Call) -> None:
 # -- launches ----------------------------------------------------------------------------------
 
 
-def check_launch(subject: Subject, kernel: Kernel, call: Call, expected: Sequence[Array]) -> None:
+def check_launch(
+    subject: Subject, kernel: Kernel, call: SampleCall, expected: Sequence[Array]
+) -> None:
     """Launch a kernel twice, over results of other bytes, and look at all memory around."""
     wide = _broadcast(call, expected)
     found = [_launch(subject, kernel, call, wide, expected, byte) for byte in (0x5A, 0xC3)]
@@ -129,7 +131,7 @@ def check_launch(subject: Subject, kernel: Kernel, call: Call, expected: Sequenc
     require_close(found[0], expected, call)
 
 
-def _broadcast(call: Call, expected: Sequence[Array]) -> tuple[Array, ...]:
+def _broadcast(call: SampleCall, expected: Sequence[Array]) -> tuple[Array, ...]:
     """Operands as kernels get them: those of elementwise ops have the result's shape."""
     if not isinstance(call.op, Elementwise):
         return call.arrays
@@ -140,7 +142,7 @@ def _broadcast(call: Call, expected: Sequence[Array]) -> tuple[Array, ...]:
 def _launch(
     subject: Subject,
     kernel: Kernel,
-    call: Call,
+    call: SampleCall,
     arrays: Sequence[Array],
     expected: Sequence[Array],
     byte: int,
@@ -168,7 +170,9 @@ def _launch(
             device.release(block)
 
 
-def _result(subject: Subject, block: Block, like: Array, byte: int, call: Call) -> Array:
+def _result(
+    subject: Subject, block: MemoryBlock, like: Array, byte: int, call: SampleCall
+) -> Array:
     data = subject.read(block, like.nbytes + _MARK)
     behind = data[like.nbytes :]
     require_bytes(behind, bytes([byte]) * _MARK, f"{call}: memory behind a result")
@@ -227,7 +231,7 @@ def fallbacks(subject: Subject) -> Measured:
     return {"on the device": float(ran), "on the host": float(fallen)}
 
 
-def _count(subject: Subject, call: Call) -> int:
+def _count(subject: Subject, call: SampleCall) -> int:
     def calls_of() -> int:
         place = subject.place().logical_name
         rows = fallback_report()

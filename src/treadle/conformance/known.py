@@ -22,7 +22,7 @@ _KEYS = {"check": str, "reason": str, "expires": datetime.date}
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownFailure:
     """One entry: which checks may fail, why, and until when."""
 
     check: str
@@ -34,7 +34,7 @@ class Known:
         return fnmatchcase(check, self.check)
 
 
-def read_known(path: Path) -> tuple[Known, ...]:
+def read_known(path: Path) -> tuple[KnownFailure, ...]:
     """The entries of a file of known failures.
 
     Raises:
@@ -53,7 +53,7 @@ def read_known(path: Path) -> tuple[Known, ...]:
 _EXAMPLE = 'for example check = "operators/erf/*", reason = "...", expires = 2027-03-31'
 
 
-def _entry(path: Path, number: int, entry: Any) -> Known:
+def _entry(path: Path, number: int, entry: Any) -> KnownFailure:
     wrong = [
         key
         for key, kind in _KEYS.items()
@@ -64,9 +64,9 @@ def _entry(path: Path, number: int, entry: Any) -> Known:
         problem = f"entry {number} needs a proper {' and '.join(wrong)}" if wrong else ""
         problem = problem or f"entry {number} has unknown keys: {', '.join(unknown)}"
         raise LoadError(str(path), problem, hint=_EXAMPLE)
-    return Known(entry["check"], entry["reason"], entry["expires"])
+    return KnownFailure(entry["check"], entry["reason"], entry["expires"])
 
 
-def find_known(known: Sequence[Known], check: str) -> Known | None:
+def find_known(known: Sequence[KnownFailure], check: str) -> KnownFailure | None:
     """The first entry about a check."""
     return next((entry for entry in known if entry.covers(check)), None)

@@ -11,7 +11,7 @@ from treadle.base import dtype as dt
 from treadle.conformance.check import Check, NotOffered, from_functions, require, require_bytes
 from treadle.conformance.device import pattern
 from treadle.conformance.subject import Subject
-from treadle.runtime.opened import Block
+from treadle.runtime.opened import MemoryBlock
 
 LONG = 48
 """Submissions in a row, so that a device that works in the background lags behind."""
@@ -41,7 +41,7 @@ def every_element_type(subject: Subject) -> None:
             )
 
 
-def _guarded(subject: Subject, nbytes: int) -> Block:
+def _guarded(subject: Subject, nbytes: int) -> MemoryBlock:
     block = subject.alloc(nbytes)
     subject.write(block, bytes([_GUARD]) * nbytes)
     return block

@@ -13,11 +13,12 @@ from functools import partial
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.errors import NoGradient
-from treadle.conformance.check import Array, Check, CheckFailed, NotOffered, require
+from treadle.conformance.check import Check, CheckFailed, NotOffered, require
 from treadle.conformance.samples import (
-    Call,
+    SampleCall,
     calls,
     differing,
     element_types,
@@ -74,14 +75,14 @@ def results(subject: Subject, op: type[Op], dtype: DType) -> None:
         raise NotOffered("the reference runs none of the samples in one process")
 
 
-def _note(subject: Subject, call: Call, dtype: DType) -> None:
+def _note(subject: Subject, call: SampleCall, dtype: DType) -> None:
     """Keep who runs an op, for the page of what is covered."""
     row = subject.coverage.setdefault(call.op.name, {})
     if dtype.name not in row or row[dtype.name].startswith("host"):
         row[dtype.name] = runner(subject, call)
 
 
-def runner(subject: Subject, call: Call) -> str:
+def runner(subject: Subject, call: SampleCall) -> str:
     """Return who runs a call on the device: "kernel", an engine, or "host" with the code of the
     reason.
     """
@@ -111,7 +112,7 @@ def _differentiable(op: type[Op]) -> Sample | None:
 def gradient(subject: Subject, sample: Sample) -> None:
     """The op's own rule, evaluated on the device and on the host."""
     arrays = sample.arrays(dt.float32)
-    call = Call(sample.op, arrays, "gradient")
+    call = SampleCall(sample.op, arrays, "gradient")
     if call.expected() is None:
         raise NotOffered("the reference refuses the sample")
     try:
@@ -176,12 +177,12 @@ def large_arrays(subject: Subject) -> None:
             require_close(subject.run(call.op, call.arrays), expected, call)
 
 
-def _large(name: str, x: Array) -> Call:
+def _large(name: str, x: Array) -> SampleCall:
     sample = REGISTRY[name].samples()[0].op
     if name == "add":
-        return Call(sample, (x, x * 3), "70001 elements")
+        return SampleCall(sample, (x, x * 3), "70001 elements")
     if name == "flip":
-        return Call(sample.replace(axes=(0,)), (x,), "70001 elements")
+        return SampleCall(sample.replace(axes=(0,)), (x,), "70001 elements")
     if name == "sum":
-        return Call(sample.replace(axes=(0,)), (x,), "70001 elements")
-    return Call(sample.replace(axis=0), (x, x[-50:].copy()), "the last of 70001 elements")
+        return SampleCall(sample.replace(axes=(0,)), (x,), "70001 elements")
+    return SampleCall(sample.replace(axis=0), (x, x[-50:].copy()), "the last of 70001 elements")

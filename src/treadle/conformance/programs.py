@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import TreadleError
 from treadle.base.types import TensorType
-from treadle.conformance.check import Array
 from treadle.graph.builder import GraphBuilder, GraphOperand, trace_body
 from treadle.graph.evaluate import substitute_attributes
 from treadle.graph.ir import Graph

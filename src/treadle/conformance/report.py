@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from treadle.conformance.result import Report, Result
+from treadle.conformance.result import CheckResult, Report
 
 FILES = ("junit.xml", "results.json", "coverage.md")
 
@@ -47,7 +47,7 @@ def junit(report: Report) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _case(suite: ElementTree.Element, result: Result) -> None:
+def _case(suite: ElementTree.Element, result: CheckResult) -> None:
     classname = result.id.partition("/")[0]
     case = ElementTree.SubElement(
         suite, "testcase", name=result.name, classname=classname, time=f"{result.seconds:.3f}"
@@ -80,7 +80,7 @@ def as_json(report: Report) -> str:
     )
 
 
-def _plain(result: Result) -> dict[str, Any]:
+def _plain(result: CheckResult) -> dict[str, Any]:
     return {
         "id": result.id,
         "status": result.status,

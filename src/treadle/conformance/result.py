@@ -12,7 +12,7 @@ BAD: frozenset[Status] = frozenset(("failed", "expired"))
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CheckResult:
     """One check's outcome.
 
     Attributes:
@@ -44,7 +44,7 @@ class Report:
 
     backend: str
     about: dict[str, str] = field(default_factory=dict)
-    results: list[Result] = field(default_factory=list)
+    results: list[CheckResult] = field(default_factory=list)
     coverage: dict[str, dict[str, str]] = field(default_factory=dict)
     """Per op who runs it: element type to "kernel", an engine's name, or "host (reason)"."""
 
@@ -53,7 +53,7 @@ class Report:
         """True if nothing failed that was not known to."""
         return not any(result.bad for result in self.results)
 
-    def failures(self) -> list[Result]:
+    def failures(self) -> list[CheckResult]:
         """The results for which the run fails."""
         return [result for result in self.results if result.bad]
 

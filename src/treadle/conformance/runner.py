@@ -27,8 +27,8 @@ from treadle.conformance import (
     training,
 )
 from treadle.conformance.check import Check, CheckFailed, NotOffered
-from treadle.conformance.known import Known, find_known
-from treadle.conformance.result import Report, Result, Status
+from treadle.conformance.known import KnownFailure, find_known
+from treadle.conformance.result import CheckResult, Report, Status
 from treadle.conformance.subject import Subject
 from treadle.engine.eager.fallback import fallback
 
@@ -48,7 +48,7 @@ GROUPS: Mapping[str, Callable[[Subject], Iterable[Check]]] = {
 }
 """Groups of checks, in order: later groups rely on what earlier ones found sound."""
 
-Seen = Callable[[Result], None]
+Seen = Callable[[CheckResult], None]
 
 
 def run_checks(
@@ -58,7 +58,7 @@ def run_checks(
     only: str = "*",
     tier: int = 3,
     quick: bool = False,
-    known: Sequence[Known] = (),
+    known: Sequence[KnownFailure] = (),
     timeout: float = 300.0,
     seen: Seen | None = None,
 ) -> Report:
@@ -133,7 +133,7 @@ def _none(group: str) -> Iterator[Check]:
     yield Check(group, "devices", refuse)
 
 
-def _run(check: Check, known: Sequence[Known], timeout: float) -> tuple[Result, bool]:
+def _run(check: Check, known: Sequence[KnownFailure], timeout: float) -> tuple[CheckResult, bool]:
     """The result of one check, and whether it came to an end."""
     outcome: list[tuple[Status, str, Mapping[str, float | str]]] = []
     started = time.perf_counter()
@@ -151,7 +151,7 @@ def _run(check: Check, known: Sequence[Known], timeout: float) -> tuple[Result, 
     entry = find_known(known, check.id)
     if entry is not None:
         status, message = _expected(status, message, entry)
-    result = Result(check.id, check.group, check.name, status, message, seconds, measured)
+    result = CheckResult(check.id, check.group, check.name, status, message, seconds, measured)
     return result, bool(outcome)
 
 
@@ -168,7 +168,7 @@ def _attempt(check: Check, outcome: list[tuple[Status, str, Mapping[str, float |
         outcome.append(("failed", f"{type(error).__name__}: {error}", {}))
 
 
-def _expected(status: Status, message: str, entry: Known) -> tuple[Status, str]:
+def _expected(status: Status, message: str, entry: KnownFailure) -> tuple[Status, str]:
     if status == "passed":
         return "unexpected-pass", f"listed as known to fail ({entry.reason}), and passes"
     if status != "failed":

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import TreadleError
 from treadle.base.types import TensorType
-from treadle.conformance.check import Array, CheckFailed, require
+from treadle.conformance.check import CheckFailed, require
 from treadle.conformance.tolerance_table import tolerance
 from treadle.ops import REGISTRY
 from treadle.ops.custom import Custom, RuntimeBlob
@@ -21,18 +22,18 @@ from treadle.ops.families import Elementwise, Reduce
 from treadle.ops.fused import Fused
 from treadle.ops.matmul import MatrixProduct
 from treadle.ops.op import Op, Sample, as_tuple
-from treadle.ops.printing import Observer
+from treadle.ops.printing import PrintingOp
 from treadle.ops.select import Clip
 
 _EITHER_ZERO = (Maximum, Minimum, Clip)
 """They choose among zeros, which are equal, as IEEE 754 allows."""
-_ELSEWHERE = (Custom, Fused, Observer, RuntimeBlob)
+_ELSEWHERE = (Custom, Fused, PrintingOp, RuntimeBlob)
 """Made from other ops or from foreign code, or run on the host by definition: they have no meaning
 of their own to check."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SampleCall:
     """An op, its operands, and what they are there for."""
 
     op: Op
@@ -91,7 +92,7 @@ def quick_types(op: type[Op]) -> list[DType]:
     return list(dict.fromkeys((main_type(op), *(t for t in small if t in element_types(op)))))
 
 
-def calls(op: type[Op], dtype: DType, *, quick: bool = False) -> Iterator[Call]:
+def calls(op: type[Op], dtype: DType, *, quick: bool = False) -> Iterator[SampleCall]:
     """Calls of an op with one element type; the most telling ones if it is to be `quick`.
 
     The declaration's samples, which include broadcast, one-element and empty operands; padding
@@ -100,7 +101,7 @@ def calls(op: type[Op], dtype: DType, *, quick: bool = False) -> Iterator[Call]:
     """
     samples = [s for s in op.samples() if dtype in s.element_types()]
     for sample in samples[: 3 if quick else None]:
-        yield Call(sample.op, sample.arrays(dtype), "sample")
+        yield SampleCall(sample.op, sample.arrays(dtype), "sample")
     yield from itertools.islice(_uneven(samples, dtype), 1)
     first = op.samples()[0]
     if dtype not in first.element_types() or any(a.values is not None for a in first.args):
@@ -110,15 +111,17 @@ def calls(op: type[Op], dtype: DType, *, quick: bool = False) -> Iterator[Call]:
     elif issubclass(op, Reduce):
         shape, axes = (37, 65, 3), ((0, 2), (1,), (0,), (0, 1, 2))[: 2 if quick else None]
         arrays = _shaped(first, dtype, (shape,))
-        yield from (Call(first.op.replace(axes=a), arrays, f"axes {a}") for a in axes)
+        yield from (SampleCall(first.op.replace(axes=a), arrays, f"axes {a}") for a in axes)
     elif issubclass(op, MatrixProduct):
-        yield Call(first.op, _shaped(first, dtype, ((33, 65), (65, 17))), "odd sizes")
+        yield SampleCall(first.op, _shaped(first, dtype, ((33, 65), (65, 17))), "odd sizes")
         for flags in ((True, False), (False, True)):  # Shapes would not tell if they were ignored.
             turned = first.op.replace(transpose_x=flags[0], transpose_y=flags[1])
-            yield Call(turned, _shaped(first, dtype, ((17, 17), (17, 17))), "square, transposed")
+            yield SampleCall(
+                turned, _shaped(first, dtype, ((17, 17), (17, 17))), "square, transposed"
+            )
 
 
-def _uneven(samples: Sequence[Sample], dtype: DType) -> Iterator[Call]:
+def _uneven(samples: Sequence[Sample], dtype: DType) -> Iterator[SampleCall]:
     """Samples with all of their padding behind: extents stay, so operands fit."""
     for sample in samples:
         padding = sample.op.attributes.get("padding", ())
@@ -131,22 +134,22 @@ def _uneven(samples: Sequence[Sample], dtype: DType) -> Iterator[Call]:
             op.infer(*types_of(arrays))
         except TreadleError:
             continue  # The op has a limit for padding, such as its window.
-        yield Call(op, arrays, "uneven padding")
+        yield SampleCall(op, arrays, "uneven padding")
 
 
-def _corners(sample: Sample, dtype: DType, quick: bool) -> Iterator[Call]:
+def _corners(sample: Sample, dtype: DType, quick: bool) -> Iterator[SampleCall]:
     op, n = sample.op, len(sample.args)
     kinds = [special_values(a.dtype or dtype) for a in sample.args]
     grid = np.meshgrid(*kinds, indexing="ij")
-    yield Call(op, tuple([np.ascontiguousarray(g.ravel()) for g in grid]), "special values")
+    yield SampleCall(op, tuple([np.ascontiguousarray(g.ravel()) for g in grid]), "special values")
     for rank in (5,) if quick else (1, 5, 6, 7):
         shape = (2, 1, 3, 1, 2, 1, 2)[7 - rank :]
-        yield Call(op, _shaped(sample, dtype, (shape,) * n), f"rank {rank}")
-    yield Call(op, _shaped(sample, dtype, ((1031, 17),) * n), "many elements")
+        yield SampleCall(op, _shaped(sample, dtype, (shape,) * n), f"rank {rank}")
+    yield SampleCall(op, _shaped(sample, dtype, ((1031, 17),) * n), "many elements")
     if n == 2:
-        yield Call(op, _shaped(sample, dtype, ((4, 1, 3), (5, 1))), "both broadcast")
+        yield SampleCall(op, _shaped(sample, dtype, ((4, 1, 3), (5, 1))), "both broadcast")
         if not quick:
-            yield Call(op, _shaped(sample, dtype, ((7, 5), (5,))), "rows")
+            yield SampleCall(op, _shaped(sample, dtype, ((7, 5), (5,))), "rows")
 
 
 def _shaped(sample: Sample, dtype: DType, shapes: Sequence[tuple[int, ...]]) -> tuple[Array, ...]:
@@ -174,7 +177,7 @@ def special_values(dtype: DType) -> Array:
 # -- comparing ---------------------------------------------------------------------------------
 
 
-def require_close(got: Sequence[Array], expected: Sequence[Array], call: Call) -> None:
+def require_close(got: Sequence[Array], expected: Sequence[Array], call: SampleCall) -> None:
     """Raise unless results have the reference's types and, but for rounding, its values."""
     require(len(got) == len(expected), f"{call}: {len(got)} results, expected {len(expected)}")
     for i, (x, y) in enumerate(zip(got, expected, strict=True)):

@@ -11,15 +11,16 @@ import numpy as np
 
 from treadle.backends import registry
 from treadle.backends.api import Backend, Buffer, Device, Engine, Kernel, Stream
-from treadle.backends.registry import Entry
+from treadle.backends.registry import BackendEntry
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.base.env import BACKENDS, of_child
-from treadle.conformance.check import Array, NotOffered
+from treadle.conformance.check import NotOffered
 from treadle.engine.devices.names import CompNode, resolve
 from treadle.engine.eager.dispatch import eager_type, run, run_nullary
 from treadle.ops.op import Op
 from treadle.runtime.array import DeviceArray, to_host
-from treadle.runtime.opened import Block, OpenDevice
+from treadle.runtime.opened import MemoryBlock, OpenDevice
 from treadle.tensor import Tensor, wrap
 
 
@@ -52,7 +53,7 @@ class Subject:
         self.seed = seed
         self.coverage: dict[str, dict[str, str]] = {}
         self.backend: Backend = registry.load(name)
-        self.entry: Entry = registry.entries()[name]
+        self.entry: BackendEntry = registry.entries()[name]
         self.engine_only = not self.entry.kinds
         if self.engine_only:
             self.kind = _served(self.backend, name)
@@ -133,24 +134,24 @@ class Subject:
 
     # -- raw memory ----------------------------------------------------------------------------
 
-    def alloc(self, nbytes: int) -> Block:
+    def alloc(self, nbytes: int) -> MemoryBlock:
         """Memory of device 0, taken as the framework takes it."""
         return self.device().alloc(nbytes)
 
-    def free(self, block: Block) -> None:
+    def free(self, block: MemoryBlock) -> None:
         """Give memory back as the framework does."""
         self.device().release(block)
 
-    def read(self, block: Block | Buffer, nbytes: int, stream: Stream | None = None) -> bytes:
+    def read(self, block: MemoryBlock | Buffer, nbytes: int, stream: Stream | None = None) -> bytes:
         """The first bytes of a block, or of a buffer of the backend's."""
-        buffer = block.buffer if isinstance(block, Block) else block
+        buffer = block.buffer if isinstance(block, MemoryBlock) else block
         into = np.full(nbytes, 0x77, np.uint8)
         self.raw.copy_out(into.data, buffer, stream or self.stream)
         return into.tobytes()
 
-    def write(self, block: Block | Buffer, data: bytes, stream: Stream | None = None) -> None:
+    def write(self, block: MemoryBlock | Buffer, data: bytes, stream: Stream | None = None) -> None:
         """Bytes to the start of a block, or of a buffer of the backend's."""
-        buffer = block.buffer if isinstance(block, Block) else block
+        buffer = block.buffer if isinstance(block, MemoryBlock) else block
         self.raw.copy_in(buffer, memoryview(data), stream or self.stream)
 
     def second_stream(self) -> Stream:

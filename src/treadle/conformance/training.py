@@ -18,8 +18,9 @@ import treadle.functional as F
 import treadle.module as M
 from treadle import amp, jit, random
 from treadle.autodiff import GradManager
+from treadle.base.array import Array
 from treadle.base.env import of_child
-from treadle.conformance.check import Array, Check, CheckFailed, Measured, require
+from treadle.conformance.check import Check, CheckFailed, Measured, require
 from treadle.conformance.subject import Subject
 from treadle.optimizer import SGD, Adam
 from treadle.quantization import quantize_qat

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from treadle.base import env
+from treadle.base.array import Array
 from treadle.data.failure import ImageError
 from treadle.data.image_header import read_header
 from treadle.data.opencv import cv2
-
-Array = np.ndarray[Any, Any]
 
 __all__ = ["decode_image", "read_gray", "read_image"]
 

@@ -56,7 +56,7 @@ class Locate:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopWorker:
     """To a worker: finish what is running and leave."""
 
 

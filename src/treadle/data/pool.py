@@ -28,7 +28,7 @@ from treadle.data.messages import (
     Locate,
     Located,
     Ready,
-    Stop,
+    StopWorker,
     Task,
     Unable,
     Work,
@@ -369,7 +369,7 @@ def _bury(workers: Sequence[_Worker], owner: int) -> None:
         return
     for worker in workers:
         with contextlib.suppress(OSError):
-            worker.channel.send(Stop())
+            worker.channel.send(StopWorker())
         # Wakes a worker that is just sending, too.
         worker.channel.close()
     _wait(workers, _GRACE_SECONDS)

@@ -36,7 +36,7 @@ from treadle.data.messages import (
     MergeSamples,
     ReadStream,
     Ready,
-    Stop,
+    StopWorker,
     Task,
     Unable,
 )
@@ -105,7 +105,7 @@ class _Inbox:
     """
 
     def __init__(self, channel: Channel) -> None:
-        self.queue: SimpleQueue[BeginEpoch | Task | Stop] = SimpleQueue()
+        self.queue: SimpleQueue[BeginEpoch | Task | StopWorker] = SimpleQueue()
         self.epoch = 0
         self._channel = channel
         self._parent_id = os.getppid()
@@ -143,7 +143,7 @@ class _Inbox:
                 self.queue.put(message)
             case Task():
                 self.queue.put(message)
-            case Stop():
+            case StopWorker():
                 self.queue.put(message)
                 return False
         return True
@@ -173,7 +173,7 @@ class _Worker:
                     self._begin(begin)
                 case Task() as task if task.epoch == inbox.epoch:
                     self._send_result(task, self._perform(task))
-                case Stop():
+                case StopWorker():
                     return
 
     def _begin(self, begin: BeginEpoch) -> None:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-
-from treadle.engine.package.native_part import Stop
-
-Array = np.ndarray[Any, Any]
+from treadle.base.array import Array
+from treadle.engine.package.native_part import NativeStop
 
 
 def integers(name: str, values: Array, kind: str = "static const", item: str = "int64_t") -> str:
@@ -29,7 +25,7 @@ def kernel_table(symbols: Sequence[str]) -> list[str]:
     ]
 
 
-def stop_table(stops: Sequence[Stop]) -> str:
+def stop_table(stops: Sequence[NativeStop]) -> str:
     """Return the table of places where the program may stop, and what to say then."""
     rows = [f"  {{{s.step}, {s.base}, {s.offset}, {json.dumps(s.op)}, {s.high}}}," for s in stops]
     body = "\n".join(rows) or '  {-1, 0, 0, "", 0},'

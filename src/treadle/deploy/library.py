@@ -21,15 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from treadle.backends.program import LibraryCompiler, Linked, ShippingCompiler
+from treadle.base.array import Array
 from treadle.base.env import C_COMPILER
 from treadle.base.errors import CompileError
 from treadle.base.version import VERSION
 from treadle.deploy.c_text import kernel_table
 from treadle.deploy.extents_text import gear_tables
-from treadle.deploy.prepared import WASM, Weights
+from treadle.deploy.prepared import WASM, PreparedWeights
 from treadle.deploy.ranges import Maker, Wanted, opened
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
@@ -38,7 +37,6 @@ from treadle.engine.package.models import Model
 from treadle.engine.package.native_part import Gear
 from treadle.graph.ir import Value
 
-Array = np.ndarray[Any, Any]
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 _SUPPORTED = {
     "avx2": "avx2",
@@ -112,7 +110,7 @@ def write_library(
         raise CompileError("library", "WebAssembly has no shared libraries", hint="use write_wasm")
     chosen = options or Options()
     compiler = compiler_for(chosen, target)
-    weights = Weights()
+    weights = PreparedWeights()
     make = Maker(chosen, compiler, weights, "library")
     declared = None
     if ranges is None:

@@ -13,7 +13,7 @@ import numpy as np
 from treadle.backends.program import ShippingCompiler
 from treadle.base.errors import CompileError, ShapeError
 from treadle.base.version import VERSION
-from treadle.deploy.prepared import WASM, Weights
+from treadle.deploy.prepared import WASM, PreparedWeights
 from treadle.deploy.ranges import Maker, Wanted, opened
 from treadle.engine.devices.placement import compiling, engines_of, find_compiler
 from treadle.engine.options import Options
@@ -70,7 +70,7 @@ def compile_offline(
         raise CompileError("offline", "the engine cannot ship code", hint="use the engine cpu")
     if target is not None:
         compiler = compiler.toward(target)
-    pool = Weights()
+    pool = PreparedWeights()
     make = Maker(chosen, compiler, pool, "offline")
     declared = None
     if ranges is None:

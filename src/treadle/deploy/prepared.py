@@ -6,15 +6,15 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from treadle.backends.native_code import Executable
 from treadle.backends.program import Address, Program, Step
+from treadle.base.array import Array
 from treadle.base.errors import CompileError
 from treadle.base.symbol import evaluate
-from treadle.engine.package.native_part import Stop
+from treadle.engine.package.native_part import NativeStop
 from treadle.engine.phases import decisions_of, finds_extents
 from treadle.engine.plan import Plan, aligned, relocate
 from treadle.graph.ir import Graph
@@ -24,13 +24,12 @@ from treadle.runtime.host import address, memory
 WASM = "wasm"
 """The target that only modules for the web have."""
 _NOTHING: Mapping[str, int] = MappingProxyType({})
-Array = np.ndarray[Any, Any]
 Placed = Callable[[Array], int]
 """Finds a place for some bytes: their offset."""
 
 
 @dataclass
-class Weights:
+class PreparedWeights:
     """Bytes that programs read; equal ones have one place, whichever gear they belong to."""
 
     nbytes: int = 0
@@ -85,14 +84,14 @@ def refuse_phases(graph: Graph, what: str) -> None:
         )
 
 
-def stops_of(plan: Plan) -> tuple[Stop, ...]:
+def stops_of(plan: Plan) -> tuple[NativeStop, ...]:
     """Return the places where a program stops because an index is out of range."""
     found = []
     for step, number in plan.tasks.items():
         check, ((place, _),) = plan.host[number].op, plan.host[number].inputs
         if isinstance(check, CheckIndices):
             own = check.of, int(check.low), int(check.high)
-            found.append(Stop(step, place.base, int(place.offset), *own))
+            found.append(NativeStop(step, place.base, int(place.offset), *own))
     return tuple(found)
 
 
@@ -150,4 +149,4 @@ def moved(
     return relocate(plan.steps, rebase, 0, 0)
 
 
-__all__ = ["WASM", "Weights", "moved", "packed", "refuse", "refuse_phases", "stops_of"]
+__all__ = ["WASM", "PreparedWeights", "moved", "packed", "refuse", "refuse_phases", "stops_of"]

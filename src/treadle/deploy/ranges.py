@@ -16,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.program import Program, ShippingCompiler
-from treadle.base.arithmetic import Writer, evaluate_all
+from treadle.base.arithmetic import ExpressionWriter, evaluate_all
 from treadle.base.errors import CompileError, ShapeError, TreadleError
 from treadle.base.guards import deciding
 from treadle.base.symbol import Dim, Relation, Symbol, evaluate, symbol, symbols_of
-from treadle.deploy.prepared import Weights, moved, packed, refuse, refuse_phases, stops_of
+from treadle.deploy.prepared import PreparedWeights, moved, packed, refuse, refuse_phases, stops_of
 from treadle.engine.execute.arenas import Arenas
 from treadle.engine.extents import refusal
 from treadle.engine.extents.cells import Cell, among, cell_of
 from treadle.engine.extents.numbering import first_placements, numbered
-from treadle.engine.extents.regime import Origin
+from treadle.engine.extents.regime import SharedGraph
 from treadle.engine.options import Options
 from treadle.engine.package.extents import Pattern, Range, Ranges, bound, many_of
 from treadle.engine.package.models import Model
@@ -248,7 +248,7 @@ class Maker:
 
     options: Options
     compiler: ShippingCompiler
-    weights: Weights
+    weights: PreparedWeights
     what: str
 
     def programs(self, given: Opened) -> list[tuple[Gear, Program]]:
@@ -299,7 +299,7 @@ class Maker:
         return gear, Program(steps, plan.bases)
 
     def _covering(self, given: Opened, left: Points, most: int) -> list[tuple[Gear, Program]]:
-        origin = Origin(given.graph, Interface(), self.options, None, Arenas())
+        origin = SharedGraph(given.graph, Interface(), self.options, None, Arenas())
         if why := refusal(origin):
             raise _alone(why)
         made: list[tuple[Gear, Program]] = []
@@ -427,7 +427,7 @@ def _holding(
     guards: Sequence[Relation], symbols: Sequence[str], points: Points
 ) -> npt.NDArray[np.bool_]:
     """Return for which extents all guards hold."""
-    writer = Writer(symbols)
+    writer = ExpressionWriter(symbols)
     for guard in guards:
         writer.ask(guard)
     code, _ = writer.finished()

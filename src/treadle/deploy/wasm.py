@@ -26,7 +26,15 @@ from treadle.base.errors import CompileError
 from treadle.base.version import VERSION
 from treadle.deploy.c_text import integers, kernel_table, stop_table
 from treadle.deploy.library import compiler_for, named_ends, run_compiler
-from treadle.deploy.prepared import WASM, Weights, moved, packed, refuse, refuse_phases, stops_of
+from treadle.deploy.prepared import (
+    WASM,
+    PreparedWeights,
+    moved,
+    packed,
+    refuse,
+    refuse_phases,
+    stops_of,
+)
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
 from treadle.engine.pipeline import Stages
@@ -93,7 +101,7 @@ def write_wasm(
     compiler = compiler_for(chosen, WASM)
     plan = Stages(model.graph, options=chosen, crossing=compiler).planned.plan
     refuse(plan, "wasm")
-    weights = Weights()
+    weights = PreparedWeights()
     steps = moved(plan, packed(plan, compiler.build), weights.add)
     linked = compiler.linked([Program(steps, plan.bases)], "treadle_wasm_")
     ends = [

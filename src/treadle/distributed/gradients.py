@@ -90,7 +90,7 @@ class AllreduceCallback(EarlyCallback):
         self._going: deque[_Bucket] = deque()
         self._early: dict[int, tuple[Tensor, TensorFuture]] = {}
         self._seen: list[_Seen] = []
-        self._plan = _Plan(reductions)
+        self._plan = _BucketPlan(reductions)
         self._named: dict[_Name, _Bucket] = {}
         self._members: Counter[_Name] = Counter()
         self._counts: Counter[_Name] = Counter()
@@ -146,7 +146,7 @@ class AllreduceCallback(EarlyCallback):
         self._seen.clear()
         self._named.clear()
         self._counts.clear()
-        self._plan, self._losses = _Plan(self._reductions), groups.losses()
+        self._plan, self._losses = _BucketPlan(self._reductions), groups.losses()
 
     def _name_of(self, param: Tensor) -> str:
         return "" if self._bucket_of is None else self._bucket_of(param)
@@ -210,7 +210,7 @@ class _Seen:
         self.when, self.nbytes, self.kind = when, nbytes, kind
 
 
-class _Plan:
+class _BucketPlan:
     """After how many gradients a bucket ends, as planned for gradients like those of last time.
 
     Plans hold as long as gradients come in the same order and sizes; those of earlier orders are
@@ -242,7 +242,7 @@ class _Plan:
         """Plan for gradients like these, together with all ranks."""
         comm, sizes = group.communicator(), _sizes(seen)
         planned = self._how == "auto"
-        link = buckets.link_of(comm, memory) if planned else buckets.Link(0.0, 0.0)
+        link = buckets.link_of(comm, memory) if planned else buckets.ReductionCost(0.0, 0.0)
         ready = [s.when - seen[0].when for s in seen]
         nbytes, kinds = [n for n, _ in sizes], [k for _, k in sizes]
         found = buckets.ends(self._how, ready, nbytes, kinds, link)

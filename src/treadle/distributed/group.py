@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from treadle.backends.program import Compiler
+from treadle.base.array import Array
 from treadle.base.env import COMM_TIMEOUT, foreign
 from treadle.base.log import set_log_prefix
 from treadle.device import get_device_count, set_default_device
@@ -22,7 +23,6 @@ from treadle.distributed.streams import RankStream
 from treadle.engine.devices.names import default_device, leave_notice_to_others
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
-from treadle.ops.op import Array
 from treadle.random import seed
 from treadle.runtime.comm import carriers, groups
 from treadle.runtime.comm.api import CommunicationError, Communicator
@@ -271,7 +271,7 @@ def _met(master_ip: str, port: int, size: int, rank: int) -> Communicator:
     from treadle.runtime.comm.sockets import own_host
 
     client = server().join(master_ip, port, first=rank == 0)
-    rooms = functools.partial(server().Room, client)
+    rooms = functools.partial(server().MeetingPlace, client)
     return Joined(rooms, rank, size, float(COMM_TIMEOUT.get()), own_host(master_ip))
 
 

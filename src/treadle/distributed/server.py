@@ -280,7 +280,7 @@ def join(master_ip: str, port: int, first: bool) -> Client:
     return _Job.client
 
 
-class Room:
+class MeetingPlace:
     """The place in a server where the processes of a group meet.
 
     Setting a key waits until each of them has set one, so nobody reads one of an earlier job.

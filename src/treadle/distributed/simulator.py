@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from treadle.runtime.comm import buckets
-from treadle.runtime.comm.buckets import Link
+from treadle.runtime.comm.buckets import ReductionCost
 
 __all__ = ["Cluster", "Network", "Prediction", "TrainingStep", "all_reduce_seconds", "predict"]
 
@@ -160,7 +160,7 @@ def predict(
     if cut is None:
         whole = float(sum(step.nbytes)) or 1.0
         beta = (all_reduce_seconds(whole, ranks, cluster) - alpha) / whole
-        link = Link(alpha, beta)
+        link = ReductionCost(alpha, beta)
         cut = buckets.plan(step.ready, step.nbytes, [0] * len(step.nbytes), link)
     if sum(cut) != len(step.nbytes):
         raise ValueError(f"buckets of {sum(cut)} gradients, where there are {len(step.nbytes)}")

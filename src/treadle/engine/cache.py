@@ -28,7 +28,7 @@ from treadle.base.log import get_logger
 from treadle.base.types import TensorType
 from treadle.base.version import VERSION
 from treadle.engine.options import Options
-from treadle.engine.plan import HostTask, Interface, Loaded, MemoryPlan, Plan, Pool
+from treadle.engine.plan import ConstantPool, HostTask, Interface, Loaded, MemoryPlan, Plan
 from treadle.engine.scheme import Open, data_of, open_of
 from treadle.graph.ir import Graph, regions_of
 from treadle.ops import REGISTRY
@@ -45,7 +45,7 @@ FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CachedProgram:
     """A program out of the cache, loaded; its plan has no steps to look at.
 
     `open` is what one for many extents has besides; types of results are left out then.
@@ -109,7 +109,7 @@ def _files(folder: Path) -> Iterator[str]:
 # -- writing -----------------------------------------------------------------------------------
 
 
-def save(key: str, entry: Entry, compiler: Compiler) -> None:
+def save(key: str, entry: CachedProgram, compiler: Compiler) -> None:
     """Keep a program; one that returns to Python for other ops than collectives is not kept."""
     loaded = entry.loaded
     plan = loaded.plan
@@ -162,7 +162,7 @@ def _type_data(type_: TensorType) -> list[Any]:
 # -- reading -----------------------------------------------------------------------------------
 
 
-def fetch(key: str, compiler: Compiler, *, on_host: bool = True) -> Entry | None:
+def fetch(key: str, compiler: Compiler, *, on_host: bool = True) -> CachedProgram | None:
     """A program that was kept, ready to run; None where there is none, or its code is gone.
 
     `on_host` says where it runs, as in `load`.
@@ -177,7 +177,7 @@ def fetch(key: str, compiler: Compiler, *, on_host: bool = True) -> Entry | None
         return None
 
 
-def _decode(data: bytes, compiler: Compiler, on_host: bool) -> Entry | None:
+def _decode(data: bytes, compiler: Compiler, on_host: bool) -> CachedProgram | None:
     text, _, rest = data.partition(b"\n")
     head: dict[str, Any] = json.loads(text)
     first, second = head["main"], head["main"] + head["prelude"]
@@ -201,7 +201,7 @@ def _decode(data: bytes, compiler: Compiler, on_host: bool) -> Entry | None:
         tuple(itertools.starmap(_task, head["host"])),
         head["inputs"],
         head["outputs"],
-        Pool(head["room"]),
+        ConstantPool(head["room"]),
         head["kept"],
         (),
         MemoryPlan((), peak, bound, naive),
@@ -216,7 +216,7 @@ def _decode(data: bytes, compiler: Compiler, on_host: bool) -> Entry | None:
     results = tuple(itertools.starmap(_type, head["results"]))
     cuts = tuple((what, tuple(map(tuple, cut))) for what, cut in head["cuts"])
     known = open_of(head["open"], rest[at:]) if "open" in head else None
-    return Entry(loaded, results, cuts, known)
+    return CachedProgram(loaded, results, cuts, known)
 
 
 def _task(
@@ -271,7 +271,7 @@ def _asked(graph: Graph, options: Options) -> list[str]:
     return sorted({op.group for op in ops if op.world > 1})
 
 
-def shared(graph: Graph, options: Options, known: Entry | None) -> Entry | None:
+def shared(graph: Graph, options: Options, known: CachedProgram | None) -> CachedProgram | None:
     """Return the entry of the cache, if all ranks have found the like; else None.
 
     A group whose ranks have reduced the same before is not asked again: one of them may be alone in

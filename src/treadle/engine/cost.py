@@ -13,7 +13,7 @@ from treadle.backends.segments import Rates
 from treadle.runtime.api import DeviceInfo
 from treadle.runtime.opened import OpenDevice, flat_bytes
 
-__all__ = ["CARD", "LINK", "RATES", "Link", "Links", "Rates", "links_of", "rates_of"]
+__all__ = ["CARD", "LINK", "RATES", "Links", "MemoryLink", "Rates", "links_of", "rates_of"]
 
 RATES: Mapping[str, Rates] = {
     "reference": Rates(40e9, 4e9, 5e-6),
@@ -39,7 +39,7 @@ def rates_of(info: DeviceInfo) -> Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class MemoryLink:
     """The way from one memory to another one: seconds per value and bytes per second."""
 
     latency: float = 20e-6
@@ -50,15 +50,15 @@ class Link:
         return self.latency + nbytes / self.bandwidth
 
 
-LINK = Link()
+LINK = MemoryLink()
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
     """The ways from the host to a device and back."""
 
-    up: Link = LINK
-    down: Link = LINK
+    up: MemoryLink = LINK
+    down: MemoryLink = LINK
 
 
 _SMALL, _LARGE, _TURNS = 64, 1 << 20, 5
@@ -71,7 +71,7 @@ def links_of(device: OpenDevice) -> Links:
     if found is None:
         said = device.info
         if said.copy_bandwidth:
-            link = Link(said.copy_latency, said.copy_bandwidth)
+            link = MemoryLink(said.copy_latency, said.copy_bandwidth)
             found = Links(link, link)
         else:
             found = _measured(device)
@@ -101,9 +101,9 @@ def _measured(device: OpenDevice) -> Links:
         device.release(block)
 
 
-def _link(copy: Callable[[int], None]) -> Link:
+def _link(copy: Callable[[int], None]) -> MemoryLink:
     small, large = (_fastest(copy, nbytes) for nbytes in (_SMALL, _LARGE))
-    return Link(small, _LARGE / max(large - small, 1e-7))
+    return MemoryLink(small, _LARGE / max(large - small, 1e-7))
 
 
 def _fastest(copy: Callable[[int], None], nbytes: int) -> float:

@@ -21,8 +21,8 @@ from treadle.engine.execute import Runner
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Loaded
 from treadle.engine.report import CompileReport
-from treadle.engine.spread import Places
-from treadle.engine.targets import Divided, Made, Target, target_of
+from treadle.engine.spread import ValuePlaces
+from treadle.engine.targets import Divided, EngineTarget, Made, target_of
 from treadle.graph.ir import Graph
 
 After = TypeVar("After")
@@ -53,10 +53,10 @@ class Stages:
         interface: Interface | None = None,
         options: Options | None = None,
         home: CompNode | None = None,
-        places: Places | None = None,
+        places: ValuePlaces | None = None,
         *,
         crossing: Compiler | None = None,
-        target: Target | None = None,
+        target: EngineTarget | None = None,
     ) -> None:
         self.source = Captured(captured, interface or Interface(), options or Options())
         self.target = target or target_of(self.source.options, home, places, crossing, _start)

@@ -25,7 +25,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """Rows of text under a title, as later stages report kernels, memory and times."""
 
     title: str
@@ -55,7 +55,7 @@ class CompileReport:
     seconds: dict[str, float] = field(default_factory=dict)
     passes: list[tuple[str, PassReport]] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    tables: list[ReportTable] = field(default_factory=list)
     partitions: tuple[Partition, ...] = ()
     cuts: list[tuple[str, tuple[tuple[int, ...], ...]]] = field(default_factory=list)
 
@@ -78,18 +78,20 @@ class CompileReport:
     def table(self, title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Add a table; cells are turned to text."""
         texts = tuple(tuple(str(cell) for cell in row) for row in rows)
-        self.tables.append(Table(title, tuple(header), texts))
+        self.tables.append(ReportTable(title, tuple(header), texts))
 
     def __str__(self) -> str:
         parts = [f"program {self.name}" if self.name else "program"]
         if self.seconds:
             rows = tuple((name, f"{s * 1e3:.1f}") for name, s in self.seconds.items())
-            parts.append(str(Table("stages", ("stage", "ms"), rows)))
+            parts.append(str(ReportTable("stages", ("stage", "ms"), rows)))
         if self.passes:
-            parts.append(str(Table("passes", _PASS_HEADER, tuple(map(_pass_row, self.passes)))))
+            parts.append(
+                str(ReportTable("passes", _PASS_HEADER, tuple(map(_pass_row, self.passes))))
+            )
         if self.decisions:
             rows4 = tuple((d.stage, d.subject, d.outcome, d.reason) for d in self.decisions)
-            parts.append(str(Table("decisions", ("stage", "what", "outcome", "why"), rows4)))
+            parts.append(str(ReportTable("decisions", ("stage", "what", "outcome", "why"), rows4)))
         return "\n\n".join((*parts, *map(str, self.tables)))
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.errors import EngineError
 from treadle.engine.execute.counters import Counters
 from treadle.engine.options import Options
@@ -30,7 +30,6 @@ from treadle.engine.report import CompileReport
 from treadle.graph.ir import Graph
 from treadle.graph.verify import verify
 
-Array = npt.NDArray[Any]
 Done = Callable[["Future[list[Array]]"], Any]
 
 

@@ -21,7 +21,7 @@ Memory = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ValuePlaces:
     """Places of a program's values.
 
     Attributes:
@@ -45,7 +45,7 @@ class PartInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DevicePart:
     """A part that runs on one device at a time.
 
     Attributes:
@@ -63,14 +63,14 @@ class Part:
 class Spread:
     """A program in parts, each after those whose results it takes, and where its outputs are."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[DevicePart, ...]
     outputs: tuple[PartInput | Value, ...]
     """A value: one that nobody computes, a constant."""
     free: frozenset[int] = frozenset()
     """Inputs that Python gives, which can be anywhere."""
 
 
-def cut(graph: Graph, places: Places) -> Spread:
+def cut(graph: Graph, places: ValuePlaces) -> Spread:
     """The parts of a program.
 
     Args:
@@ -93,7 +93,7 @@ def cut(graph: Graph, places: Places) -> Spread:
 class _Cutter:
     """Cuts one graph."""
 
-    def __init__(self, graph: Graph, places: Places) -> None:
+    def __init__(self, graph: Graph, places: ValuePlaces) -> None:
         self._graph = graph
         self._places = places
         self._at: dict[Node, CompNode] = {
@@ -175,7 +175,7 @@ class _Cutter:
         nodes: Sequence[Node],
         part_of: dict[Value, int],
         exported: Sequence[Sequence[Value]],
-    ) -> Part:
+    ) -> DevicePart:
         """One part as a graph; constants are copied into every part that reads them."""
         home = self._at[nodes[0]]
         builder = GraphBuilder(f"{self._graph.name}.{number}")
@@ -194,7 +194,7 @@ class _Cutter:
             made = builder.copy(node, tuple([inside[v] for v in self._inputs(node)]))
             inside.update(zip(node.outputs, made.outputs, strict=True))
         builder.output(*(builder.operand(inside[v]) for v in exported[number]))
-        return Part(builder.build(), home, tuple(sources))
+        return DevicePart(builder.build(), home, tuple(sources))
 
     def _outside(
         self, value: Value, part_of: dict[Value, int], exported: Sequence[Sequence[Value]]

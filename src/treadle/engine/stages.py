@@ -9,11 +9,11 @@ from treadle.engine.dumps import dump_artifact
 from treadle.engine.load import load
 from treadle.engine.optimize import optimize
 from treadle.engine.optimize.budget import plan_within
-from treadle.engine.partition import Device, leave_to_host, part_on_device, partition
+from treadle.engine.partition import DeviceEngine, leave_to_host, part_on_device, partition
 from treadle.engine.prepare import bucket_reductions, prepare, take_apart
 
 __all__ = [
-    "Device",
+    "DeviceEngine",
     "bucket_reductions",
     "compile_graph",
     "dump_artifact",

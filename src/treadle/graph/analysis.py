@@ -20,7 +20,7 @@ from treadle.ops.collective import Collective
 from treadle.ops.custom import Custom, RuntimeBlob
 from treadle.ops.elementwise import Cast
 from treadle.ops.op import Op
-from treadle.ops.printing import Observer
+from treadle.ops.printing import PrintingOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def has_effect(op: Op) -> bool:
     So it is with collectives, which the other processes of the group wait for, with checks, and
     with prints.
     """
-    if isinstance(op, Collective | CheckIndices | Observer):
+    if isinstance(op, Collective | CheckIndices | PrintingOp):
         return True
     regions = regions_of(op)
     return bool(regions) and any(has_effect(n.op) for region in regions for n in region.nodes)

@@ -1,7 +1,7 @@
 """Cells: what one element of a loop nest is computed from.
 
 `CellBuilder` walks a body backwards from an element of an output: movement ops become changes of
-position, elementwise ops become `Apply`, inputs become `Load`. Equal cells are made once.
+position, elementwise ops become `AppliedOp`, inputs become `Load`. Equal cells are made once.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Load(Cell):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Apply(Cell):
+class AppliedOp(Cell):
     """An elementwise op applied to cells."""
 
     op: Elementwise
@@ -93,7 +93,7 @@ class Sequence(Cell):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choice(Cell):
+class GuardedCell(Cell):
     """`inside` where every guard holds, else `outside`."""
 
     guards: Guards
@@ -115,7 +115,7 @@ class Total(Cell):
     place: Position
 
 
-class Refused(Exception):
+class CellRefused(Exception):
     """A value cannot be computed by one loop nest."""
 
 
@@ -163,7 +163,7 @@ class CellBuilder:
         if value in self.inputs:
             return self.load(self.inputs[value], value.type.dtype, linear(index, shape), guards)
         if node is None:
-            raise Refused("a value comes from outside the body")
+            raise CellRefused("a value comes from outside the body")
         rule = RULES.get(type(node.op))
         if rule is not None:
             return rule(self, node, node.op, index, guards)
@@ -171,7 +171,7 @@ class CellBuilder:
             return self._total(node, node.op, index, guards)
         if is_scalar_op(node.op):
             return self._elementwise(node, node.op, index, guards)
-        raise Refused(f"{node.op.name} is not part of a loop nest")
+        raise CellRefused(f"{node.op.name} is not part of a loop nest")
 
     def share(self, key: Any, make: Callable[[], C]) -> C:
         """The one cell of this description."""
@@ -189,13 +189,14 @@ class CellBuilder:
             (Load, source, place, needed), lambda: Load(dtype, varies, stage, source, place, needed)
         )
 
-    def apply(self, op: Elementwise, dtype: DType, args: tuple[Cell, ...]) -> Apply:
+    def apply(self, op: Elementwise, dtype: DType, args: tuple[Cell, ...]) -> AppliedOp:
         """An elementwise op on cells."""
         varies = stage = 0
         for a in args:
             varies, stage = varies | a.varies, max(stage, a.stage)
         return self.share(
-            (Apply, op, dtype, tuple(map(id, args))), lambda: Apply(dtype, varies, stage, op, args)
+            (AppliedOp, op, dtype, tuple(map(id, args))),
+            lambda: AppliedOp(dtype, varies, stage, op, args),
         )
 
     def literal(self, value: Any, dtype: DType) -> Literal:
@@ -219,8 +220,10 @@ class CellBuilder:
             return chosen
         varies = chosen.varies | outside.varies | _varies(open_)
         stage = max(chosen.stage, outside.stage, *(g.position.stage for g in open_))
-        key = (Choice, open_, id(chosen), id(outside))
-        return self.share(key, lambda: Choice(chosen.dtype, varies, stage, open_, chosen, outside))
+        key = (GuardedCell, open_, id(chosen), id(outside))
+        return self.share(
+            key, lambda: GuardedCell(chosen.dtype, varies, stage, open_, chosen, outside)
+        )
 
     def _elementwise(self, node: Node, op: Elementwise, index: Index, guards: Guards) -> Cell:
         args = tuple(self.cell(v, aligned(v, index), guards) for v in node.inputs)
@@ -237,15 +240,15 @@ class CellBuilder:
             same = (ZERO if a in op.axes else next(kept) for a in range(x.type.ndim))
             return self.cell(x, tuple(same), guards)
         if node in self.foreign:
-            raise Refused(f"the result of {op.name} over other axes is used inside the nest")
+            raise CellRefused(f"the result of {op.name} over other axes is used inside the nest")
         if guards:
-            raise Refused(f"the result of {op.name} is padded")
+            raise CellRefused(f"the result of {op.name} is padded")
         if any(p.varies & self.reduced for p in index):
-            raise Refused(f"the result of {op.name} is read along the axes that are reduced")
+            raise CellRefused(f"the result of {op.name} is read along the axes that are reduced")
         if node in self.totals:
             seen, total = self.totals[node]
             if seen != index:
-                raise Refused(f"the result of {op.name} is read in two orders")
+                raise CellRefused(f"the result of {op.name} is read in two orders")
             return total
         arg = self.cell(x, self._reduced_index(x, op, index))
         count = product(x.type.shape[a] for a in op.axes)
@@ -385,7 +388,7 @@ def _slice_update(
         place = shifted(p, -start)
         place = times(place, -1) if step < 0 else place
         if abs(step) > 1:
-            raise Refused("a box with steps is replaced")
+            raise CellRefused("a box with steps is replaced")
         inner.append(ZERO if extent == 1 else place)
         inside.append(Guard(place, extent))
     if 0 in extents(v):
@@ -411,7 +414,7 @@ def _pad(b: CellBuilder, node: Node, op: Pad, index: Index, guards: Guards) -> C
 
 def _concat(b: CellBuilder, node: Node, op: Concat, index: Index, guards: Guards) -> Cell:
     if len(node.inputs) > MOST_PIECES:
-        raise Refused(f"{len(node.inputs)} pieces are joined")
+        raise CellRefused(f"{len(node.inputs)} pieces are joined")
     axis = normalize_axis(op.axis, len(index), op.name)
     start, chosen = 0, None
     for x in node.inputs:
@@ -425,7 +428,7 @@ def _concat(b: CellBuilder, node: Node, op: Concat, index: Index, guards: Guards
         piece = b.cell(x, moved, (*guards, guard))
         chosen = piece if chosen is None else b.choice((guard,), lambda p=piece: p, chosen)  # type: ignore[misc]
     if chosen is None:
-        raise Refused("nothing is joined")
+        raise CellRefused("nothing is joined")
     return chosen
 
 
@@ -462,7 +465,7 @@ def _one_hot(b: CellBuilder, node: Node, op: OneHot, index: Index, guards: Guard
 
 def _constant(b: CellBuilder, node: Node, op: Constant, index: Index, guards: Guards) -> Cell:
     if not op.data.is_present:
-        raise Refused("the data of a constant is not attached")
+        raise CellRefused("the data of a constant is not attached")
     array = op.data.array
     first = array.reshape(-1)[:1]
     if op.data.nbytes <= SMALL_BYTES and array.tobytes() == first.tobytes() * array.size:

@@ -15,13 +15,13 @@ from treadle.base.shape import Shape, normalize_axes, product
 from treadle.base.symbol import Dim, is_identical
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.cells import (
-    Apply,
+    AppliedOp,
     Cell,
     CellBuilder,
-    Choice,
+    CellRefused,
     Guard,
+    GuardedCell,
     Load,
-    Refused,
     Total,
     extents,
     is_scalar_op,
@@ -41,14 +41,14 @@ MOST_SPLITS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class NestRefusal:
     """Reason why a body is not a loop nest."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class CounterAxis:
     """Neighboring counters that every position treats as one, outermost first.
 
     `number` is that of the last counter: in a position, its factor is the axis's stride.
@@ -101,7 +101,7 @@ class LoopNest:
     """
 
     body: Graph
-    axes: tuple[Axis, ...]
+    axes: tuple[CounterAxis, ...]
     outputs: tuple[Output, ...]
     totals: tuple[Total, ...] = ()
     collected: tuple[Collected, ...] = ()
@@ -136,20 +136,20 @@ class LoopNest:
         return list(found)
 
 
-def analyze(body: Graph) -> LoopNest | Refusal:
+def analyze(body: Graph) -> LoopNest | NestRefusal:
     """The loop nest that computes a body, or why there is none.
 
     Types must be static; outputs without elements take part in no nest.
     """
     if not all(v.type.is_resolved for v in _values(body)):
-        return Refusal("extents are symbolic")
+        return NestRefusal("extents are symbolic")
     try:
         whole = inline(body)
         _check(whole)
         numbers = tuple(i for i, v in enumerate(whole.outputs) if product(extents(v)))
         return _nests(whole, numbers) if numbers else LoopNest(whole, (), ())
-    except Refused as reason:
-        return Refusal(str(reason))
+    except CellRefused as reason:
+        return NestRefusal(str(reason))
 
 
 def inline(body: Graph) -> Graph:
@@ -201,10 +201,10 @@ def _check(body: Graph) -> None:
         above = 1 + max((depth[v] for v in node.inputs), default=0)
         depth.update(dict.fromkeys(node.outputs, above))
         if above > MOST_DEPTH:
-            raise Refused(f"a chain of more than {MOST_DEPTH} ops")
+            raise CellRefused(f"a chain of more than {MOST_DEPTH} ops")
     for value in _values(body):
         if value.type.dtype.kind == "complex":
-            raise Refused("complex numbers")
+            raise CellRefused("complex numbers")
 
 
 # -- the choice of a domain ----------------------------------------------------------------------
@@ -225,7 +225,7 @@ def _nests(body: Graph, numbers: tuple[int, ...]) -> LoopNest:
     reduced = _reductions_above(body, [body.outputs[i] for i in numbers])
     with_reductions = tuple(i for i in numbers if reduced[body.outputs[i]])
     domains = _domains(body, numbers, reduced)
-    reason: Refused | None = None
+    reason: CellRefused | None = None
     for domain in domains:
         points = product(domain.shape)
         mine = tuple(
@@ -235,7 +235,7 @@ def _nests(body: Graph, numbers: tuple[int, ...]) -> LoopNest:
         )
         try:
             nest = _nest(body, domain, mine)
-        except Refused as refused:
+        except CellRefused as refused:
             reason = reason or refused
             continue
         rest = tuple(i for i in numbers if i not in mine)
@@ -243,7 +243,7 @@ def _nests(body: Graph, numbers: tuple[int, ...]) -> LoopNest:
             return nest
         other = _nests(body, rest)
         return _with_further(nest, other)
-    raise reason or Refused("there is nothing to compute")
+    raise reason or CellRefused("there is nothing to compute")
 
 
 def _with_further(nest: LoopNest, other: LoopNest) -> LoopNest:
@@ -284,7 +284,7 @@ def _domains(
     for node in (n for n in body.nodes if n in needed):
         classes.setdefault(_class(node), []).append(node)
     if len(classes) > 2:
-        raise Refused("reductions run over different axes")
+        raise CellRefused("reductions run over different axes")
     # Reductions of trailing axes keep a row together; those of columns can wait for the end.
     order = sorted(classes, key=lambda c: -max(c[1], default=-1))
     made = []
@@ -299,7 +299,7 @@ def _class(node: Node) -> tuple[Shape, frozenset[int]]:
     shape = extents(node.inputs[0])
     op = node.op
     if not isinstance(op, Reduce):
-        raise Refused(f"{op.name} is not a reduction")
+        raise CellRefused(f"{op.name} is not a reduction")
     axes = normalize_axes(op.axes, len(shape), op.name)
     long = [a for a, d in enumerate(shape) if not is_identical(d, 1)]
     return tuple(shape[a] for a in long), frozenset(i for i, a in enumerate(long) if a in axes)
@@ -319,7 +319,7 @@ def _nest(body: Graph, domain: _Domain, numbers: Sequence[int]) -> LoopNest:
             return _Nest(body, positions, reduced, domain).build(numbers)
         except Split as split:
             _divide(factors, split.counter.number, split.inner)
-    raise Refused("its reshapes split the axes too often")
+    raise CellRefused("its reshapes split the axes too often")
 
 
 def _divide(factors: list[list[Dim]], number: int, inner: Dim) -> None:
@@ -349,7 +349,7 @@ class _Nest:
         outputs = tuple(self._output(i) for i in numbers if i not in after)
         collected = tuple(self._collect(n) for n in self.body.nodes if n in self.domain.collected)
         if self.cells.cells > MOST_CELLS:
-            raise Refused(f"more than {MOST_CELLS} different elements")
+            raise CellRefused(f"more than {MOST_CELLS} different elements")
         totals = [t for _, t in self.cells.totals.values()]
         roots = [x.place for part in (outputs, collected, totals) for x in part]
         nest = LoopNest(
@@ -386,7 +386,7 @@ class _Nest:
             if is_identical(self._size(inside), product(shape)):
                 index = self.positions.unravel(self._point(inside), shape)
                 return Output(number, self.cells.cell(value, index), linear(index, shape))
-        raise Refused(f"output {number} has neither the shape of the domain nor of its rows")
+        raise CellRefused(f"output {number} has neither the shape of the domain nor of its rows")
 
     def _size(self, inside: int) -> Dim:
         return product(c.extent for c in self.positions.counters if c.varies & inside)
@@ -401,7 +401,7 @@ class _Nest:
             needs = above[self.body.outputs[i]]
             if needs & self.domain.collected:
                 if needs & self.domain.own and not self._cut(i):
-                    raise Refused("reductions over rows and over columns meet in a result")
+                    raise CellRefused("reductions over rows and over columns meet in a result")
                 found.append(i)
         return tuple(found)
 
@@ -423,7 +423,7 @@ class _Nest:
         every = (1 << len(self.positions.counters)) - 1
         shape = extents(x)
         if not isinstance(op, Reduce) or product(shape) != self._size(every):
-            raise Refused("a reduction of columns has another shape than the nest")
+            raise CellRefused("a reduction of columns has another shape than the nest")
         index = self.positions.unravel(self._point(every), shape)
         gone = kept = 0
         for axis, position in enumerate(index):
@@ -432,7 +432,7 @@ class _Nest:
             else:
                 kept |= position.varies
         if gone & kept or gone & self.reduced or kept & ~self.reduced:
-            raise Refused("reductions run over axes that are neither the rows nor the columns")
+            raise CellRefused("reductions run over axes that are neither the rows nor the columns")
         left = [a for a in range(len(shape)) if a not in op.axes]
         place = linear([index[a] for a in left], [shape[a] for a in left])
         count = product(shape[a] for a in op.axes)
@@ -440,14 +440,14 @@ class _Nest:
 
     # -- merging counters ------------------------------------------------------------------
 
-    def _axes(self, cells: Iterable[Cell], places: list[Position]) -> tuple[Axis, ...]:
+    def _axes(self, cells: Iterable[Cell], places: list[Position]) -> tuple[CounterAxis, ...]:
         """Neighboring counters joined wherever every position walks through them as one."""
         seen = list(_positions_in(cells, places))
-        axes: list[Axis] = []
+        axes: list[CounterAxis] = []
         for counter in self.positions.counters:
             if is_identical(counter.extent, 1):
                 continue
-            axis = Axis(
+            axis = CounterAxis(
                 counter.extent,
                 counter.number,
                 counter.varies,
@@ -455,7 +455,7 @@ class _Nest:
             )
             if axes and axes[-1].reduced == axis.reduced and self._join(axes[-1], axis, seen):
                 last = axes.pop()
-                axis = Axis(
+                axis = CounterAxis(
                     last.extent * axis.extent,
                     axis.number,
                     last.varies | axis.varies,
@@ -464,7 +464,7 @@ class _Nest:
             axes.append(axis)
         return tuple(axes)
 
-    def _join(self, outer: Axis, inner: Axis, seen: list[Position]) -> bool:
+    def _join(self, outer: CounterAxis, inner: CounterAxis, seen: list[Position]) -> bool:
         first = self.positions.counters[outer.number]
         second = self.positions.counters[inner.number]
         return all(is_identical(p.factor(first), p.factor(second) * second.extent) for p in seen)
@@ -476,7 +476,7 @@ def _positions_in(cells: Iterable[Cell], places: Iterable[Position]) -> Iterable
     for cell in cells:
         if isinstance(cell, Load | Numbers):
             waiting.append(cell.place)
-        if isinstance(cell, Load | Choice):
+        if isinstance(cell, Load | GuardedCell):
             waiting += [g.position for g in cell.guards]
     done: set[Position] = set()
     while waiting:
@@ -490,11 +490,11 @@ def _positions_in(cells: Iterable[Cell], places: Iterable[Position]) -> Iterable
 
 def arguments(cell: Cell) -> tuple[Cell, ...]:
     """The cells that a cell is computed from directly, indices included."""
-    if isinstance(cell, Apply):
+    if isinstance(cell, AppliedOp):
         return cell.args
     if isinstance(cell, Total):
         return (cell.arg,)
-    if isinstance(cell, Choice):
+    if isinstance(cell, GuardedCell):
         return (cell.inside, cell.outside, *_fetched(_guarded(cell.guards)))
     if isinstance(cell, Load):
         return _fetched([cell.place, *_guarded(cell.guards)])

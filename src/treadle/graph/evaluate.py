@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import GraphError, ShapeError, TreadleError
 from treadle.base.shape import Shape, format_shape
 from treadle.base.symbol import Dim, Expr, Relation, Symbol, always, symbol
@@ -23,7 +24,7 @@ from treadle.graph.ir import (
     symbols_in,
     with_types,
 )
-from treadle.ops.op import Array, Op, as_tuple
+from treadle.ops.op import Op, as_tuple
 
 Observe = Callable[[Node, tuple[Array, ...]], None]
 

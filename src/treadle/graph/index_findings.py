@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import IndexRangeError, out_of_range
 from treadle.graph.ir import Graph, Node, regions_of
 from treadle.ops.bounds import Range
 from treadle.ops.check import CheckIndices
 from treadle.ops.index_numpy import asking
 from treadle.ops.movement import Concat
-from treadle.ops.op import Array, IndexRange, Op
+from treadle.ops.op import IndexRange, Op
 
 
 class Indexed(NamedTuple):

@@ -44,10 +44,10 @@ class CheckRanges:
         Raises:
             IndexRangeError: a constant index is out of range.
         """
-        return _Writer().write(graph)
+        return _CheckWriter().write(graph)
 
 
-class _Writer:
+class _CheckWriter:
     """Counts indices while it writes checks."""
 
     def __init__(self) -> None:

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import GraphError
 from treadle.base.guards import asking_nothing
 from treadle.base.loc import UNKNOWN, Loc
-from treadle.base.symbol import DECISIONS, Apply, Dim, Expr, Relation, Symbol, is_identical
+from treadle.base.symbol import DECISIONS, Applied, Dim, Expr, Relation, Symbol, is_identical
 from treadle.base.types import TensorType
 from treadle.ops.constant import ArrayData, Constant
-from treadle.ops.op import Array, Op, as_tuple
+from treadle.ops.op import Op, as_tuple
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -369,7 +370,7 @@ def _collect(value: object, found: dict[Symbol, None]) -> None:
             _collect(atom, found)
     elif isinstance(value, Symbol):
         found[value] = None
-    elif isinstance(value, Apply):
+    elif isinstance(value, Applied):
         _collect((value.x, value.y), found)
     elif isinstance(value, TensorType):
         _collect(value.shape, found)

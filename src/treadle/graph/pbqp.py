@@ -33,7 +33,7 @@ class Solution:
     proven: bool
 
 
-class Problem:
+class AssignmentProblem:
     """A problem under construction; variables are numbered from 0."""
 
     __slots__ = ("_costs", "_edges")

@@ -9,11 +9,10 @@ import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.base.env import REPLAY
 from treadle.base.log import get_logger
@@ -22,8 +21,6 @@ from treadle.graph.ir import Graph, Node, Value
 from treadle.graph.printer import to_text
 from treadle.ops.constant import ArrayData
 from treadle.ops.op import Op
-
-Array = npt.NDArray[Any]
 
 _LOCK = threading.Lock()
 _MOST = 64

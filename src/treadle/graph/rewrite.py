@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import GraphError
 from treadle.base.guards import recording_guards
 from treadle.base.shape import Shape
@@ -20,7 +21,7 @@ from treadle.ops.abstract import constant_array
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.creation import Full
 from treadle.ops.movement import Broadcast, Reshape
-from treadle.ops.op import Array, Op
+from treadle.ops.op import Op
 
 Level = Literal["exact", "safe", "fast"]
 """Promise of a rule: identical bits; identical but for NaN, infinities and the sign of zero; or the

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from treadle.graph.ir import Graph, Node, regions_of
 from treadle.graph.regions import map_regions
-from treadle.ops.printing import Observer
+from treadle.ops.printing import PrintingOp
 
 
 def silent(graph: Graph) -> Graph:
     """The graph without ops that only show values, those in regions included."""
     graph = map_regions(graph, silent)
-    kept = [n for n in graph.nodes if not isinstance(n.op, Observer)]
+    kept = [n for n in graph.nodes if not isinstance(n.op, PrintingOp)]
     return graph if len(kept) == len(graph.nodes) else graph.with_nodes(kept, graph.outputs)
 
 
@@ -20,5 +20,5 @@ def observers(graph: Graph) -> list[Node]:
     for node in graph.nodes:
         for region in regions_of(node.op):
             found += observers(region)
-        found += [node] if isinstance(node.op, Observer) else []
+        found += [node] if isinstance(node.op, PrintingOp) else []
     return found

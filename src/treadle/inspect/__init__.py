@@ -22,8 +22,8 @@ from treadle.engine.phases import InPhases, PhasedRunner
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface, Plan
 from treadle.engine.report import CompileReport
-from treadle.engine.spread import Part
-from treadle.engine.targets import Compiled
+from treadle.engine.spread import DevicePart
+from treadle.engine.targets import CompiledTarget
 from treadle.graph.ir import Graph
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class Inspected:
         """Return `explain()` as text for people; `full` gives every group, op and pass a row."""
         from treadle.inspect.text import to_text
 
-        if isinstance(self.stages.target, Compiled):
+        if isinstance(self.stages.target, CompiledTarget):
             return to_text(self.explain(), full=full)
         executor = self.compile()  # The course of a program without a plan is a table.
         table = executor.table() if isinstance(executor, Stepwise | PhasedRunner) else ""
@@ -273,7 +273,7 @@ class Inspected:
         from treadle.inspect.profile import measure
 
         plan, target = self.planned(), self.stages.target
-        if isinstance(target, Compiled) and executor.loaded.plan is not plan:
+        if isinstance(target, CompiledTarget) and executor.loaded.plan is not plan:
             executor = target.load_again(self.stages)  # Out of the cache, it names no steps.
         compiler, name = self.compiler(), self.captured.name
         limits = compiler.limits() if isinstance(compiler, MeasuringCompiler) else None
@@ -285,7 +285,7 @@ class Inspected:
         if repeats < 1:
             raise EngineError("profile", f"{repeats} repeats", hint="measure one run at least")
         if not isinstance(executor, Scheduler):
-            part = Part(self.captured, self.stages.home or default_device(), ())
+            part = DevicePart(self.captured, self.stages.home or default_device(), ())
             executor = Scheduler.of_one(part, executor)
         runs = [executor.measure(inputs) for _ in range(repeats + 1)][1:]
         return min(runs, key=lambda run: run.seconds)

@@ -115,7 +115,7 @@ class Sheet:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownFacts:
     """Facts about a graph's ends and nodes besides the graph.
 
     Attributes:
@@ -155,7 +155,7 @@ class _Draft:
         self.maker.update(dict.fromkeys(makes, target))
 
 
-def sheet(name: str, graph: Graph, known: Known) -> Sheet:
+def sheet(name: str, graph: Graph, known: KnownFacts) -> Sheet:
     """A graph as boxes, arrows and places; constants are a part of what reads them."""
     draft = _Draft()
     names = value_names(graph) | {

@@ -140,7 +140,7 @@ def report(device: str | CompNode | None = None) -> DeviceReport:
     )
 
 
-def _backends(kind: str) -> list[registry.Entry]:
+def _backends(kind: str) -> list[registry.BackendEntry]:
     """Return the backends whose devices they are, and whose engines serve them."""
     names = {engine.name for engine in registry.engines(kind)}
     return [e for e in registry.loaded() if e.serves(kind) or e.name in names]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from treadle.backends.program import Host, Jump, Step, Stop, Together, runs_of
+from treadle.backends.program import Host, Jump, Step, StopStep, Together, runs_of
 from treadle.engine.plan import Facts, Plan, step_names
 from treadle.engine.plan.memory import StepMemory, steps_memory, totals
 from treadle.engine.report import CompileReport, Partition, describe_partitions
@@ -55,7 +55,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ExplainedGroup:
     """A part that runs as one: a fused group, an op on its own, or a copy.
 
     Attributes:
@@ -114,7 +114,7 @@ class CapturedOp:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ExplainedRefusal:
     """Something that was not done, why, and how often."""
 
     stage: str
@@ -131,9 +131,9 @@ class Explanation:
     name: str
     stages: tuple[StageTime, ...]
     sizes: tuple[Size, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[ExplainedGroup, ...]
     ops: tuple[CapturedOp, ...]
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[ExplainedRefusal, ...]
     passes: tuple[tuple[str, int, int, float, tuple[tuple[str, int], ...]], ...]
     memory: Mapping[str, int]
     streams: Mapping[str, Any]
@@ -193,7 +193,7 @@ def _whole(graph: Graph, engine: str) -> tuple[Partition, ...]:
 
 def _streams(plan: Plan) -> dict[str, Any]:
     streams, steps = plan.streams, zip(plan.streams.of, plan.steps, strict=True)
-    launching = [stream for stream, step in steps if not isinstance(step, Jump | Stop)]
+    launching = [stream for stream, step in steps if not isinstance(step, Jump | StopStep)]
     return {
         "count": streams.count,
         "steps": [launching.count(s) for s in range(streams.count)],
@@ -212,10 +212,12 @@ def _streams(plan: Plan) -> dict[str, Any]:
 # -- groups ------------------------------------------------------------------------------------
 
 
-def _groups(graph: Graph, plan: Plan, engine: str, profile: Profile | None) -> tuple[Group, ...]:
+def _groups(
+    graph: Graph, plan: Plan, engine: str, profile: Profile | None
+) -> tuple[ExplainedGroup, ...]:
     members: dict[int, list[_Member]] = {}
     for i, (step, facts) in enumerate(zip(plan.steps, plan.facts, strict=True)):
-        if isinstance(step, Jump | Stop):
+        if isinstance(step, Jump | StopStep):
             continue
         seconds, stream = predicted(step, facts, rates_in(profile)), plan.streams.of[i]
         for part, own, share in shares(step, facts):
@@ -229,7 +231,7 @@ def _groups(graph: Graph, plan: Plan, engine: str, profile: Profile | None) -> t
         tasks = [plan.host[m.step.task] for m in mine if isinstance(m.step, Host)]
         kernels = Counter(step_names(plan, m.step)[1] for m in mine)
         found.append(
-            Group(
+            ExplainedGroup(
                 number,
                 _kind(node, bool(tasks)),
                 ("copy",) if node is None else _names(node),
@@ -286,7 +288,7 @@ def _stages(
     graphs: Mapping[str, Graph],
     plan: Plan,
     report: CompileReport,
-    groups: Sequence[Group],
+    groups: Sequence[ExplainedGroup],
     profile: Profile | None,
     engine: str,
 ) -> tuple[StageTime, ...]:
@@ -325,7 +327,7 @@ def _launches(plan: Plan) -> str:
 def _sizes(graphs: Mapping[str, Graph], plan: Plan) -> tuple[Size, ...]:
     found = [_graph_size(name, graphs[name]) for name in ("captured", "prepared")]
     compiled = graphs["optimized"]
-    launches = sum(not isinstance(s, Jump | Stop) for s in plan.steps)
+    launches = sum(not isinstance(s, Jump | StopStep) for s in plan.steps)
     moved = sum(int(f.nbytes) for f in plan.facts)
     kernels = len({run.kernel for run in runs_of(plan.steps)}) + len(plan.left)
     regions = _regions(compiled)
@@ -369,7 +371,7 @@ def _nbytes(value: Any) -> int:
 
 def _ops(
     graphs: Mapping[str, Graph],
-    groups: Sequence[Group],
+    groups: Sequence[ExplainedGroup],
     report: CompileReport,
     engine: str,
     once: Set[int],
@@ -397,7 +399,7 @@ def _ops(
     return tuple(found)
 
 
-def _fate(node: Node, tops: Sequence[int], mine: Sequence[Group], once: Set[int]) -> str:
+def _fate(node: Node, tops: Sequence[int], mine: Sequence[ExplainedGroup], once: Set[int]) -> str:
     if isinstance(node.op, Constant):
         return "constant"
     if not tops:
@@ -420,12 +422,12 @@ def _reasons(report: CompileReport) -> dict[str, str]:
     return found
 
 
-def _refusals(report: CompileReport) -> tuple[Refusal, ...]:
+def _refusals(report: CompileReport) -> tuple[ExplainedRefusal, ...]:
     counts: dict[tuple[str, str, str], list[str]] = {}
     for d in report.decisions:
         if not d.outcome.startswith(("fused", "Segment")):
             counts.setdefault((d.stage, d.outcome, d.reason), []).append(d.subject)
     return tuple(
-        Refusal(stage, outcome, reason, len(subjects), subjects[0])
+        ExplainedRefusal(stage, outcome, reason, len(subjects), subjects[0])
         for (stage, outcome, reason), subjects in counts.items()
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.backends.program import Compiler, Jump, Launch, Run, Stop, runs_of
+from treadle.backends.program import Compiler, Jump, Launch, Run, StopStep, runs_of
 from treadle.engine.plan import Plan
 from treadle.inspect.profile import Profile, predicted, rates_in, shares
 
@@ -60,7 +60,7 @@ def kernels(plan: Plan, compiler: Compiler, profile: Profile | None) -> tuple[Ke
     uses: dict[Any, _Use] = {}
     times = {} if profile is None else {s.number: s.seconds for s in profile.steps}
     for i, (step, facts) in enumerate(zip(plan.steps, plan.facts, strict=True)):
-        for part, own, share in () if isinstance(step, Jump | Stop) else shares(step, facts):
+        for part, own, share in () if isinstance(step, Jump | StopStep) else shares(step, facts):
             if isinstance(part, Run):
                 use = uses.setdefault(part.kernel, _Use({}, {}))
                 use.labels[part.label] = use.steps[i] = None

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from treadle.backends.program import Compiler, Jump, MeasuringCompiler, Stop
+from treadle.backends.program import Compiler, Jump, MeasuringCompiler, StopStep
 from treadle.base.table import count, duration, size
 from treadle.base.version import VERSION
 from treadle.engine.plan import Interface, Plan
 from treadle.engine.report import CompileReport
 from treadle.graph.ir import Graph
 from treadle.graph.simplify import RULES
-from treadle.inspect.boxes import Box, Edge, Known, Sheet, sheet
+from treadle.inspect.boxes import Box, Edge, KnownFacts, Sheet, sheet
 from treadle.inspect.columns import in_order
 from treadle.inspect.explanation import Explanation
 from treadle.inspect.families import FAMILIES, family_of
@@ -126,7 +126,7 @@ def _end(steps: Sequence[Moment]) -> float:
 
 
 def _launches(plan: Plan) -> str:
-    number = sum(not isinstance(step, Jump | Stop) for step in plan.steps)
+    number = sum(not isinstance(step, Jump | StopStep) for step in plan.steps)
     return _many(number, "launch", "launches")
 
 
@@ -164,9 +164,9 @@ def _sheets(shown: Shown) -> list[dict[str, Any]]:
             found.append({"name": name, "what": WHAT[name], "like": like})
             continue
         if graph is compiled:
-            known = Known(held, kept, {n: (i,) for i, n in enumerate(graph.nodes)}, times)
+            known = KnownFacts(held, kept, {n: (i,) for i, n in enumerate(graph.nodes)}, times)
         else:
-            known = Known(held, kept, whereabouts(graph, compiled))
+            known = KnownFacts(held, kept, whereabouts(graph, compiled))
         if name == "captured":
             known = replace(known, fates=dict(zip(graph.nodes, fates, strict=True)))
         known = replace(known, inputs=shown.inputs, outputs=shown.outputs)

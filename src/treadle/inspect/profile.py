@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.backends.program import Host, Jump, Limits, Step, Stop, Together
+from treadle.backends.program import Host, Jump, Limits, Step, StopStep, Together
 from treadle.base.errors import EngineError
 from treadle.base.table import duration, lines, shortened
 from treadle.engine.cost import RATES, Rates, rates_of
 from treadle.engine.execute import DeviceExecutor, Executor
 from treadle.engine.plan import Facts, Plan, parts_of, step_names
 
-Array = npt.NDArray[Any]
 _LONGEST_LABEL = 44
 
 
@@ -268,7 +267,7 @@ def rates_in(profile: Profile | None) -> Rates:
 
 def predicted(step: Step, facts: Facts, rates: Rates = RATES["cpu"]) -> float:
     """Modelled seconds of one turn of a step, with the rates of what runs launches."""
-    if isinstance(step, Jump | Stop):
+    if isinstance(step, Jump | StopStep):
         return 0.0
     return (RATES["reference"] if isinstance(step, Host) else rates).seconds(
         facts.flops, facts.nbytes

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from treadle.base.table import count, duration, lines, size
 from treadle.engine.plan.memory import memory_table
-from treadle.inspect.explanation import Explanation, Group, Refusal
+from treadle.inspect.explanation import ExplainedGroup, ExplainedRefusal, Explanation
 from treadle.inspect.origins import joined
 from treadle.inspect.profile import RATES_SHOWN, rates
 
@@ -80,7 +80,7 @@ _HEADER = ("ops", "kernels", "moved", "predicted", "measured", *RATES_SHOWN, "li
 _MEASURED = ("measured", *RATES_SHOWN)
 
 
-def _cells(group: Group) -> tuple[str, ...]:
+def _cells(group: ExplainedGroup) -> tuple[str, ...]:
     kernels = " ".join(k if n == 1 else f"{n}x {k}" for k, n in group.kernels)
     return (
         _brief(group),
@@ -93,7 +93,7 @@ def _cells(group: Group) -> tuple[str, ...]:
     )
 
 
-def _brief(group: Group) -> str:
+def _brief(group: ExplainedGroup) -> str:
     """The ops, the same one many times in a row as one."""
     runs = [(name, len(list(same))) for name, same in groupby(group.ops)]
     return " ".join(name if n == 1 else f"{name}*{n}" for name, n in runs)
@@ -101,7 +101,7 @@ def _brief(group: Group) -> str:
 
 def _groups(found: Explanation) -> str:
     """Equal groups in one row, the most expensive first."""
-    alike: dict[object, list[Group]] = {}
+    alike: dict[object, list[ExplainedGroup]] = {}
     for g in found.groups:
         alike.setdefault((_kind(g), g.engine, g.ops, g.kernels), []).append(g)
     ranked = sorted(alike.values(), key=lambda same: -sum(_time(g) for g in same))
@@ -119,12 +119,12 @@ def _groups(found: Explanation) -> str:
     return _section(title, ("n", "kind", *_shown(found, _HEADER)), _trimmed(found, rows))
 
 
-def _kind(group: Group) -> str:
+def _kind(group: ExplainedGroup) -> str:
     """The kind, with the user's name."""
     return f'{group.kind} "{group.name}"' if group.name else group.kind
 
 
-def _time(group: Group) -> float:
+def _time(group: ExplainedGroup) -> float:
     return group.predicted if group.measured is None else group.measured
 
 
@@ -133,13 +133,13 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _summed(same: Sequence[Group]) -> Group:
+def _summed(same: Sequence[ExplainedGroup]) -> ExplainedGroup:
     """Groups with the same ops and kernels as one, with all their work."""
     first = same[0]
     kernels = Counter[str]()
     for g in same:
         kernels.update(dict(g.kernels))
-    return Group(
+    return ExplainedGroup(
         first.number,
         first.kind,
         first.ops,
@@ -253,7 +253,7 @@ def _passes(found: Explanation) -> str:
     return _section("passes", ("pass", "nodes", "time", "fired"), rows)
 
 
-def _refusals(refusals: Sequence[Refusal], full: bool) -> str:
+def _refusals(refusals: Sequence[ExplainedRefusal], full: bool) -> str:
     shown = refusals if full else sorted(refusals, key=lambda r: -r.count)[:MOST_ROWS]
     rows = [(r.stage, str(r.count), r.example, r.outcome, r.reason) for r in shown]
     left = len(refusals) - len(shown)

@@ -47,7 +47,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ArenaUse:
     """Bytes of the arena from the step that writes them to the last one that reads them.
 
     `node` of the compiled graph has them written; -1 for copies.
@@ -174,7 +174,7 @@ def flows(plan: Plan) -> list[tuple[int, int]]:
 # -- memory ------------------------------------------------------------------------------------
 
 
-def held_bytes(plan: Plan, graph: Graph) -> tuple[Held, ...]:
+def held_bytes(plan: Plan, graph: Graph) -> tuple[ArenaUse, ...]:
     """Return the contents of the arena with their first and last steps, by who wrote them."""
     arena = plan.bases - 1
     memory = _Pieces(s for f in plan.facts for s in (*f.reads, *f.writes) if s.base == arena)
@@ -198,7 +198,7 @@ def held_bytes(plan: Plan, graph: Graph) -> tuple[Held, ...]:
                         owner[piece].end_before(i)
                     owner[piece] = made
     return tuple(
-        Held(int(e.span.offset), int(e.span.nbytes), e.first, e.last, e.node, e.label)
+        ArenaUse(int(e.span.offset), int(e.span.nbytes), e.first, e.last, e.node, e.label)
         for e in found
     )
 
@@ -229,7 +229,7 @@ def _label(plan: Plan, step: Step, facts: Facts, span: Span, graph: Graph) -> st
     return " ".join(part for part in (name, what, "of", step_names(plan, step)[0]) if part)
 
 
-def live_bytes(held: Sequence[Held], steps: int) -> list[int]:
+def live_bytes(held: Sequence[ArenaUse], steps: int) -> list[int]:
     """Bytes of the arena that are in use at each step."""
     change = [0] * (steps + 1)
     for entry in held:

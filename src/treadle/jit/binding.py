@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treadle.backends.watch import Watch
+from treadle.backends.watch import SlotWatch
 from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.observer import OBSERVER
@@ -19,7 +19,7 @@ from treadle.base.symbol import Expr
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode
 from treadle.engine.eager.dispatch import EagerType
-from treadle.engine.execute import Executor, Instance, Runner
+from treadle.engine.execute import Executor, ProgramInstance, Runner
 from treadle.jit.capture import payload
 from treadle.jit.captured import (
     Argument,
@@ -39,8 +39,8 @@ from treadle.tensor import Tensor, wrap
 
 _HOLDERS = 6
 """References to an array of state that only its handle holds, as `getrefcount` sees them here: the
-handle, `seen` and `arrays` of the `Watch`, the two lists of `Binding.payloads`, and the argument
-itself."""
+handle, `seen` and `arrays` of the `SlotWatch`, the two lists of `Binding.payloads`, and the
+argument itself."""
 
 
 _FOUND = 7
@@ -66,7 +66,7 @@ class _Shared:
 
     __slots__ = ("lock", "watch")
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: SlotWatch) -> None:
         self.watch = watch
         self.lock = threading.Lock()
 
@@ -124,7 +124,7 @@ class Binding:
     def _look_natively(self) -> None:
         """Set up native code that looks at handles and runs in one, where there is any."""
         executor = self.executor
-        if isinstance(executor, Executor | Instance) and not self._needs_python:
+        if isinstance(executor, Executor | ProgramInstance) and not self._needs_python:
             self._run_if_unchanged = executor.run_if_unchanged
             self._found = _finders(self._captured.sources[: self._varying], self._readers)
 
@@ -147,7 +147,7 @@ class Binding:
                 )
         if self._open or self._found is None:
             made._look_natively()
-        elif isinstance(executor, Instance):
+        elif isinstance(executor, ProgramInstance):
             made._run_if_unchanged = executor.run_if_unchanged
         return made
 
@@ -201,7 +201,7 @@ class Binding:
             TraceError: state is written to new arrays, so turns cannot follow one another.
             IndexRangeError: an index was out of range; the turns before have been made.
         """
-        if self._captured.streams or not isinstance(self.executor, Executor | Instance):
+        if self._captured.streams or not isinstance(self.executor, Executor | ProgramInstance):
             found = [self(leaves) for leaves in batches]
             return len(found), found[-1]
         sources = self._captured.sources
@@ -263,7 +263,7 @@ class Binding:
                     if not _is_alone(handle):
                         handle._data = np.array(_dense(handle), order="C", copy=True)
 
-    def _look_again(self, now: list[Any], before: Watch) -> Watch:
+    def _look_again(self, now: list[Any], before: SlotWatch) -> SlotWatch:
         """Look at handles that were rebound since the last call; `now` becomes what they hold."""
         if not all(map(fits, self._tensors, self._types, self._at)):
             raise _changed()
@@ -282,10 +282,10 @@ class Binding:
         self._state.watch = state = self._watch(now, arrays)
         return state
 
-    def _watch(self, seen: Sequence[Any], arrays: list[Any]) -> Watch:
-        return Watch(self._tensors, "_data", seen, arrays, self._mine)
+    def _watch(self, seen: Sequence[Any], arrays: list[Any]) -> SlotWatch:
+        return SlotWatch(self._tensors, "_data", seen, arrays, self._mine)
 
-    def _leave_shared(self, now: list[Any], mine: list[Any], before: Watch) -> Watch:
+    def _leave_shared(self, now: list[Any], mine: list[Any], before: SlotWatch) -> SlotWatch:
         """Leave arrays that others hold, too, to them, and go on with copies."""
         counts = map(sys.getrefcount, mine)
         shared = [k for k, n in zip(self._mine, counts, strict=True) if n > _HOLDERS]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import tree
+from treadle.base.array import Array
 from treadle.base.errors import TraceError
 from treadle.base.garbage import collect_young, promotions, rare_collections
 from treadle.base.guards import deciding
@@ -52,7 +53,7 @@ from treadle.jit.captured import (
 from treadle.jit.reach import tensors_reached
 from treadle.jit.streams import Streams
 from treadle.jit.whereabouts import Whereabouts
-from treadle.ops.op import Array, Op, as_tuple
+from treadle.ops.op import Op, as_tuple
 from treadle.ops.transfer import Identity, Transfer
 from treadle.runtime.array import to_host
 from treadle.runtime.comm import groups

@@ -14,7 +14,7 @@ from treadle.base.symbol import Dim, Expr, evaluate
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode
 from treadle.engine.eager.dispatch import EagerType
-from treadle.engine.spread import Places
+from treadle.engine.spread import ValuePlaces
 from treadle.graph.ir import Graph
 from treadle.tensor import Tensor
 
@@ -146,11 +146,11 @@ class CapturedCall:
         return self.home.on_host and not self.places
 
     @property
-    def spread(self) -> Places | None:
+    def spread(self) -> ValuePlaces | None:
         """Places of nodes, inputs and outputs, if there are several devices."""
         if not self.places:
             return None
-        return Places(self.at, self.places, tuple([k.device for k in self.kinds]))
+        return ValuePlaces(self.at, self.places, tuple([k.device for k in self.kinds]))
 
     def holds(self, leaves: Sequence[Any]) -> bool:
         """Return whether the world is as it was; shapes and types of state are looked at

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.difference import Difference, difference, magnitude
 from treadle.base.errors import EngineError
 from treadle.base.layers import within
@@ -33,8 +33,6 @@ from treadle.ops.constant import Constant
 from treadle.ops.fused import Fused
 from treadle.ops.op import Op, as_tuple
 from treadle.runtime.array import from_host, to_host
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from treadle.base import tree
 from treadle.base.errors import TraceError
 from treadle.base.modes import ACTIVE, LOCAL
 from treadle.base.spelling import refuse
-from treadle.engine.execute import Instance, Runner, Timeline
+from treadle.engine.execute import ProgramInstance, Runner, Timeline
 from treadle.engine.execute.counters import Counters
 from treadle.engine.options import Options
 from treadle.engine.phases import PhasedRunner, Phases
@@ -260,7 +260,7 @@ class Compiled(Generic[P, R]):
 
 def _shared(runner: Runner) -> Runner | Phases:
     """Return the part of a runner that programs of other extents have in common."""
-    if isinstance(runner, Instance):
+    if isinstance(runner, ProgramInstance):
         return runner.executor
     return runner.phases if isinstance(runner, PhasedRunner) else runner
 

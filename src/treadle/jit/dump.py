@@ -220,7 +220,7 @@ def checked_options(given: Mapping[str, Any], optimized: bool = True) -> dict[st
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DumpOptions:
     """Options of a file to be written; the fields are `dump`'s arguments."""
 
     append: bool
@@ -276,7 +276,7 @@ def in_halves(model: Model, options: Mapping[str, Any]) -> Model:
     return replace(model, graph=graph, opened=opened)
 
 
-def write(f: PathLike | IO[Any], model: Model, asked: Asked) -> CompGraphDumpResult:
+def write(f: PathLike | IO[Any], model: Model, asked: DumpOptions) -> CompGraphDumpResult:
     """Write a model with its test cases, behind those that are in the file if so asked."""
     model = in_halves(model, asked.options)
     cases = tuple(_cases(model, asked)) if asked.input_data is not None else ()
@@ -311,7 +311,7 @@ def _is_there(f: PathLike | IO[Any]) -> bool:
     raise ValueError("dump: append=True takes a path, not a file object")
 
 
-def _cases(model: Model, asked: Asked) -> list[Case]:
+def _cases(model: Model, asked: DumpOptions) -> list[Case]:
     """Test cases: inputs as they were asked for, outputs as the model gives them now."""
     found = []
     run = None if asked.no_assert else Runner(model.graph)
@@ -323,7 +323,7 @@ def _cases(model: Model, asked: Asked) -> list[Case]:
     return found
 
 
-def _parsed(entry: Any, model: Model, asked: Asked) -> dict[str, Any]:
+def _parsed(entry: Any, model: Model, asked: DumpOptions) -> dict[str, Any]:
     """One test case: arrays by name, or text like `data:x.npy;mask:#rand(0,1)`."""
     if isinstance(entry, str):
         parts = [part.partition(":") for part in entry.split(";") if part]
@@ -370,4 +370,11 @@ def _array(given: Any, value: Value) -> Any:
     return random.astype(value.type.dtype.numpy)
 
 
-__all__ = ["LAYOUT_OPTIONS", "Asked", "CompGraphDumpResult", "Ends", "argument_names", "model_of"]
+__all__ = [
+    "LAYOUT_OPTIONS",
+    "CompGraphDumpResult",
+    "DumpOptions",
+    "Ends",
+    "argument_names",
+    "model_of",
+]

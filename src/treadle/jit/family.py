@@ -13,7 +13,7 @@ from typing import Any
 
 from treadle.base import tree
 from treadle.base.arithmetic import Questions
-from treadle.engine.execute import Instance, Runner
+from treadle.engine.execute import ProgramInstance, Runner
 from treadle.engine.extents.plans import Plans
 from treadle.engine.extents.regime import Regime
 from treadle.engine.options import Options
@@ -138,7 +138,7 @@ class Member(Variant):
     """
 
     def __init__(
-        self, family: Family, extents: Mapping[str, int], regime: Regime, instance: Instance
+        self, family: Family, extents: Mapping[str, int], regime: Regime, instance: ProgramInstance
     ) -> None:
         self._family = family
         self._extents = extents

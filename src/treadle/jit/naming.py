@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.dtype import bool_
 from treadle.base.observer import OBSERVER, observe
 from treadle.base.symbol import Decisions
@@ -29,7 +30,7 @@ from treadle.jit.captured import CapturedCall, Source, State
 from treadle.jit.ops_table import BY_OP, MODES
 from treadle.ops.check import AssertEqual
 from treadle.ops.families import Elementwise, Reduce
-from treadle.ops.op import Array, Op
+from treadle.ops.op import Op
 from treadle.ops.select import Where
 from treadle.runtime.array import to_host
 from treadle.tensor import Tensor

@@ -38,7 +38,7 @@ from treadle.ops.families import Elementwise, Movement
 from treadle.tensor import Tensor, wrap
 
 
-class Asked(NamedTuple):
+class ExampleCall(NamedTuple):
     """A call that a model was recorded from: how its arguments are nested, and what they were."""
 
     shape: tree.Tree
@@ -59,19 +59,19 @@ class _Given(NamedTuple):
         return made
 
 
-def asked(args: Any, kwargs: Any) -> Asked:
+def asked(args: Any, kwargs: Any) -> ExampleCall:
     """Keep of a call all that recording it again takes."""
     leaves, shape = tree.flatten((args, kwargs))
     kept = [
         _Given(x._kind, tuple(x._data.shape), x.name) if isinstance(x, Tensor) else x
         for x in leaves
     ]
-    return Asked(shape, tuple(kept))
+    return ExampleCall(shape, tuple(kept))
 
 
 def _open_capture(
     function: Callable[..., Any],
-    call: Asked,
+    call: ExampleCall,
     captured: CapturedCall,
     name: str,
     inputs: Sequence[str],
@@ -99,7 +99,7 @@ def _open_capture(
 
 def _captured(
     function: Callable[..., Any],
-    call: Asked,
+    call: ExampleCall,
     name: str,
     shapes: dict[int, Shape],
     extents: dict[str, int],
@@ -111,7 +111,7 @@ def _captured(
 
 
 def _opened(
-    call: Asked, inputs: Sequence[str], ones: bool
+    call: ExampleCall, inputs: Sequence[str], ones: bool
 ) -> tuple[dict[int, Shape], dict[str, int]]:
     """Symbolic shapes of arguments, and extents for which the function is asked.
 
@@ -138,7 +138,7 @@ def _word(name: str) -> str:
     return re.sub(r"\W", "_", name) if name[:1].isalpha() else ""
 
 
-def _actual(call: Asked, shapes: dict[int, Shape]) -> dict[str, int]:
+def _actual(call: ExampleCall, shapes: dict[int, Shape]) -> dict[str, int]:
     found: dict[str, int] = {}
     for number, shape in shapes.items():
         for extent, actual in zip(shape, call.leaves[number].extents, strict=True):
@@ -250,7 +250,7 @@ def _opened_model(model: Model, name: str, found: CapturedCall, fast: bool) -> M
 def model_for_extents(
     function: Callable[..., Any],
     model: Model,
-    call: Asked,
+    call: ExampleCall,
     captured: CapturedCall,
     fast: bool,
 ) -> Model:
@@ -273,7 +273,7 @@ def model_for_extents(
 def model_for_axes(
     function: Callable[..., Any],
     model: Model,
-    call: Asked,
+    call: ExampleCall,
     captured: CapturedCall,
     axes: Mapping[int, Mapping[int, str]],
 ) -> Model:
@@ -305,4 +305,4 @@ def model_for_axes(
     return _opened_model(model, model.graph.name, found, fast=False)
 
 
-__all__ = ["Asked", "asked", "model_for_axes", "model_for_extents"]
+__all__ = ["ExampleCall", "asked", "model_for_axes", "model_for_extents"]

@@ -13,7 +13,7 @@ from treadle.engine.devices.names import default_device
 from treadle.graph.ir import Graph
 from treadle.graph.silent import observers, silent
 from treadle.jit.capture import Capture
-from treadle.ops.printing import Observer, Pause, Print
+from treadle.ops.printing import Pause, Print, PrintingOp
 from treadle.runtime.array import to_host
 from treadle.tensor import Tensor
 
@@ -92,7 +92,7 @@ def without_prints(graph: Graph, name: str) -> Graph:
     return silent(graph)
 
 
-def _observe(op: Observer, tensors: list[Tensor]) -> None:
+def _observe(op: PrintingOp, tensors: list[Tensor]) -> None:
     """Make it a step of the program that is captured, or do it now.
 
     Neither a tape nor mixed precision sees it: its tensors are looked at as they are.

@@ -17,7 +17,7 @@ from treadle.ops.op import Op
 from treadle.tensor import Tensor, create, execute, scalar_tensor, wrap
 
 
-class Watch:
+class SequenceWatch:
     """Stands where a capture stands, runs every op and writes down which it was.
 
     Args:
@@ -175,4 +175,4 @@ def _name(op: Op) -> str:
     return op.name
 
 
-__all__ = ["Watch"]
+__all__ = ["SequenceWatch"]

@@ -39,8 +39,8 @@ from treadle.jit.choosing import replaced
 from treadle.jit.compiled import Compiled, signature
 from treadle.jit.course import Course, Left, course_of
 from treadle.jit.dump import (
-    Asked,
     CompGraphDumpResult,
+    DumpOptions,
     Ends,
     argument_names,
     checked_options,
@@ -56,9 +56,9 @@ from treadle.jit.memory import (
     memory_budget,
 )
 from treadle.jit.naming import Fixing, Traced, scoped
-from treadle.jit.open_dump import Asked as Call
+from treadle.jit.open_dump import ExampleCall as Call
 from treadle.jit.open_dump import asked, model_for_extents
-from treadle.jit.sequence import Watch
+from treadle.jit.sequence import SequenceWatch
 from treadle.jit.variants import Single, Variant, interface_of
 from treadle.ops.gather import numbering_anew
 from treadle.ops.op import Op
@@ -234,7 +234,7 @@ class trace:
     # -- op by op --------------------------------------------------------------------------
 
     def _checked(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Any:
-        watch = Watch(leaves, self._left, attributes=not self._open)
+        watch = SequenceWatch(leaves, self._left, attributes=not self._open)
         with watch:
             result = self._function(*args, **kwargs)
             for action in watch.endings:
@@ -378,7 +378,7 @@ class trace:
         names = [output_names] if isinstance(output_names, str) else output_names
         model = self.model(Ends(arg_names, names))
         model = model if keep_opr_name is _NOT_SAID or keep_opr_name else without_names(model)
-        asked = Asked(
+        asked = DumpOptions(
             append,
             user_info,
             enable_metadata,
@@ -562,7 +562,7 @@ def exclude_from_trace() -> Iterator[None]:
             "the function leaves the trace for a while, so its values are known only when it runs",
             hint="trace it with imperative=True",
         ).of_run()
-    if isinstance(held, Watch):
+    if isinstance(held, SequenceWatch):
         held.interrupt()
     hook = LOCAL.hook
     install_capture(None, None if hook is held else hook)

@@ -50,7 +50,7 @@ class LiteOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CompileSettings:
     """Settings of a network's compilation that follow from its options.
 
     Attributes:
@@ -66,11 +66,11 @@ class Settings:
     device: str = ""
 
 
-AS_COMPILED = Settings()
+AS_COMPILED = CompileSettings()
 """Settings that ask for nothing: native code of a file may run."""
 
 
-def settings_of(options: LiteOptions) -> Settings:
+def settings_of(options: LiteOptions) -> CompileSettings:
     """Return the settings that options ask for: `enable_nchw44` and the like choose
     orders of axes.
     """
@@ -82,7 +82,7 @@ def settings_of(options: LiteOptions) -> Settings:
         "channels-last": options.enable_nhwcd4,
     }
     reuse = not (options.force_dynamic_alloc or options.force_output_dynamic_alloc)
-    return Settings(tuple(name for name, yes in wanted.items() if yes), reuse)
+    return CompileSettings(tuple(name for name, yes in wanted.items() if yes), reuse)
 
 
 class LiteConfig:
@@ -232,12 +232,12 @@ def start_finish_callback(func: Callable[[dict[LiteIO, Any]], int]) -> Callable[
 
 __all__ = [
     "AS_COMPILED",
+    "CompileSettings",
     "LiteConfig",
     "LiteExtraConfig",
     "LiteIO",
     "LiteNetworkIO",
     "LiteOptions",
-    "Settings",
     "settings_of",
     "start_finish_callback",
     "wrap_async_callback",

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.edition import COMPILED
 from treadle.base.errors import LoadError
 from treadle.base.log import get_logger
@@ -17,15 +18,15 @@ from treadle.engine.package import foreign
 from treadle.engine.package.offline import OfflineModel, load_offline
 from treadle.lite.config import (
     AS_COMPILED,
+    CompileSettings,
     LiteConfig,
     LiteIO,
     LiteNetworkIO,
     LiteOptions,
-    Settings,
 )
 from treadle.lite.globals import decrypted
 from treadle.lite.native import Native, Room
-from treadle.lite.tensor import Array, LiteLayout
+from treadle.lite.tensor import LiteLayout
 from treadle.runtime.array import to_host
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class LiteModel:
         """Names and layouts of the outputs."""
         return self.portable.outputs if self.native is None else self.native.outputs
 
-    def run(self, arrays: Sequence[Array], settings: Settings, room: Room) -> list[Array]:
+    def run(self, arrays: Sequence[Array], settings: CompileSettings, room: Room) -> list[Array]:
         """Run on one array per input; results are written where `room` says.
 
         Raises:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.engine.package.offline import OfflineModel
 from treadle.lite.config import LiteIO
-from treadle.lite.tensor import Array, LiteLayout, Shapes
+from treadle.lite.tensor import LiteLayout, Shapes
 
 Room = Callable[[str, LiteLayout], "Array | None"]
 """Destination of an output of a layout, by name; None: anywhere."""

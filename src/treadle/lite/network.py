@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.lite.background import Background
 from treadle.lite.base import (
     LiteAlgoSelectStrategy,
@@ -22,7 +23,7 @@ from treadle.lite.base import (
 )
 from treadle.lite.config import LiteConfig, LiteExtraConfig, LiteIO, LiteNetworkIO, settings_of
 from treadle.lite.model import LiteModel, opened
-from treadle.lite.tensor import Array, LiteLayout, LiteTensor
+from treadle.lite.tensor import LiteLayout, LiteTensor
 
 Source = str | os.PathLike[str] | IO[Any]
 Callback = Callable[[dict[LiteIO, LiteTensor]], int]

@@ -9,12 +9,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from treadle.backends.registry import BUILT_IN
+from treadle.base.array import Array
 from treadle.base.edition import left_out
 from treadle.base.errors import DeviceError
 from treadle.base.version import LITE
 from treadle.engine.devices.names import CompNode, device_count, resolve
 from treadle.lite.base import LiteDeviceType, device_kind
-from treadle.lite.tensor import Array, LiteLayout, LiteTensor
+from treadle.lite.tensor import LiteLayout, LiteTensor
 from treadle.runtime.array import DeviceArray, to_device, to_host
 
 

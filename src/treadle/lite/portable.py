@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from treadle.backends.codegen import tuned
+from treadle.base.array import Array
 from treadle.base.errors import ShapeError, TreadleError
 from treadle.base.symbol import Dim
 from treadle.engine.devices.names import resolve
@@ -19,9 +20,9 @@ from treadle.engine.options import Options
 from treadle.engine.package.models import Model, Runner, read_models, write_models
 from treadle.graph.ir import Graph, Value
 from treadle.inspect import Inspected
-from treadle.lite.config import LiteIO, Settings
+from treadle.lite.config import CompileSettings, LiteIO
 from treadle.lite.inspection import write_profile, write_values
-from treadle.lite.tensor import Array, LiteLayout, Shapes
+from treadle.lite.tensor import LiteLayout, Shapes
 from treadle.runtime.array import to_host
 
 
@@ -49,7 +50,7 @@ class Portable:
         """Names and layouts of the outputs."""
         return _ends(self.model.outputs, self.model.graph.outputs)
 
-    def run(self, arrays: Sequence[Array], settings: Settings) -> list[Array]:
+    def run(self, arrays: Sequence[Array], settings: CompileSettings) -> list[Array]:
         """Run on one array per input; shapes are compiled for when they are first met.
 
         Raises:
@@ -57,7 +58,7 @@ class Portable:
         """
         return self.runner(tuple(a.shape for a in arrays), settings)(arrays)
 
-    def runner(self, shapes: Shapes, settings: Settings) -> Runner:
+    def runner(self, shapes: Shapes, settings: CompileSettings) -> Runner:
         """Return the runner of the model on arrays of these shapes."""
         options = self._options(settings)
         known = self._runners.get((options, shapes, settings.device))
@@ -84,13 +85,13 @@ class Portable:
         names = zip(self.model.inputs, shapes, strict=True)
         return ", ".join(f"{name} [{', '.join(map(str, shape))}]" for name, shape in names)
 
-    def _options(self, settings: Settings) -> Options:
+    def _options(self, settings: CompileSettings) -> Options:
         made = engine_options(settings)
         return made if made.layouts else replace(made, layouts=layouts_of(self.model))
 
     # -- looking inside --------------------------------------------------------------------
 
-    def profile(self, path: str, arrays: Sequence[Array], settings: Settings) -> None:
+    def profile(self, path: str, arrays: Sequence[Array], settings: CompileSettings) -> None:
         """Write how long a run took, and each kernel in runs of their own, as JSON."""
         runner = self.runner(tuple(a.shape for a in arrays), settings)
         runner(arrays)  # compiled by now
@@ -98,16 +99,18 @@ class Portable:
         runner(arrays)
         write_profile(path, runner, [to_host(a) for a in arrays], time.perf_counter() - began)
 
-    def values(self, kind: str, path: Path, arrays: Sequence[Array], settings: Settings) -> None:
+    def values(
+        self, kind: str, path: Path, arrays: Sequence[Array], settings: CompileSettings
+    ) -> None:
         """Write the value of every op, see `write_values`."""
         runner = self.runner(tuple(a.shape for a in arrays), settings)
         write_values(kind, path, runner.graph, [to_host(a) for a in arrays])
 
-    def explained(self, shapes: Shapes, settings: Settings) -> str:
+    def explained(self, shapes: Shapes, settings: CompileSettings) -> str:
         """The compiler's report, with the plan of memory."""
         return Inspected(self.runner(shapes, settings).stages).explained(full=True)
 
-    def write(self, path: str, settings: Settings) -> None:
+    def write(self, path: str, settings: CompileSettings) -> None:
         """Write the model with the layouts that it is to be held in where it is loaded."""
         layouts = list(self._options(settings).layouts)
         chosen = {**self.model.options, "layouts": layouts}
@@ -128,7 +131,7 @@ def layouts_of(model: Model) -> tuple[str, ...]:
     return tuple(str(name) for name in model.options.get("layouts", ()))
 
 
-def engine_options(settings: Settings) -> Options:
+def engine_options(settings: CompileSettings) -> Options:
     """The engine's options: `enable_nchw44` and the like choose orders of axes."""
     return Options(
         layouts=settings.layouts,

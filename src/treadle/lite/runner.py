@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from treadle.base.array import Array
 from treadle.engine.devices.names import CompNode
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model, Runner
 from treadle.graph.ir import Graph
 from treadle.lite.base import LiteDeviceType
-from treadle.lite.config import LiteConfig, Settings
+from treadle.lite.config import CompileSettings, LiteConfig
 from treadle.lite.model import LiteModel
 from treadle.lite.network import LiteNetwork
 from treadle.lite.portable import Portable
-from treadle.lite.tensor import Array
 
 
 class _AsGiven(Portable):
@@ -25,7 +25,7 @@ class _AsGiven(Portable):
         super().__init__(model)
         self._given = options
 
-    def _options(self, settings: Settings) -> Options:
+    def _options(self, settings: CompileSettings) -> Options:
         return self._given
 
 

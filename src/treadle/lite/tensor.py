@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.late import Late
 from treadle.lite.base import (
     LiteDataType,
@@ -18,7 +19,6 @@ from treadle.lite.base import (
 )
 
 MAX_DIM = 7
-Array = np.ndarray[Any, np.dtype[Any]]
 Shapes = tuple[tuple[int, ...], ...]
 """Of the inputs of a run, in order."""
 

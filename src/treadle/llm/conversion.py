@@ -14,17 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.blocks import FORMATS, BlockFormat, Blocks
+from treadle.base.array import Array
+from treadle.base.blocks import FORMATS, BlockFormat, BlockTensor
 from treadle.base.errors import CheckpointError, DTypeError
 from treadle.base.files.atomic import Chunk, write_atomically
 from treadle.base.files.container import header_bytes, lay_out
-from treadle.llm.files.checkpoint import (
-    Array,
-    Checkpoint,
-    Stored,
-    TokenizerFile,
-    TokenizerTables,
-)
+from treadle.llm.files.checkpoint import ModelCheckpoint, Stored, TokenizerFile, TokenizerTables
 from treadle.llm.files.gguf import NUMBERS, Form, form_name, is_gguf
 from treadle.llm.files.gguf_checkpoint import shards
 from treadle.llm.files.gguf_export import Export, exported, renamed
@@ -86,7 +81,7 @@ def convert(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     format: str = "",
-    change: Callable[[Checkpoint], Checkpoint] | None = None,
+    change: Callable[[ModelCheckpoint], ModelCheckpoint] | None = None,
 ) -> Report:
     """Write a language model as another kind of file, or with other numbers.
 
@@ -162,9 +157,9 @@ def quantize(
 # -- tensors -------------------------------------------------------------------------------------
 
 
-def _numbers(tensor: Array | Blocks) -> Array:
+def _numbers(tensor: Array | BlockTensor) -> Array:
     """Float32 of what a tensor holds."""
-    return tensor.dequantize() if isinstance(tensor, Blocks) else tensor.astype(np.float32)
+    return tensor.dequantize() if isinstance(tensor, BlockTensor) else tensor.astype(np.float32)
 
 
 def _form(name: str, shape: tuple[int, ...], was: Form, format: str) -> Form:
@@ -202,8 +197,8 @@ def _forms(before: Mapping[str, Stored], after: Mapping[str, Stored]) -> dict[st
     return found
 
 
-def _form_of(tensor: Array | Blocks) -> Form:
-    return tensor.format if isinstance(tensor, Blocks) else tensor.dtype
+def _form_of(tensor: Array | BlockTensor) -> Form:
+    return tensor.format if isinstance(tensor, BlockTensor) else tensor.dtype
 
 
 def _planned(
@@ -215,14 +210,14 @@ def _planned(
     return PlannedTensor(name, stored.shape, form, partial(_made, name, stored, form, report))
 
 
-def _made(name: str, stored: Stored, form: Form, report: Report) -> Array | Blocks:
+def _made(name: str, stored: Stored, form: Form, report: Report) -> Array | BlockTensor:
     tensor = stored.make()
     was = _form_of(tensor)
     made, error, worst = tensor, 0.0, 0.0
     if was != form:
         values = _numbers(tensor)
         if isinstance(form, BlockFormat):
-            made = Blocks(form, tensor.shape, form.quantize(values))
+            made = BlockTensor(form, tensor.shape, form.quantize(values))
         else:
             with np.errstate(over="ignore"):
                 made = values.astype(form)
@@ -270,7 +265,7 @@ def _lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _tokenizer(checkpoint: Checkpoint, target: str, report: Report) -> dict[str, Any]:
+def _tokenizer(checkpoint: ModelCheckpoint, target: str, report: Report) -> dict[str, Any]:
     """Metadata of the tokenizer; where GGUF cannot say it, its files come beside the target."""
     source = checkpoint.tokenizer
     if not isinstance(source, TokenizerFile):
@@ -303,7 +298,7 @@ def _metadata(tables: TokenizerTables) -> dict[str, Any]:
 
 
 def _to_directory(
-    checkpoint: Checkpoint, target: str, format: str, report: Report, forms: Mapping[str, Form]
+    checkpoint: ModelCheckpoint, target: str, format: str, report: Report, forms: Mapping[str, Form]
 ) -> None:
     """Safetensors of plain numbers: blocks become float32 where no format is named."""
     os.makedirs(target, exist_ok=True)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.errors import CheckpointError, EngineError, IndexRangeError, ShapeError
-from treadle.llm.files import Checkpoint, open_checkpoint
+from treadle.llm.files import ModelCheckpoint, open_checkpoint
 from treadle.llm.models import Embedder, build_embedder
 from treadle.llm.models.families import DECODERS
 from treadle.llm.text import Tokenizer
@@ -37,7 +37,7 @@ class TextEmbedder:
         context: tokens that a text may have.
     """
 
-    def __init__(self, checkpoint: Checkpoint, model: Embedder) -> None:
+    def __init__(self, checkpoint: ModelCheckpoint, model: Embedder) -> None:
         if checkpoint.tokenizer is None:
             raise checkpoint.no_tokenizer()
         self.checkpoint = checkpoint
@@ -47,7 +47,7 @@ class TextEmbedder:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, dtype: str = "stored") -> TextEmbedder:
+    def of(cls, checkpoint: ModelCheckpoint, dtype: str = "stored") -> TextEmbedder:
         """The model in a checkpoint; see `load_embedder`."""
         if checkpoint.config.get("model_type") in DECODERS:
             problem = "the model continues text, and makes no vectors of it"

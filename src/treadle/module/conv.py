@@ -19,7 +19,7 @@ from treadle.tensor import Parameter, Tensor
 _PADDING_MODES = ("zeros", "reflect", "replicate")
 
 
-class Convolution(Module):
+class ConvolutionLayer(Module):
     """Base of convolutions and transposed convolutions of every rank."""
 
     _spatial: ClassVar[int]
@@ -98,11 +98,11 @@ class Convolution(Module):
         return ", ".join(parts)
 
 
-_ConvNd = Convolution
+_ConvNd = ConvolutionLayer
 """MegEngine's name of it, which programs ask layers for."""
 
 
-class _ForwardConv(Convolution):
+class _ForwardConv(ConvolutionLayer):
     """Convolutions that are not transposed; adds padding with other values than zeros."""
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import treadle.functional as F
 from treadle.base.errors import ShapeError
-from treadle.module.conv import _PADDING_MODES, Conv2d, Convolution, window_sizes
+from treadle.module.conv import _PADDING_MODES, Conv2d, ConvolutionLayer, window_sizes
 from treadle.module.window import Extents, require_size
 from treadle.tensor import Tensor
 
@@ -87,7 +87,7 @@ class LocalConv2d(Conv2d):
         return F.local_conv2d(inp, self.weight, None, *sizes, self.conv_mode)
 
 
-class DeformableConv2d(Convolution):
+class DeformableConv2d(ConvolutionLayer):
     """A convolution that reads shifted and weighted cells (Zhu et al., 2019, DCN v2).
 
     `forward(inp, offset, mask)` takes inp (N, C, H, W), offset (N, 2 * G * kh * kw, OH, OW) and
@@ -146,7 +146,7 @@ class DeformableConv2d(Convolution):
         return self.calc_conv(inp, self.weight, offset, mask, self.bias)
 
 
-class RegionRestrictedConv(Convolution):
+class RegionRestrictedConv(ConvolutionLayer):
     """A convolution in which cells of one region see cells of the same region only.
 
     `forward(inp, rin, rout)` takes inp (N, C, H, W) and integer region numbers rin (N, H, W) and

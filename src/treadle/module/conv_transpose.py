@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import treadle.functional as F
-from treadle.module.conv import Convolution, window_sizes
+from treadle.module.conv import ConvolutionLayer, window_sizes
 from treadle.module.window import Extents, extents
 from treadle.tensor import Tensor
 
 
-class _Transposed(Convolution):
+class _Transposed(ConvolutionLayer):
     """Transposed convolutions: the weight's channel axes are exchanged."""
 
     def __init__(

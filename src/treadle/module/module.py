@@ -325,12 +325,12 @@ class Module(metaclass=Constructed):
         """
         state.load(self._entries(""), state_dict, strict)
 
-    def _entries(self, prefix: str) -> Iterator[state.Entry]:  # Own tensors come first.
+    def _entries(self, prefix: str) -> Iterator[state.StateEntry]:  # Own tensors come first.
         for key, leaf in sorted(_members(self), key=lambda m: isinstance(m[1], Module)):
             if isinstance(leaf, Module):
                 yield from leaf._entries(f"{prefix}{key}.")
             else:
-                yield state.Entry(prefix + key, leaf, self._flat_state)
+                yield state.StateEntry(prefix + key, leaf, self._flat_state)
 
     # -- printing --------------------------------------------------------------------------
 

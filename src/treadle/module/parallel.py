@@ -11,12 +11,12 @@ import numpy as np
 
 import treadle.functional as F
 from treadle.autodiff import Function
+from treadle.base.array import Array
 from treadle.distributed import WORLD, Group
 from treadle.distributed import functional as collectives
 from treadle.distributed.shrinking import require_all_ranks
 from treadle.module.linear import Linear
 from treadle.module.module import Module
-from treadle.ops.op import Array
 from treadle.runtime.comm import groups
 from treadle.tensor import Parameter, Tensor
 

@@ -17,7 +17,7 @@ from treadle.tensor import Tensor
 Source: TypeAlias = "Mapping[str, Any] | Callable[[str, Tensor], Any]"
 
 
-class Entry(NamedTuple):
+class StateEntry(NamedTuple):
     """A parameter or buffer under its dotted name; `flat` ones are saved with one axis."""
 
     key: str
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     flat: bool
 
 
-def export(entries: Iterable[Entry], keep_var: bool) -> OrderedDict[str, Any]:
+def export(entries: Iterable[StateEntry], keep_var: bool) -> OrderedDict[str, Any]:
     """NumPy arrays by name, or the tensors themselves."""
     result: OrderedDict[str, Any] = OrderedDict()
     with no_grad():
@@ -35,7 +35,7 @@ def export(entries: Iterable[Entry], keep_var: bool) -> OrderedDict[str, Any]:
     return result
 
 
-def load(entries: Iterable[Entry], source: Source, strict: bool) -> None:
+def load(entries: Iterable[StateEntry], source: Source, strict: bool) -> None:
     """Put values from `source` into the tensors; nothing changes unless everything fits."""
     given: Any = source
     if not callable(given) and not isinstance(given, Mapping):
@@ -61,13 +61,13 @@ def load(entries: Iterable[Entry], source: Source, strict: bool) -> None:
             tensor._reset(Tensor(array, dtype, tensor.device, format=tensor.format))
 
 
-def _ask(source: Source, entry: Entry) -> Any:
+def _ask(source: Source, entry: StateEntry) -> Any:
     if callable(source):
         return source(entry.key, entry.tensor)
     return source.get(entry.key)
 
 
-def _fitted(entry: Entry, value: object) -> np.ndarray[Any, Any]:
+def _fitted(entry: StateEntry, value: object) -> np.ndarray[Any, Any]:
     """The array for an entry, in the entry's shape."""
     array = value.numpy() if isinstance(value, Tensor) else value
     if not isinstance(array, np.ndarray):

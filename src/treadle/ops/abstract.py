@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, as_tuple
+from treadle.ops.op import Op, as_tuple
 from treadle.ops.operators import Operators
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.errors import ShapeError
 from treadle.base.types import TensorType
@@ -16,7 +17,7 @@ from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite
 from treadle.ops.families import Elementwise, UnaryFloat
 from treadle.ops.logic import LogicalAnd
-from treadle.ops.op import Array, BadSample, Onnx, Op, Sample, V, op
+from treadle.ops.op import BadSample, Onnx, Op, Sample, V, op
 from treadle.ops.operators import Operators
 from treadle.ops.precision import widen_array
 from treadle.ops.scalar import Scalar, const, maximum, minimum

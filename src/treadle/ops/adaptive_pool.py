@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import ShapeError
 from treadle.base.guards import require
@@ -20,7 +21,7 @@ from treadle.base.symbol import less_equal
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.creation import allocate
-from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, family, op
+from treadle.ops.op import BadSample, Op, Pullback, Sample, V, family, op
 from treadle.ops.pool import (
     SAMPLED,
     GatherAtMaxima,

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.dtype import DType
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

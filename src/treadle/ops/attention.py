@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.guards import is_equal
 from treadle.base.shape import broadcast_shapes, require_equal
@@ -17,7 +18,7 @@ from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite
 from treadle.ops.creation import Extent, Iota
 from treadle.ops.matmul import Matmul
-from treadle.ops.op import Array, BadSample, Pullback, Sample, V, op
+from treadle.ops.op import BadSample, Pullback, Sample, V, op
 from treadle.ops.precision import widen, widen_array
 from treadle.ops.select import Where
 from treadle.ops.softmax import Softmax

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import is_static, product, size_of
 from treadle.base.types import TensorType
@@ -21,7 +22,7 @@ from treadle.ops.norm import (
     check_channels,
     check_parameters,
 )
-from treadle.ops.op import Array, BadSample, Onnx, Pullback, Sample, V, op
+from treadle.ops.op import BadSample, Onnx, Pullback, Sample, V, op
 from treadle.ops.precision import compute_type, widen, widen_array
 from treadle.ops.reduce import Mean, Sum
 from treadle.ops.unary import Sqrt, Square

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.blocks.activations import ACTIVATIONS, rounded_activations
 from treadle.base.blocks.panels import LAYOUTS, ROWS, from_panels
 from treadle.base.dtype import DType
@@ -19,7 +20,7 @@ from treadle.ops.arg import Arg
 from treadle.ops.gather import check_index
 from treadle.ops.index_numpy import check_bounds
 from treadle.ops.matmul import Matmul
-from treadle.ops.op import Array, BadSample, IndexRange, Op, Pullback, Sample, V, family, op
+from treadle.ops.op import BadSample, IndexRange, Op, Pullback, Sample, V, family, op
 from treadle.ops.reduce import Sum
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
-from treadle.ops.op import Array, Op, Sample, family, op
+from treadle.ops.op import Op, Sample, family, op
 
 
 @family

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import ShapeError
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.collective import REDUCTIONS, Collective
-from treadle.ops.op import Array, BadSample, Sample, op
+from treadle.ops.op import BadSample, Sample, op
 
 
 @op
@@ -81,5 +82,5 @@ class AllReduceBucket(Collective):
     def bad_samples(cls) -> tuple[BadSample, ...]:
         return (
             BadSample(lambda: cls(count=2), (Arg((2,)),), ShapeError, "1 operands"),
-            BadSample(lambda: cls(kind="median"), (Arg((2,)),), ShapeError, "no reduction"),
+            BadSample(lambda: cls(kind="median"), (Arg((2,)),), ShapeError, "not a reduction"),
         )

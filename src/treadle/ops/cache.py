@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import require_equal
 from treadle.base.symbol import Dim
@@ -28,7 +29,7 @@ from treadle.ops.index_numpy import check_indices, writable
 from treadle.ops.logic import Equal, LogicalAnd
 from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Concat
-from treadle.ops.op import Array, BadSample, IndexRange, Op, Sample, op
+from treadle.ops.op import BadSample, IndexRange, Op, Sample, op
 from treadle.ops.precision import compute_type, widen
 from treadle.ops.reduce import Argmax, Max
 from treadle.ops.select import Where

@@ -7,13 +7,14 @@ import logging
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import IndexRangeError, NumericError, ShapeError, out_of_range
 from treadle.base.shape import require_equal
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.index_numpy import outside, typed
-from treadle.ops.op import Array, BadSample, IndexRange, Op, Pullback, Sample, V, op
+from treadle.ops.op import BadSample, IndexRange, Op, Pullback, Sample, V, op
 
 _LOG = logging.getLogger("treadle")
 

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.errors import NoGradient, ShapeError, UnsupportedOp
 from treadle.base.shape import Shape, require_equal
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
-from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, family, op
+from treadle.ops.op import BadSample, Op, Pullback, Sample, V, family, op
 from treadle.runtime.comm import groups
 from treadle.runtime.comm.api import Communicator
 
@@ -183,7 +184,7 @@ class AllReduce(Collective):
     @classmethod
     def bad_samples(cls) -> tuple[BadSample, ...]:
         return (
-            BadSample(lambda: cls(kind="median"), (Arg((2,)),), ShapeError, "no reduction"),
+            BadSample(lambda: cls(kind="median"), (Arg((2,)),), ShapeError, "not a reduction"),
             BadSample(lambda: cls(world=0), (Arg((2,)),), ShapeError, "1 or more processes"),
         )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import ShapeError
 from treadle.base.shape import size_of
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
-from treadle.ops.op import Array, BadSample, Op, Sample, op
+from treadle.ops.op import BadSample, Op, Sample, op
 
 
 @op

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import require_equal
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
-from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, op
+from treadle.ops.op import BadSample, Op, Pullback, Sample, V, op
 
 
 @op

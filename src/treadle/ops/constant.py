@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import GraphError
 from treadle.base.shape import format_shape, size_of
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, Sample, op
+from treadle.ops.op import Op, Sample, op
 
 
 class ArrayData:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError, TreadleError
 from treadle.base.shape import require_equal
 from treadle.base.symbol import Dim, is_identical, symbol
@@ -21,7 +22,7 @@ from treadle.base.types import TensorType
 from treadle.ops.abstract import ArrayOperand, TypeOperand
 from treadle.ops.arg import Arg
 from treadle.ops.gather import numbering
-from treadle.ops.op import Array, BadSample, Op, Sample, op
+from treadle.ops.op import BadSample, Op, Sample, op
 
 Types = tuple[TensorType, ...]
 

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, TypeVar
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape, require_equal
@@ -20,7 +21,7 @@ from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.conv_numpy import convolve, convolve_transposed, correlate_for_weight
-from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, family, op
+from treadle.ops.op import BadSample, Op, Pullback, Sample, V, family, op
 from treadle.ops.precision import compute_type, widen_array
 from treadle.ops.windows import Padding, Window
 

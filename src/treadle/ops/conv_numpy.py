@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from treadle.ops.op import Array
+from treadle.base.array import Array
 from treadle.ops.windows import Index, Window, positions_and_taps
 
 _BLOCK = 1 << 18

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, OutOfMemory, ShapeError
 from treadle.base.shape import Shape, format_shape, size_of
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.bounds import Range, Ranges, greatest, least
-from treadle.ops.op import Array, BadSample, Op, Permuted, Sample, Types, family, op
+from treadle.ops.op import BadSample, Op, Permuted, Sample, Types, family, op
 from treadle.ops.orders import Orders, placed
 from treadle.runtime.host import TOO_MANY_BYTES
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import format_shape, normalize_axis, require_equal
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.families import NUMBERS
-from treadle.ops.op import Array, BadSample, Op, Permuted, Pullback, Sample, Types, V, family, op
+from treadle.ops.op import BadSample, Op, Permuted, Pullback, Sample, Types, V, family, op
 from treadle.ops.orders import Orders, inverse
 from treadle.ops.slicing import Pad, Slice
 

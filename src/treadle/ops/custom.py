@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import (
     DTypeError,
     LoadError,
@@ -28,7 +29,7 @@ from treadle.base.errors import (
 from treadle.base.shape import require_equal
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
-from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, as_tuple, op
+from treadle.ops.op import BadSample, Op, Pullback, Sample, V, as_tuple, op
 
 Attributes = tuple[tuple[str, Any], ...]
 Infer = Callable[..., tuple[TensorType, ...]]

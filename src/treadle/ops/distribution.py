@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape, product, size_of
@@ -15,7 +16,7 @@ from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.composite import Composite
 from treadle.ops.logic import ShiftRight
-from treadle.ops.op import Array, BadSample, Sample, family, op
+from treadle.ops.op import BadSample, Sample, family, op
 from treadle.ops.precision import compute_type
 from treadle.ops.random import (
     NOT_DIFFERENTIABLE,

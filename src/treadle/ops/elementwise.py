@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.symbol import always, less_equal
 from treadle.base.types import TensorType
@@ -14,7 +15,7 @@ from treadle.ops.arg import Arg
 from treadle.ops.bounds import Range, Ranges, greatest, least
 from treadle.ops.families import Binary, Elementwise, Unary, oracle
 from treadle.ops.logic import Equal, LogicalAnd
-from treadle.ops.op import Array, Onnx, Pullback, Sample, Types, V, op
+from treadle.ops.op import Onnx, Pullback, Sample, Types, V, op
 from treadle.ops.scalar import Scalar, call, cast, maximum, minimum, power, truncated
 from treadle.ops.select import Where
 from treadle.ops.unary import Log, Round

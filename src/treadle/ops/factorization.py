@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import NoGradient, NumericError, ShapeError
 from treadle.base.guards import require
 from treadle.base.shape import require_equal
@@ -22,7 +23,7 @@ from treadle.ops.index_numpy import typed
 from treadle.ops.linalg import MatInv
 from treadle.ops.logic import GreaterEqual
 from treadle.ops.matmul import Matmul
-from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, op
+from treadle.ops.op import BadSample, Op, Pullback, Sample, V, op
 from treadle.ops.select import Where
 from treadle.ops.sort import Sort
 

@@ -7,11 +7,12 @@ runs with its oracle and can be expanded again.
 from __future__ import annotations
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import ShapeError
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.control import FunctionRegion, Region, match_types
-from treadle.ops.op import Array, BadSample, Op, Sample, op
+from treadle.ops.op import BadSample, Op, Sample, op
 
 HOST = "host."
 """Prefix of the kinds of groups that return to Python for one op."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import (
     Shape,
@@ -33,7 +34,6 @@ from treadle.ops.elementwise import Minimum
 from treadle.ops.families import NUMBERS
 from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_over, writable
 from treadle.ops.op import (
-    Array,
     BadSample,
     IndexRange,
     Onnx,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.guards import require
 from treadle.base.shape import format_shape, normalize_axis, require_equal
@@ -18,7 +19,7 @@ from treadle.ops.arg import Arg
 from treadle.ops.families import NUMBERS
 from treadle.ops.gather import check_index, last_writes
 from treadle.ops.index_numpy import accumulating, add_rows, check_bounds, linear_along, writable
-from treadle.ops.op import Array, BadSample, IndexRange, Onnx, Op, Pullback, Sample, V, family, op
+from treadle.ops.op import BadSample, IndexRange, Onnx, Op, Pullback, Sample, V, family, op
 from treadle.ops.select import Where
 
 

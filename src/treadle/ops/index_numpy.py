@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import IndexRangeError, allowed_range, out_of_range
 from treadle.base.shape import row_major_strides
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op
+from treadle.ops.op import Op
 
 _FEW = 16
 """Elements up to which Python finds the smallest and the largest sooner than NumPy."""

@@ -40,7 +40,7 @@ _WHOLE = slice(None)
 
 
 @dataclass
-class _Plan:
+class _IndexPlan:
     """An index taken apart.
 
     `cuts` has one slice per axis of x; `view` is the shape after slicing with new axes put in and
@@ -233,10 +233,10 @@ def _fit(value: T, shape: Shape) -> T:
 # -- taking an index apart ---------------------------------------------------------------------
 
 
-def _parse(x: Operators, index: Any) -> _Plan:
+def _parse(x: Operators, index: Any) -> _IndexPlan:
     items = _expanded(x, [_item(x, i) for i in (index if isinstance(index, tuple) else (index,))])
     advanced = any(isinstance(item, bool) or _is_array(item) for item in items)
-    plan = _Plan(split=advanced and _splits(items))
+    plan = _IndexPlan(split=advanced and _splits(items))
     items = [item for item in items if item is not Ellipsis]
     axis = 0
     for item in items:
@@ -338,13 +338,13 @@ def _length(x: Operators, cut: slice, axis: int) -> Dim:
     return (stop - start + step - 1) // step if step > 0 else (start - stop - step - 1) // -step
 
 
-def _choose(x: Operators, plan: _Plan, kept: bool) -> None:
+def _choose(x: Operators, plan: _IndexPlan, kept: bool) -> None:
     """A truth value: a new axis, and an array beside the others that keeps all of it or nothing."""
     plan.gathered[len(plan.view)] = x.constant(np.zeros(int(kept), np.int32))
     plan.view.append(1)
 
 
-def _pick(x: Operators, plan: _Plan, at: Dim, axis: int, advanced: bool) -> None:
+def _pick(x: Operators, plan: _IndexPlan, at: Dim, axis: int, advanced: bool) -> None:
     """An integer: a cut of length 1 that is dropped, or an index beside arrays."""
     extent = x.type.shape[axis]
     if isinstance(extent, int) and isinstance(at, int) and not -extent <= at < extent:
@@ -364,7 +364,7 @@ def _pick(x: Operators, plan: _Plan, at: Dim, axis: int, advanced: bool) -> None
     plan.view.append(1)
 
 
-def _gather(x: Operators, plan: _Plan, item: Any, axis: int) -> int:
+def _gather(x: Operators, plan: _IndexPlan, item: Any, axis: int) -> int:
     """An index array or mask; returns how many axes of x it uses."""
     arrays = _mask_indices(x, item, axis) if _is_mask(item) else [_integers(x, item)]
     for offset, array in enumerate(arrays):
@@ -429,7 +429,9 @@ def _column(x: T, at: int) -> T:
 # -- applying the slicing part -----------------------------------------------------------------
 
 
-def _bounds(plan: _Plan, shape: Shape) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[int, ...]]:
+def _bounds(
+    plan: _IndexPlan, shape: Shape
+) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[int, ...]]:
     """Starts, stops and steps per axis, counted from the front; a stop of -1 means "past 0"."""
     starts, stops, steps = [], [], []
     for cut, extent in zip(plan.cuts, shape, strict=True):
@@ -469,7 +471,7 @@ def _one_place(at: Dim, extent: Dim) -> slice:
     return slice(at, at + 1 if isinstance(at, Expr) or at != -1 else None)
 
 
-def _sliced(x: T, plan: _Plan) -> T:
+def _sliced(x: T, plan: _IndexPlan) -> T:
     if all(cut == _WHOLE for cut in plan.cuts):
         part = x
     else:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import NoGradient, NumericError, ShapeError
 from treadle.base.shape import require_equal
 from treadle.base.symbol import Dim, minimum
@@ -16,7 +17,7 @@ from treadle.ops.arg import Arg
 from treadle.ops.creation import Eye
 from treadle.ops.index_numpy import typed
 from treadle.ops.matmul import Matmul
-from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, op
+from treadle.ops.op import BadSample, Op, Pullback, Sample, V, op
 from treadle.ops.slicing import along
 
 _INVERTIBLE = ((4.0, 1.0, -1.0), (0.5, 3.0, 1.0), (-1.0, 0.5, 2.5))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
@@ -16,7 +17,7 @@ from treadle.ops.composite import Composite
 from treadle.ops.creation import Iota
 from treadle.ops.families import Binary
 from treadle.ops.logic import Equal
-from treadle.ops.op import Array, BadSample, IndexRange, Pullback, Sample, V, op
+from treadle.ops.op import BadSample, IndexRange, Pullback, Sample, V, op
 from treadle.ops.precision import widen, widen_array
 from treadle.ops.reduce import Mean
 from treadle.ops.scalar import Scalar

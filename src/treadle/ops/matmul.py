@@ -7,11 +7,12 @@ import math
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape, broadcast_shapes, format_shape, product, require_equal
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
-from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, family, op
+from treadle.ops.op import BadSample, Op, Pullback, Sample, V, family, op
 from treadle.ops.precision import compute_type, widen_array
 
 _VECTOR = "reshape a vector to a matrix of one row or column"

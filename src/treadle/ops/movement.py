@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import (
     Shape,
@@ -19,7 +20,7 @@ from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.bounds import Range, Ranges, hull
 from treadle.ops.families import Movement
-from treadle.ops.op import Array, BadSample, Onnx, Op, Permuted, Pullback, Sample, Types, V, op
+from treadle.ops.op import BadSample, Onnx, Op, Permuted, Pullback, Sample, Types, V, op
 from treadle.ops.orders import Orders, inverse, placed
 from treadle.ops.slicing import along
 
@@ -120,7 +121,7 @@ class Transpose(Movement):
 
     @classmethod
     def bad_samples(cls) -> tuple[BadSample, ...]:
-        return (BadSample(lambda: cls((0, 0)), (Arg((2, 3)),), ShapeError, "no permutation"),)
+        return (BadSample(lambda: cls((0, 0)), (Arg((2, 3)),), ShapeError, "not a permutation"),)
 
 
 @op

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape, format_shape, require_equal, size_of
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite
-from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, op
+from treadle.ops.op import BadSample, Op, Pullback, Sample, V, op
 from treadle.ops.precision import compute_type, widen, widen_array
 from treadle.ops.reduce import Mean
 from treadle.ops.unary import Sqrt, Square
@@ -149,8 +150,8 @@ class Standardize(Composite):
     @classmethod
     def bad_samples(cls) -> tuple[BadSample, ...]:
         return (
-            BadSample(lambda: cls((2,)), (Arg((2, 3)),), ShapeError, "no sorted axes"),
-            BadSample(lambda: cls((1, 0)), (Arg((2, 3)),), ShapeError, "no sorted axes"),
+            BadSample(lambda: cls((2,)), (Arg((2, 3)),), ShapeError, "not sorted axes"),
+            BadSample(lambda: cls((1, 0)), (Arg((2, 3)),), ShapeError, "not sorted axes"),
         )
 
 

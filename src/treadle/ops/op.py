@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, dataclass_transform
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.dtype import DType, float32
 from treadle.base.errors import DTypeError, NoGradient, ShapeError, TreadleError
 from treadle.base.shape import Shape
@@ -30,7 +30,6 @@ from treadle.ops.bounds import Range, Ranges
 from treadle.ops.constructor import attribute_names, constant_of, constructor_of
 from treadle.ops.orders import Orders
 
-Array = npt.NDArray[Any]
 Types = Sequence[TensorType]
 Selects = Literal["", "first", "any"]
 Work = Literal[

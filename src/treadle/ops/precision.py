@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
-from treadle.ops.op import Array, V
+from treadle.ops.op import V
 
 
 def compute_type(dtype: DType) -> DType:

@@ -15,15 +15,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
-from treadle.ops.op import Array, BadSample, Op, Sample, op
+from treadle.ops.op import BadSample, Op, Sample, op
 
 _CONVERSIONS = {"r": repr, "a": ascii}
 
 
-class Observer(Op):
+class PrintingOp(Op):
     """An op that shows values to people and has no result but `True`, which nobody reads."""
 
     operands = ("*xs",)
@@ -35,7 +36,7 @@ class Observer(Op):
 
 
 @op
-class Print(Observer):
+class Print(PrintingOp):
     """Writes a line to standard output: `template` with one replacement field per operand.
 
     A format such as `{:.3f}` applies to every element of an array.
@@ -106,7 +107,7 @@ def _shown(x: Array, spec: str, conversion: str | None) -> str:
 
 
 @op
-class Pause(Observer):
+class Pause(PrintingOp):
     """Opens Python's debugger at a line of the user's, where `names` stand for the operands.
 
     Attributes:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import Shape, require_equal
@@ -20,7 +21,7 @@ from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite
 from treadle.ops.families import Unary
 from treadle.ops.logic import LogicalAnd
-from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, V, family, op
+from treadle.ops.op import BadSample, Op, Pullback, Sample, V, family, op
 from treadle.ops.precision import compute_type
 from treadle.ops.scalar import Scalar, call, cast
 from treadle.ops.select import Clip

@@ -13,13 +13,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, OutOfMemory, ShapeError
 from treadle.base.shape import Shape, format_shape, product, require_equal, size_of
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.creation import allocate
-from treadle.ops.op import Array, BadSample, Op, Sample, op
+from treadle.ops.op import BadSample, Op, Sample, op
 
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
 _WEYL = np.arange(10, dtype=np.uint64)[:, None] * np.array([0x9E3779B9, 0xBB67AE85], np.uint64)

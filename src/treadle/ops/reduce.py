@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.guards import require
 from treadle.base.shape import is_static, normalize_axis, product, size_of
@@ -17,7 +18,7 @@ from treadle.ops.bounds import Range, Ranges
 from treadle.ops.creation import Extent
 from treadle.ops.cumulative import CumProd
 from treadle.ops.families import NUMBERS, Reduce
-from treadle.ops.op import Array, BadSample, Op, Permuted, Pullback, Sample, Types, V, family, op
+from treadle.ops.op import BadSample, Op, Permuted, Pullback, Sample, Types, V, family, op
 from treadle.ops.orders import Orders, inverse
 
 

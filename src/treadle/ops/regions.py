@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
@@ -19,7 +20,7 @@ from treadle.ops.composite import Composite
 from treadle.ops.gather import Index
 from treadle.ops.index_numpy import check_indices, typed
 from treadle.ops.movement import Reshape
-from treadle.ops.op import Array, BadSample, IndexRange, Op, Sample, op
+from treadle.ops.op import BadSample, IndexRange, Op, Sample, op
 from treadle.ops.reduce import Mean, Sum
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
 from treadle.base.guards import require
 from treadle.base.shape import require_equal
@@ -18,7 +19,7 @@ from treadle.ops.creation import Iota
 from treadle.ops.gather import Take, check_index
 from treadle.ops.index_numpy import check_indices
 from treadle.ops.movement import Concat
-from treadle.ops.op import Array, BadSample, IndexRange, Sample, op
+from treadle.ops.op import BadSample, IndexRange, Sample, op
 from treadle.ops.precision import compute_type, widen, widen_array
 from treadle.ops.slicing import along
 

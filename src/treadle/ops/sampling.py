@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import NumericError, ShapeError
 from treadle.base.shape import Shape, product
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.index_numpy import typed
-from treadle.ops.op import Array, BadSample, Op, Sample, family, op
+from treadle.ops.op import BadSample, Op, Sample, family, op
 from treadle.ops.random import NOT_DIFFERENTIABLE, STATE, check_extents, check_state
 
 _BELOW_ZERO = -1e-38

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.dtype import DType, bfloat16, int32, int64, uint32, uint64
 from treadle.ops import special
 
 Number = bool | int | float
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.bounds import Range, Ranges, greatest, hull, least
 from treadle.ops.families import Elementwise, Unary, oracle
-from treadle.ops.op import Array, BadSample, Onnx, Pullback, Sample, Types, V, op
+from treadle.ops.op import BadSample, Onnx, Pullback, Sample, Types, V, op
 from treadle.ops.scalar import Scalar, call, maximum, minimum
 from treadle.ops.scalar import select as choose
 

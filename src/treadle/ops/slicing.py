@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.guards import require
 from treadle.base.shape import Shape, format_shape, require_equal
@@ -17,7 +18,7 @@ from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.families import Movement
 from treadle.ops.index_numpy import writable
-from treadle.ops.op import Array, BadSample, Permuted, Pullback, Sample, Types, V, family, op
+from treadle.ops.op import BadSample, Permuted, Pullback, Sample, Types, V, family, op
 from treadle.ops.orders import Orders, placed
 
 

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import ShapeError
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite
 from treadle.ops.families import Reduce
 from treadle.ops.logic import IsFinite
-from treadle.ops.op import Array, BadSample, Onnx, Pullback, Sample, V, op
+from treadle.ops.op import BadSample, Onnx, Pullback, Sample, V, op
 from treadle.ops.precision import widen, widen_array
 from treadle.ops.reduce import Max
 from treadle.ops.select import Where

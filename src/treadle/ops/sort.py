@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.guards import require
 from treadle.base.shape import normalize_axis
@@ -14,7 +15,7 @@ from treadle.ops.arg import Arg
 from treadle.ops.bounds import Range, Ranges
 from treadle.ops.families import NUMBERS
 from treadle.ops.gather_along import AddAlongAxis
-from treadle.ops.op import Array, BadSample, Op, Pullback, Sample, Types, V, family, op
+from treadle.ops.op import BadSample, Op, Pullback, Sample, Types, V, family, op
 from treadle.ops.precision import widen_array
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from treadle.base.array import Array
 
 # Rational minimax approximations of W. J. Cody, Rational Chebyshev approximations for the error
 # function, Mathematics of Computation 23 (1969): erf(x)/x in x**2 below 0.46875, and

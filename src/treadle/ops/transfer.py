@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.families import Elementwise
-from treadle.ops.op import Array, Onnx, Op, Pullback, Sample, V, op
+from treadle.ops.op import Onnx, Op, Pullback, Sample, V, op
 from treadle.ops.scalar import Scalar
 
 _SHAPES: tuple[tuple[int, ...], ...] = ((2, 3), (), (0, 3), (1, 1))

@@ -11,10 +11,11 @@ from typing import ClassVar
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.ops import special
 from treadle.ops.arg import Arg
 from treadle.ops.families import NUMBERS, Unary, UnaryFloat, oracle
-from treadle.ops.op import Array, Onnx, Pullback, Sample, V, op
+from treadle.ops.op import Onnx, Pullback, Sample, V, op
 from treadle.ops.precision import widen_array
 from treadle.ops.scalar import Scalar, call, const, maximum, select
 from treadle.ops.select import Where

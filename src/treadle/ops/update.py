@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.base.shape import require_equal
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.composite import Composite
-from treadle.ops.op import Array, BadSample, Sample, family, op
+from treadle.ops.op import BadSample, Sample, family, op
 from treadle.ops.precision import compute_type, widen, widen_array
 from treadle.ops.unary import Expm1, Sqrt, Square
 

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape, require_equal
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, Convolution, Side, WideConv
 from treadle.ops.conv_numpy import convolve, correlate_for_weight
-from treadle.ops.op import Array, BadSample, Op, Sample, family, op
+from treadle.ops.op import BadSample, Op, Sample, family, op
 from treadle.ops.precision import compute_type, widen_array
 from treadle.ops.windows import Padding, Window
 

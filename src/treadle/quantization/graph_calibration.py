@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.autodiff import no_grad
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import GraphError
 from treadle.base.quantized import QuantDtypeMeta
 from treadle.engine.package.models import Runner
@@ -35,7 +35,6 @@ from treadle.quantization.observer import ChannelMinMaxObserver, MinMaxObserver
 from treadle.quantization.qconfig import QConfig, per_channel_calibration_qconfig
 from treadle.tensor import Tensor
 
-Array = npt.NDArray[Any]
 PRODUCTS: tuple[type[Op], ...] = (Conv, Matmul)
 BESIDE: tuple[type[Op], ...] = (*PRODUCTS, Add, Concat, MaxPool, Relu, Reshape, Transpose)
 """Ops that read a value rounded where one of them is a product; others read it as it was."""
@@ -146,7 +145,7 @@ def _is_of_conv(value: Value, weights: _Weights) -> bool:
 
 def _steps(
     graph: Graph, watched: list[Value], batches: Sequence[Sequence[Array]], qconfig: QConfig
-) -> dict[Value, _Step]:
+) -> dict[Value, _ChosenScale]:
     """Scales for values, found by running the graph on the batches."""
     observers = [qconfig.act_observer() for _ in watched]
     run = Runner(graph.with_nodes(graph.nodes, watched))
@@ -154,14 +153,14 @@ def _steps(
         for batch in batches:
             for observer, array in zip(observers, run(batch), strict=True):
                 observer(_tensor(array))
-        return {v: _Step(o) for v, o in zip(watched, observers, strict=True)}
+        return {v: _ChosenScale(o) for v, o in zip(watched, observers, strict=True)}
 
 
 def _tensor(array: Array) -> Tensor:
     return Tensor(np.ascontiguousarray(array), device="cpux")
 
 
-class _Step:
+class _ChosenScale:
     """Scale and zero point that an observer chose."""
 
     def __init__(self, observer: MinMaxObserver) -> None:
@@ -186,7 +185,7 @@ class _Rounded:
         graph: Graph,
         weights: _Weights,
         products: Collection[Node],
-        steps: dict[Value, _Step],
+        steps: dict[Value, _ChosenScale],
         kept: Collection[Node],
         qconfig: QConfig,
     ) -> None:
@@ -233,7 +232,7 @@ class _Rounded:
             observer.channel_axes = (axis,)
         with no_grad():
             observer(_tensor(array))
-            step = _Step(observer)
+            step = _ChosenScale(observer)
         whole = step.scale.size == 1 and array.shape[axis] != 1
         scale = step.scale.reshape(()) if whole else step.scale
         op = Quantize(dt.int8, step.meta.qmin, step.meta.qmax, None if whole else axis)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.qparams import QParams, QuantMode
 from treadle.base.quantized import QuantDtypeMeta
 from treadle.quantization.bounds import MinMaxObserver
 from treadle.tensor import Tensor
-
-Array = npt.NDArray[Any]
 
 _CUTS = 256
 """Bounds that are tried, as fractions of the range."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.amp.precision import Precision, precision
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType, promote
 from treadle.base.errors import DTypeError, GraphError
 from treadle.base.shape import size_of
@@ -31,8 +31,6 @@ from treadle.ops.movement import Reshape, Transpose
 from treadle.ops.op import REGISTRY, Op
 from treadle.ops.quant import Dequantize
 from treadle.quantization.graph_calibration import PRODUCTS, with_integers
-
-Array = npt.NDArray[Any]
 
 MODES: Mapping[str, str] = {
     "float32": "everything that has 16 bits computes in float32",

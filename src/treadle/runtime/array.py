@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from treadle.runtime.api import Buffer
-from treadle.runtime.opened import Block, HostArray, OpenDevice
+from treadle.runtime.opened import HostArray, MemoryBlock, OpenDevice
 
 
 class DeviceArray:
@@ -39,7 +39,7 @@ class DeviceArray:
         device: OpenDevice,
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
-        block: Block | None = None,
+        block: MemoryBlock | None = None,
         *,
         host: HostArray | None = None,
         fill: int | None = None,
@@ -73,7 +73,7 @@ class DeviceArray:
         return self._host is not None
 
     @property
-    def block(self) -> Block:
+    def block(self) -> MemoryBlock:
         """The device copy, uploaded first where only the host copy exists."""
         if self._block is None:
             with self.device.placing:  # two threads must not upload one array twice
@@ -81,7 +81,7 @@ class DeviceArray:
                     self._block = self._upload()
         return self._block
 
-    def _upload(self) -> Block:
+    def _upload(self) -> MemoryBlock:
         fill, charge = self._upload_as or (None, None)
         if fill is not None:
             return self.device.filled(fill, self.nbytes)
@@ -107,7 +107,7 @@ _new = DeviceArray.__new__
 
 
 def resident(
-    device: OpenDevice, dtype: np.dtype[Any], shape: tuple[int, ...], block: Block
+    device: OpenDevice, dtype: np.dtype[Any], shape: tuple[int, ...], block: MemoryBlock
 ) -> DeviceArray:
     """An array whose only copy is a block of its own; made so for the sake of the time it takes."""
     made = _new(DeviceArray)

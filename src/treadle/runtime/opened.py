@@ -37,7 +37,7 @@ _RECENT, _MOST_LATER = 8, 64
 _METHODS = ("alloc", "free", "copy_in", "copy_out", "fill", "stream", "memory", "close")
 
 
-class Block:
+class MemoryBlock:
     """A piece of device memory with its size; compared by identity."""
 
     __slots__ = ("buffer", "nbytes")
@@ -106,9 +106,9 @@ class OpenDevice:
         self.placing = threading.RLock()
         self._lock = threading.Lock()
         self._counting = threading.Lock()
-        self._live: set[Block] = set()
+        self._live: set[MemoryBlock] = set()
         self._bytes = self.peak = 0  # of live blocks, and the most there were
-        self._released: deque[Block] = deque()
+        self._released: deque[MemoryBlock] = deque()
         self.stream: Stream = self._call(raw.stream)
         self.main: Stream = self.stream  # the one that backends know of
 
@@ -131,7 +131,7 @@ class OpenDevice:
 
     # -- memory ----------------------------------------------------------------------------
 
-    def alloc(self, nbytes: int) -> Block:
+    def alloc(self, nbytes: int) -> MemoryBlock:
         """A block of `nbytes` bytes.
 
         Raises:
@@ -144,7 +144,7 @@ class OpenDevice:
                     self._check_open()
                     self._free_released()
                 # Empty arrays have memory too, so that no backend needs a special case for them.
-                block = Block(self.raw.alloc(nbytes or 1), nbytes)
+                block = MemoryBlock(self.raw.alloc(nbytes or 1), nbytes)
                 if block.buffer is None:
                     raise TypeError(_NO_BLOCK)
                 self._live.add(block)
@@ -161,7 +161,7 @@ class OpenDevice:
             _tell(self, nbytes)
         return block
 
-    def release(self, block: Block) -> None:
+    def release(self, block: MemoryBlock) -> None:
         """Give a block back, now or when whoever is allocating has finished.
 
         The garbage collector comes here at any moment, also in the middle of `alloc`.
@@ -220,7 +220,7 @@ class OpenDevice:
 
     # -- movement --------------------------------------------------------------------------
 
-    def upload(self, array: HostArray) -> Block:
+    def upload(self, array: HostArray) -> MemoryBlock:
         """A new block with the contents of a host array."""
         block = self._filled(array.nbytes, self.raw.copy_in, flat_bytes(array))
         self._count_upload(array.nbytes)
@@ -231,11 +231,11 @@ class OpenDevice:
             self.traffic.uploads += 1
             self.traffic.bytes_up += nbytes
 
-    def filled(self, byte: int, nbytes: int) -> Block:
+    def filled(self, byte: int, nbytes: int) -> MemoryBlock:
         """A new block of equal bytes; nothing is copied."""
         return self._filled(nbytes, self.raw.fill, byte, nbytes)
 
-    def fetch(self, source: OpenDevice, block: Block) -> Block:
+    def fetch(self, source: OpenDevice, block: MemoryBlock) -> MemoryBlock:
         """A new block with the contents of another device's; see `reaches`."""
         if not isinstance(self.raw, PeerDevice):
             raise DeviceError(self.name, f"cannot copy from {source.name} without the host")
@@ -253,7 +253,7 @@ class OpenDevice:
         """Return whether blocks of `source` can be copied here without the host."""
         return isinstance(self.raw, PeerDevice) and type(source.raw) is type(self.raw)
 
-    def _filled(self, nbytes: int, write: Callable[..., None], *arguments: Any) -> Block:
+    def _filled(self, nbytes: int, write: Callable[..., None], *arguments: Any) -> MemoryBlock:
         block = self.alloc(nbytes)
         if nbytes:
             try:
@@ -263,7 +263,7 @@ class OpenDevice:
                 raise
         return block
 
-    def write(self, array: HostArray, block: Block, offset: int) -> None:
+    def write(self, array: HostArray, block: MemoryBlock, offset: int) -> None:
         """Copy a host array to a place inside a block."""
         self._check_open()
         if array.nbytes:
@@ -271,7 +271,7 @@ class OpenDevice:
             self._call(self.raw.copy_in, place, flat_bytes(array), self.stream)
         self._count_upload(array.nbytes)
 
-    def piece(self, block: Block, offset: int, nbytes: int) -> Buffer:
+    def piece(self, block: MemoryBlock, offset: int, nbytes: int) -> Buffer:
         """The memory at a place inside a block; what a backend gave where it is the start."""
         if not offset:
             return block.buffer
@@ -280,7 +280,7 @@ class OpenDevice:
             raise DeviceError(self.name, problem, hint="its class lacks part(); see PartDevice")
         return self._call(self.raw.part, block.buffer, offset, nbytes)
 
-    def download(self, block: Block, into: HostArray, offset: int = 0) -> None:
+    def download(self, block: MemoryBlock, into: HostArray, offset: int = 0) -> None:
         """Fill a dense host array from a block, from `offset` bytes on."""
         self._check_open()
         if into.nbytes:
@@ -369,7 +369,7 @@ class OpenDevice:
             del error  # or it and this frame would hold each other, and arrays with them
 
 
-def copy_within(device: OpenDevice, source: Block, target: Block, offset: int) -> bool:
+def copy_within(device: OpenDevice, source: MemoryBlock, target: MemoryBlock, offset: int) -> bool:
     """Copy a block to a place inside another one of the device; whether it can without the host."""
     device._check_open()
     if not isinstance(device.raw, PeerDevice):
@@ -410,7 +410,7 @@ def _tell(device: OpenDevice, change: int) -> None:
         observer.allocated(device.name, change, device.allocated)
 
 
-def _allocated_at_last(device: OpenDevice, nbytes: int) -> Block:
+def _allocated_at_last(device: OpenDevice, nbytes: int) -> MemoryBlock:
     """Allocate as `alloc`, after everything was let go that can be."""
     gc.collect()  # reference cycles may still hold arrays
     device._call(device.stream.synchronize)  # and queued work may still hold freed memory
@@ -418,7 +418,7 @@ def _allocated_at_last(device: OpenDevice, nbytes: int) -> Block:
         device._check_open()
         device._free_released()
         try:
-            block = Block(device._call(device.raw.alloc, nbytes or 1), nbytes)
+            block = MemoryBlock(device._call(device.raw.alloc, nbytes or 1), nbytes)
         except MemoryError as error:
             raise _no_room(device, nbytes) from error
         device._live.add(block)

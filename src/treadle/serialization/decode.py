@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from treadle.base import dtype as dtypes
+from treadle.base.array import Array
 from treadle.base.errors import CheckpointError
-from treadle.base.files.container import Array
 from treadle.base.files.source import SizedStream
 from treadle.base.files.strict_json import shorten
 from treadle.base.qparams import QParams

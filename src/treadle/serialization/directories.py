@@ -19,9 +19,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from treadle.base.array import Array
 from treadle.base.errors import CheckpointError
 from treadle.base.files import strict_json
-from treadle.base.files.container import Array, Entry, Header, read_array, read_header
+from treadle.base.files.container import Header, TensorEntry, read_array, read_header
 from treadle.base.files.sealed import is_sealed
 from treadle.base.files.source import SizedStream
 from treadle.base.files.strict_json import shorten
@@ -207,7 +208,7 @@ class _Shard:
 
     def array(self, name: str) -> Array:
         """One of its tensors, on the host."""
-        entry: Entry = self.header.entries[name]
+        entry: TensorEntry = self.header.entries[name]
         with open_member(self.folder, self.name) as source:
             if _identity(source) != self.identity:
                 raise source.error("the file is not the one that was opened", hint="load it again")
@@ -300,8 +301,8 @@ def _compare(where: str, shard: str, names: set[str], there: set[str]) -> None:
             )
 
 
-def _nbytes(value: Entry | Tensor) -> int:
-    if isinstance(value, Entry):
+def _nbytes(value: TensorEntry | Tensor) -> int:
+    if isinstance(value, TensorEntry):
         return value.end - value.begin
     return value.size * value.dtype.itemsize
 

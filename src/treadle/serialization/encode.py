@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from treadle.base import dtype as dtypes
-from treadle.base.files.container import METADATA, Array
+from treadle.base.array import Array
+from treadle.base.files.container import METADATA
 from treadle.base.quantized import quantized_type_of
 from treadle.base.saved_objects import is_allowed, is_function, name_of, state_of
 from treadle.serialization.forms import form_of

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import CheckpointError
-from treadle.base.files.container import Array
 from treadle.tensor import Tensor
 
 Shape = tuple[int, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from treadle.base.files.container import Array
+from treadle.base.array import Array
 from treadle.tensor import Tensor
 
 MapLocation: TypeAlias = "str | Mapping[str, str] | Callable[[str], str] | None"

@@ -71,7 +71,7 @@ class Callee:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class AllowedGlobals:
     """Classes and functions that a file may name beyond containers and plain values.
 
     Attributes:
@@ -89,7 +89,7 @@ class Interrupted(Exception):
     """Carries what a function of the user raised past the handlers for malformed files."""
 
 
-def run(source: SizedStream, table: Table, meter: Meter) -> object:
+def run(source: SizedStream, table: AllowedGlobals, meter: Meter) -> object:
     """The object that a pickle describes.
 
     Raises:
@@ -110,7 +110,7 @@ class Machine:
         at: the position in the file.
     """
 
-    def __init__(self, source: SizedStream, table: Table, meter: Meter) -> None:
+    def __init__(self, source: SizedStream, table: AllowedGlobals, meter: Meter) -> None:
         self.at = 0
         self._source = source
         self._table = table

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dtypes
-from treadle.base.files.container import Array
+from treadle.base.array import Array
 from treadle.base.files.source import SizedStream
 from treadle.base.files.strict_json import shorten
 from treadle.base.qparams import QParams, QuantMode
 from treadle.base.quantized import BUILTIN, QuantDtypeMeta, quantized_type_of
 from treadle.serialization.pickle_machine import (
+    AllowedGlobals,
     Callee,
     Interrupted,
     Malformed,
     Meter,
-    Table,
     kind,
     run,
 )
@@ -65,7 +65,7 @@ def load_pickle(source: SizedStream, locate: Callable[[str], str]) -> object:
         DeviceError: a device named in the file is missing.
     """
     tensors = Tensors(Meter(source.size), locate)
-    table = Table(finder(source, tensors.table()), tensors.build)
+    table = AllowedGlobals(finder(source, tensors.table()), tensors.build)
     try:
         found = run(source, table, tensors.meter)
     except Interrupted as stop:

@@ -16,8 +16,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.dtype import ALL
-from treadle.base.files.container import MAX_NDIM, Array
+from treadle.base.files.container import MAX_NDIM
 from treadle.base.files.strict_json import shorten
 from treadle.base.quantized import BUILTIN, quantized_type
 from treadle.serialization.encode import MAX_DEPTH

@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dtypes
-from treadle.base.files.container import MAX_NDIM, Array
+from treadle.base.array import Array
+from treadle.base.files.container import MAX_NDIM
 from treadle.base.files.source import SizedStream
 from treadle.base.files.strict_json import shorten
 from treadle.serialization.pickle_machine import (
+    AllowedGlobals,
     Callee,
     Interrupted,
     Malformed,
     Meter,
-    Table,
     kind,
     run,
 )
@@ -79,7 +80,7 @@ def load_torch(source: SizedStream, locate: Callable[[str], str]) -> object:
         raise source.error(str(error)) from None
     tensors = TorchTensors(archive, locate)
     inner = SizedStream(io.BytesIO(content), len(content), source.where)
-    table = Table(finder(source, tensors.table()), tensors.build, tensors.stored)
+    table = AllowedGlobals(finder(source, tensors.table()), tensors.build, tensors.stored)
     try:
         found = run(inner, table, archive.meter)
     except Interrupted as stop:

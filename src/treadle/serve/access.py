@@ -11,7 +11,7 @@ import hmac
 import ipaddress
 from collections.abc import Collection, Mapping
 
-from treadle.serve.protocol import Refusal
+from treadle.serve.protocol import RequestRefusal
 
 _HEALTH = ("/v2/health/live", "/v2/health/ready", "/health")
 """Paths that need no token, since whoever starts and stops servers asks them."""
@@ -37,9 +37,11 @@ class Access:
         """
         host = headers.get(b"host", b"").decode("latin-1")
         if self._hosts is not None and host and not self._is_ours(host):
-            raise Refusal(421, f"this server is not called {_name(host)[:80]!r}; see --allow-host")
+            raise RequestRefusal(
+                421, f"this server is not called {_name(host)[:80]!r}; see --allow-host"
+            )
         if method not in ("GET", "HEAD") and _is_of_another_page(host, headers):
-            raise Refusal(403, "requests of pages of another origin are not answered")
+            raise RequestRefusal(403, "requests of pages of another origin are not answered")
         if path not in _HEALTH:
             self.check_token(headers.get(b"authorization", b""))
 
@@ -51,7 +53,7 @@ class Access:
         """
         if self._expected and not hmac.compare_digest(given, self._expected):
             asked = b"www-authenticate", b"Bearer"
-            raise Refusal(401, "the request has no token, or a wrong one", asked)
+            raise RequestRefusal(401, "the request has no token, or a wrong one", asked)
 
     def _is_ours(self, host: str) -> bool:
         """Return whether a name is known, or a number: a page of another name cannot have that."""

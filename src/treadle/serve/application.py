@@ -9,20 +9,20 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+from treadle.base.array import Array
 from treadle.base.errors import IndexRangeError, TreadleError
 from treadle.base.log import get_logger
 from treadle.serve import descriptions
 from treadle.serve.access import Access
-from treadle.serve.batching import Outcome, Work, Worker
-from treadle.serve.datatypes import Array
+from treadle.serve.batching import BatchRows, Outcome, Worker
 from treadle.serve.limits import Limits
 from treadle.serve.metrics import Metrics, ModelMetrics
 from treadle.serve.models import Servable
 from treadle.serve.protocol import (
     HEADER_LENGTH,
     Disconnected,
-    Refusal,
-    Request,
+    ModelRequest,
+    RequestRefusal,
     Response,
     error_response,
     json_response,
@@ -50,7 +50,7 @@ class Served:
         self.metrics.seconds.observe(seconds)
         self.worker.statistics.answered(status, seconds)
 
-    async def results(self, request: Request, incoming: Incoming | None = None) -> Outputs:
+    async def results(self, request: ModelRequest, incoming: Incoming | None = None) -> Outputs:
         """The outputs by name, which the model's thread computes."""
         results = await _submitted(self.worker, request.inputs, incoming)
         return dict(zip((end.name for end in self.model.outputs), results, strict=True))
@@ -66,14 +66,14 @@ def refusing(served: Served) -> Iterator[None]:
     """
     try:
         yield
-    except (Refusal, Disconnected):
+    except (RequestRefusal, Disconnected):
         raise
     except TreadleError as error:
         status = 400 if isinstance(error, IndexRangeError) else 500  # The data's fault or ours.
-        raise Refusal(status, f"{error.code} {error.where}: {error.problem}") from None
+        raise RequestRefusal(status, f"{error.code} {error.where}: {error.problem}") from None
     except Exception as error:
         get_logger().error("request to %s failed", served.model.name, exc_info=error)
-        raise Refusal(500, f"the request failed: {type(error).__name__}") from None
+        raise RequestRefusal(500, f"the request failed: {type(error).__name__}") from None
 
 
 class Application(Reception):
@@ -128,7 +128,7 @@ class Application(Reception):
             case ["v2", "models", *rest] if rest:
                 answer = self._of_models(rest)
             case _:
-                raise Refusal(404, "there is nothing at this address; see /v2")
+                raise RequestRefusal(404, "there is nothing at this address; see /v2")
         check_method(method, *_READ)
         return answer()
 
@@ -160,7 +160,7 @@ class Application(Reception):
                 return self.served(name)
             case [name, "versions", version]:
                 return self.served(name, version)
-        raise Refusal(404, "a model's address is /v2/models/NAME[/versions/VERSION]")
+        raise RequestRefusal(404, "a model's address is /v2/models/NAME[/versions/VERSION]")
 
     def served(self, name: str, version: str | None = None) -> Served:
         """A model by its name and version; without one the last that was named.
@@ -170,12 +170,14 @@ class Application(Reception):
         """
         versions = self._models.get(name)
         if versions is None:
-            raise Refusal(404, f"there is no model {name[:80]!r}")
+            raise RequestRefusal(404, f"there is no model {name[:80]!r}")
         if version is None:
             return next(reversed(versions.values()))
         if version not in versions:
             known = ", ".join(versions)
-            raise Refusal(404, f"there is no version {version[:80]!r} of {name}, but {known}")
+            raise RequestRefusal(
+                404, f"there is no version {version[:80]!r} of {name}, but {known}"
+            )
         return versions[version]
 
     def all_served(self, name: str = "") -> list[Served]:
@@ -222,10 +224,10 @@ class Application(Reception):
                 request = read_request(body, length, model.inputs, model.outputs, self.limits.json)
                 outputs = await served.results(request, incoming)
                 return write_response(served.about, request, outputs)
-        except Refusal as refusal:
+        except RequestRefusal as refusal:
             return error_response(refusal)
         except asyncio.CancelledError:
-            return error_response(Refusal(503, "the server has ended"))
+            return error_response(RequestRefusal(503, "the server has ended"))
         finally:
             self.given_back(held)
 
@@ -248,7 +250,7 @@ def _submitted(
     def gone() -> bool:
         return future.cancelled() or (incoming is not None and incoming.gone)
 
-    worker.submit(Work(arrays, rows, done, gone))
+    worker.submit(BatchRows(arrays, rows, done, gone))
     return future
 
 

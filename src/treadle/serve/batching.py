@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from queue import Empty, SimpleQueue
 
+from treadle.base.array import Array
 from treadle.base.errors import TreadleError
 from treadle.base.log import get_logger
-from treadle.serve.datatypes import Array
 from treadle.serve.metrics import ModelMetrics
 from treadle.serve.models import Servable
-from treadle.serve.protocol import Disconnected, Refusal
-from treadle.serve.statistics import Statistics
+from treadle.serve.protocol import Disconnected, RequestRefusal
+from treadle.serve.statistics import ServedStatistics
 
 Outcome = list[Array] | BaseException
 _BUSY = (b"retry-after", b"1")
 
 
 @dataclass(slots=True)
-class Work:
+class BatchRows:
     """One request's part of a batch.
 
     Attributes:
@@ -55,10 +55,10 @@ class Worker:
     def __init__(
         self, model: Servable, metrics: ModelMetrics, delay: float = 0.0, most_waiting: int = 64
     ) -> None:
-        self.model, self.metrics, self.statistics = model, metrics, Statistics()
+        self.model, self.metrics, self.statistics = model, metrics, ServedStatistics()
         self._delay, self._most_waiting = delay, most_waiting
-        self._queue: SimpleQueue[Work | None] = SimpleQueue()
-        self._passed = deque[Work]()
+        self._queue: SimpleQueue[BatchRows | None] = SimpleQueue()
+        self._passed = deque[BatchRows]()
         """Requests that were taken out of the queue and did not fit into the batch."""
         self._open = True
         metrics.waiting.set_function(self._waiting)
@@ -67,14 +67,16 @@ class Worker:
         )
         self._thread.start()
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: BatchRows) -> None:
         """Put a request into the queue.
 
         Raises:
             Refusal: the queue is full.
         """
         if self._waiting() >= self._most_waiting:
-            raise Refusal(429, f"{self._most_waiting} requests wait for {self.model.name}", _BUSY)
+            raise RequestRefusal(
+                429, f"{self._most_waiting} requests wait for {self.model.name}", _BUSY
+            )
         self._queue.put(work)
 
     def close(self, timeout: float | None = None) -> None:
@@ -103,7 +105,7 @@ class Worker:
             # What a variable holds, lives on until the next request comes.
             del first, batch, work
 
-    def _join(self, first: Work) -> list[Work]:
+    def _join(self, first: BatchRows) -> list[BatchRows]:
         """The requests that run with the one that has waited for longest."""
         if not 0 < first.rows < self.model.most:
             return [first]
@@ -116,7 +118,7 @@ class Worker:
         self._passed = deque(work for work in self._passed if id(work) not in taken)
         return batch
 
-    def _gather(self, first: Work) -> None:
+    def _gather(self, first: BatchRows) -> None:
         """Take requests out of the queue: all that have come, or come before the delay is over.
 
         The wait ends early where the batch is full, or a request of another kind waits as well.
@@ -132,7 +134,7 @@ class Worker:
             else:
                 self._passed.append(found)
 
-    def _patience(self, first: Work) -> float:
+    def _patience(self, first: BatchRows) -> float:
         """Seconds that the first request still waits for others."""
         if not self._delay:
             return 0.0
@@ -142,13 +144,13 @@ class Worker:
             return 0.0
         return first.arrived + self._delay - time.perf_counter()
 
-    def _alike(self, first: Work) -> list[Work]:
+    def _alike(self, first: BatchRows) -> list[BatchRows]:
         """Requests that were taken and may join the first one; none overtakes one that is alone."""
         kind = self.model.joining.alike(first.arrays)
         before = takewhile(lambda work: work.rows, self._passed)
         return [work for work in before if self.model.joining.alike(work.arrays) == kind]
 
-    def _run(self, batch: list[Work]) -> None:
+    def _run(self, batch: list[BatchRows]) -> None:
         times = [time.perf_counter()]
         try:
             results = self._results(batch, times)
@@ -171,7 +173,7 @@ class Worker:
             self.metrics.queued.observe(seconds)
             work.done(outputs)
 
-    def _results(self, batch: list[Work], times: list[float]) -> list[list[Array]]:
+    def _results(self, batch: list[BatchRows], times: list[float]) -> list[list[Array]]:
         """Return each request's results; adds times: inputs joined, model run, results parted."""
         requests = [work.arrays for work in batch]
         joining, together = self.model.joining, len(batch) > 1
@@ -184,4 +186,4 @@ class Worker:
         return parts
 
 
-__all__ = ["Outcome", "Work", "Worker"]
+__all__ = ["BatchRows", "Outcome", "Worker"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from treadle.serve.datatypes import Array
+from treadle.base.array import Array
 
 
 def ranked(array: Array, count: int) -> tuple[tuple[int, ...], list[str]]:

@@ -11,7 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from treadle.base.array import Array
+
 NAMES: dict[np.dtype[Any], str] = {
     np.dtype(kind): name
     for kind, name in (

@@ -12,7 +12,7 @@ from treadle.base.version import VERSION
 from treadle.serve.datatypes import NAMES
 from treadle.serve.models import Servable
 from treadle.serve.protocol import End
-from treadle.serve.statistics import Statistics
+from treadle.serve.statistics import ServedStatistics
 
 EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "statistics")
 
@@ -33,7 +33,7 @@ def metadata(model: Servable, versions: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def statistics(served: Sequence[tuple[Servable, Statistics]]) -> dict[str, Any]:
+def statistics(served: Sequence[tuple[Servable, ServedStatistics]]) -> dict[str, Any]:
     """Triton's statistics of models."""
     stats = []
     for model, counted in served:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treadle.serve.datatypes import Array
+from treadle.base.array import Array
 
 Arrays = Sequence[Array]
 """The inputs of a request, or its outputs."""

@@ -7,17 +7,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import IndexRangeError, LoadError, TreadleError
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
 from treadle.engine.package.offline import OfflineModel
 from treadle.engine.phases import stages_of
 from treadle.graph.ir import Value
-from treadle.serve.datatypes import NAMES, Array
+from treadle.serve.datatypes import NAMES
 from treadle.serve.joining import Rows
-from treadle.serve.protocol import End, Refusal
+from treadle.serve.protocol import End, RequestRefusal
 from treadle.serve.rows import programs_by_rows
-from treadle.serve.trials import Program, Shapes, are_apart
+from treadle.serve.trial import Program, Shapes, are_apart
 
 
 class Servable(Protocol):
@@ -113,9 +114,11 @@ class ServedModel:
         if shapes in self._programs:
             return 0
         if sizes:
-            raise Refusal(400, f"a request has 1 to {sizes[-1]} rows, not {_spelled(shapes)}")
+            raise RequestRefusal(
+                400, f"a request has 1 to {sizes[-1]} rows, not {_spelled(shapes)}"
+            )
         known = "; ".join(map(_spelled, self._programs))
-        raise Refusal(400, f"there is no program for {_spelled(shapes)}, but for {known}")
+        raise RequestRefusal(400, f"there is no program for {_spelled(shapes)}, but for {known}")
 
     def run(self, arrays: Sequence[Array]) -> list[Array]:
         """The outputs; rows that have no program together are run in several turns."""

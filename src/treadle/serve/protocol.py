@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.serve.classes import ranked, to_bytes
-from treadle.serve.datatypes import DTYPES, NAMES, Array, from_bytes, from_json, to_json
+from treadle.serve.datatypes import DTYPES, NAMES, from_bytes, from_json, to_json
 
 HEADER_LENGTH = b"inference-header-content-length"
 """Bytes of the JSON object, where tensors follow it."""
@@ -31,7 +32,7 @@ _TOGETHER = 64 * 1024
 """Up to here a response is joined, and sent at once."""
 
 
-class Refusal(Exception):
+class RequestRefusal(Exception):
     """A request that is answered with an error.
 
     Attributes:
@@ -65,7 +66,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ModelRequest:
     """A client's request of a model.
 
     Attributes:
@@ -101,7 +102,7 @@ def json_response(content: object, status: int = 200, *headers: tuple[bytes, byt
     return Response(status, (_JSON, *headers), (body,))
 
 
-def error_response(refusal: Refusal) -> Response:
+def error_response(refusal: RequestRefusal) -> Response:
     """An error as the protocol has it."""
     return json_response({"error": str(refusal)}, refusal.status, *refusal.headers)
 
@@ -115,7 +116,7 @@ def read_request(
     inputs: Sequence[End],
     outputs: Sequence[End],
     most_json: int,
-) -> Request:
+) -> ModelRequest:
     """The request in a body.
 
     Args:
@@ -132,14 +133,16 @@ def read_request(
     if header_length is not None and not length and body:
         return _bare(body, inputs, outputs)
     if length > most_json:
-        raise Refusal(413, f"the JSON has {length} bytes, {most_json} are taken: send binary data")
+        raise RequestRefusal(
+            413, f"the JSON has {length} bytes, {most_json} are taken: send binary data"
+        )
     content = _parsed(body[:length])
     parameters = _field(content, "parameters", dict) or {}
     binary = bool(_field(parameters, "binary_data_output", bool))
     behind = _Behind(body[length:])
     request = read_content(content, behind, inputs, outputs, binary)
     if behind.data:
-        raise Refusal(400, f"{len(behind.data)} bytes follow the last tensor")
+        raise RequestRefusal(400, f"{len(behind.data)} bytes follow the last tensor")
     return request
 
 
@@ -153,7 +156,7 @@ def read_content(
     inputs: Sequence[End],
     outputs: Sequence[End],
     binary: bool,
-) -> Request:
+) -> ModelRequest:
     """The request in an object of the protocol.
 
     Args:
@@ -169,34 +172,36 @@ def read_content(
     given = _tensors(content, elements, {end.name: end for end in inputs})
     missing = [end.name for end in inputs if end.name not in given]
     if missing:
-        raise Refusal(400, f"input {', '.join(missing)} is missing")
+        raise RequestRefusal(400, f"input {', '.join(missing)} is missing")
     wanted, classes = _wanted(_field(content, "outputs", list), outputs, binary)
     arrays = tuple(given[end.name] for end in inputs)
-    return Request(arrays, wanted, id_, classes)
+    return ModelRequest(arrays, wanted, id_, classes)
 
 
 def _length(text: bytes, most: int) -> int:
     value = int(text) if text.isdigit() and len(text) < 20 else -1
     if not 0 <= value <= most:
         shown = text[:40].decode("latin-1")
-        raise Refusal(400, f"Inference-Header-Content-Length is {shown!r} in a body of {most}")
+        raise RequestRefusal(
+            400, f"Inference-Header-Content-Length is {shown!r} in a body of {most}"
+        )
     return value
 
 
-def _bare(body: memoryview, inputs: Sequence[End], outputs: Sequence[End]) -> Request:
+def _bare(body: memoryview, inputs: Sequence[End], outputs: Sequence[End]) -> ModelRequest:
     """A body without JSON, the only input's bytes; extents left open follow from their number."""
     if len(inputs) != 1:
         names = ", ".join(end.name for end in inputs)
-        raise Refusal(400, f"a bare tensor needs a model of one input, not of {names}")
+        raise RequestRefusal(400, f"a bare tensor needs a model of one input, not of {names}")
     (end,) = inputs
     if end.shape.count(None) > 1:
-        raise Refusal(400, f"the shape of {end.name} does not follow from its bytes")
+        raise RequestRefusal(400, f"the shape of {end.name} does not follow from its bytes")
     size = end.dtype.itemsize * math.prod(d for d in end.shape if d is not None)
     if len(body) % size if None in end.shape else len(body) != size:
-        raise Refusal(400, f"{end.name} has {len(body)} bytes, not {_spelled(end)}")
+        raise RequestRefusal(400, f"{end.name} has {len(body)} bytes, not {_spelled(end)}")
     shape = [len(body) // size if d is None else d for d in end.shape]
     array = _from_bytes(end, body).reshape(shape)
-    return Request((array,), {o.name: True for o in outputs})
+    return ModelRequest((array,), {o.name: True for o in outputs})
 
 
 def _parsed(text: memoryview) -> dict[str, Any]:
@@ -204,9 +209,9 @@ def _parsed(text: memoryview) -> dict[str, Any]:
         content = _DECODER.decode(str(text, "utf-8"))
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise Refusal(400, f"the JSON is malformed: {reason}") from None
+        raise RequestRefusal(400, f"the JSON is malformed: {reason}") from None
     if not isinstance(content, dict):
-        raise Refusal(400, "the JSON is not an object")
+        raise RequestRefusal(400, "the JSON is not an object")
     return content
 
 
@@ -235,7 +240,7 @@ def _field(content: Mapping[str, Any], name: str, kind: type) -> Any:
     value = content.get(name)
     if value is None or type(value) is kind:
         return value
-    raise Refusal(400, f"{name} must be {_KINDS[kind]}")
+    raise RequestRefusal(400, f"{name} must be {_KINDS[kind]}")
 
 
 _KINDS = {str: "a string", dict: "an object", list: "an array", bool: "true or false"}
@@ -249,13 +254,13 @@ def _tensors(
     given: dict[str, Array] = {}
     for entry in _field(content, "inputs", list) or ():
         if not isinstance(entry, dict):
-            raise Refusal(400, "an input must be an object")
+            raise RequestRefusal(400, "an input must be an object")
         name = _field(entry, "name", str)
         end = known.get(name)
         if end is None:
-            raise Refusal(400, f"there is no input {_short(name)}, but {', '.join(known)}")
+            raise RequestRefusal(400, f"there is no input {_short(name)}, but {', '.join(known)}")
         if name in given:
-            raise Refusal(400, f"input {name} is there twice")
+            raise RequestRefusal(400, f"input {name} is there twice")
         shape = _shape(entry, end)
         given[name] = elements(entry, end, shape)
     return given
@@ -271,12 +276,12 @@ def _shape(entry: Mapping[str, Any], end: End) -> tuple[int, ...]:
     if kind != NAMES[end.dtype]:
         known = kind in DTYPES or kind == "BYTES"
         saw = kind if known else f"datatype {_short(kind)}"
-        raise Refusal(400, f"input {end.name} is {NAMES[end.dtype]}, not {saw}")
+        raise RequestRefusal(400, f"input {end.name} is {NAMES[end.dtype]}, not {saw}")
     if shape is None or not all(type(d) is int for d in shape):
-        raise Refusal(400, f"the shape of {end.name} must be an array of integers")
+        raise RequestRefusal(400, f"the shape of {end.name} must be an array of integers")
     pairs = zip(shape, end.shape, strict=False)
     if len(shape) != len(end.shape) or any(d < 0 or w not in (None, d) for d, w in pairs):
-        raise Refusal(400, f"input {end.name} is {_spelled(end)}, not {_short(shape)}")
+        raise RequestRefusal(400, f"input {end.name} is {_spelled(end)}, not {_short(shape)}")
     return tuple(shape)
 
 
@@ -296,11 +301,11 @@ class _Behind:
         if size is None:
             return _from_json(end, entry.get("data"), shape)
         if "data" in entry:
-            raise Refusal(400, f"input {end.name} has data and binary_data_size")
+            raise RequestRefusal(400, f"input {end.name} has data and binary_data_size")
         check_size(end, shape, size, "binary_data_size is")
         if size > len(self.data):
             held = len(self.data)
-            raise Refusal(400, f"the body ends in input {end.name}: {held} of {size} bytes")
+            raise RequestRefusal(400, f"the body ends in input {end.name}: {held} of {size} bytes")
         own, self.data = self.data[:size], self.data[size:]
         return from_octets(own, end, shape)
 
@@ -313,7 +318,7 @@ def check_size(end: End, shape: tuple[int, ...], size: int, saw: str) -> None:
     """
     wanted = math.prod(shape) * end.dtype.itemsize
     if size != wanted:
-        raise Refusal(400, f"input {end.name} takes {wanted} bytes, {saw} {size}")
+        raise RequestRefusal(400, f"input {end.name} takes {wanted} bytes, {saw} {size}")
 
 
 def from_octets(data: memoryview, end: End, shape: tuple[int, ...]) -> Array:
@@ -329,16 +334,18 @@ def _from_bytes(end: End, data: memoryview) -> Array:
     try:
         return from_bytes(data, end.dtype)
     except ValueError as error:
-        raise Refusal(400, f"input {end.name}: {error}") from None
+        raise RequestRefusal(400, f"input {end.name}: {error}") from None
 
 
 def _from_json(end: End, data: object, shape: tuple[int, ...]) -> Array:
     try:
         array = from_json(data, end.dtype)
     except ValueError as error:
-        raise Refusal(400, f"input {end.name}: {error}") from None
+        raise RequestRefusal(400, f"input {end.name}: {error}") from None
     if array.size != math.prod(shape) or (array.ndim != 1 and array.shape != shape):
-        raise Refusal(400, f"input {end.name} says {list(shape)}, its data is {list(array.shape)}")
+        raise RequestRefusal(
+            400, f"input {end.name} says {list(shape)}, its data is {list(array.shape)}"
+        )
     return array.reshape(shape)
 
 
@@ -353,16 +360,16 @@ def _wanted(
     classes: dict[str, int] = {}
     for entry in entries:
         if not isinstance(entry, dict):
-            raise Refusal(400, "an output must be an object")
+            raise RequestRefusal(400, "an output must be an object")
         name = _field(entry, "name", str)
         if name not in known:
-            raise Refusal(400, f"there is no output {_short(name)}, but {', '.join(known)}")
+            raise RequestRefusal(400, f"there is no output {_short(name)}, but {', '.join(known)}")
         if name in wanted:
-            raise Refusal(400, f"output {name} is there twice")
+            raise RequestRefusal(400, f"output {name} is there twice")
         parameters = _field(entry, "parameters", dict) or {}
         count = _field(parameters, "classification", int)
         if count is not None and count < 1:
-            raise Refusal(400, f"output {name}: classification is {count}, not 1 or more")
+            raise RequestRefusal(400, f"output {name}: classification is {count}, not 1 or more")
         if count is not None:
             classes[name] = count
         own = _field(parameters, "binary_data", bool)
@@ -374,7 +381,7 @@ def _wanted(
 
 
 def write_response(
-    about: Mapping[str, Any], request: Request, outputs: Mapping[str, Array]
+    about: Mapping[str, Any], request: ModelRequest, outputs: Mapping[str, Array]
 ) -> Response:
     """The results that a request wants.
 
@@ -431,7 +438,7 @@ def _listed(name: str, array: Array) -> list[Any]:
     try:
         return to_json(array)
     except ValueError as error:
-        raise Refusal(400, f"output {name}: {error}; ask for binary_data") from None
+        raise RequestRefusal(400, f"output {name}: {error}; ask for binary_data") from None
 
 
 __all__ = [
@@ -439,8 +446,8 @@ __all__ = [
     "Disconnected",
     "Elements",
     "End",
-    "Refusal",
-    "Request",
+    "ModelRequest",
+    "RequestRefusal",
     "Response",
     "check_size",
     "error_response",

@@ -10,17 +10,18 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from treadle import jit
+from treadle.base.array import Array
 from treadle.base.errors import LoadError, ShapeError, TreadleError
 from treadle.base.log import get_logger
 from treadle.engine.extents.cells import among
 from treadle.engine.options import Options
 from treadle.engine.package.offline import OfflineModel
 from treadle.jit.family import Member
-from treadle.serve.datatypes import NAMES, Array
+from treadle.serve.datatypes import NAMES
 from treadle.serve.joining import Arrays, Padded, PaddedRows, Rows
 from treadle.serve.models import ends_of, one_extent
-from treadle.serve.protocol import Refusal
-from treadle.serve.trials import Shapes, are_joinable, made_up, price_of_runs
+from treadle.serve.protocol import RequestRefusal
+from treadle.serve.trial import Shapes, are_joinable, made_up, price_of_runs
 from treadle.tensor import Tensor
 
 Results = list[tuple[tuple[int, ...], np.dtype[Any]]]
@@ -33,7 +34,7 @@ _TRIED = 4
 """Requests of several lengths that are tried together."""
 
 
-class Axis(NamedTuple):
+class ServedAxis(NamedTuple):
     """An extent that clients choose: its name, and its range, both ends inclusive."""
 
     name: str
@@ -44,16 +45,16 @@ class Axis(NamedTuple):
         return f"{self.low} to {self.high}"
 
 
-class Input(NamedTuple):
+class ServedInput(NamedTuple):
     """An input: its name, element type, and extents."""
 
     name: str
     dtype: np.dtype[Any]
-    shape: tuple[int | Axis, ...]
+    shape: tuple[int | ServedAxis, ...]
 
     def at(self, extents: Mapping[str, int]) -> tuple[int, ...]:
         """Return its shape at extents by name."""
-        return tuple(extents[d.name] if isinstance(d, Axis) else d for d in self.shape)
+        return tuple(extents[d.name] if isinstance(d, ServedAxis) else d for d in self.shape)
 
     def __str__(self) -> str:
         return f"{self.name} [{', '.join(map(str, self.shape))}]"
@@ -85,7 +86,7 @@ class Programs(Protocol):
         ...
 
 
-class Compiled:
+class RangedFunction:
     """A function of tensors, compiled for all extents of some axes.
 
     Args:
@@ -101,12 +102,12 @@ class Compiled:
         self,
         name: str,
         function: Callable[..., Any],
-        inputs: Sequence[Input],
+        inputs: Sequence[ServedInput],
         options: Options | None = None,
     ) -> None:
         self._name, self._inputs = name, inputs
         names = {
-            n: {a: d.name for a, d in enumerate(i.shape) if isinstance(d, Axis)}
+            n: {a: d.name for a, d in enumerate(i.shape) if isinstance(d, ServedAxis)}
             for n, i in enumerate(inputs)
         }
         dynamic = {n: axes for n, axes in names.items() if axes}
@@ -164,8 +165,8 @@ class Filed:
         return self._model.results(shapes) is not None
 
 
-def _refused(error: ShapeError) -> Refusal:
-    return Refusal(400, f"the model does not take these extents: {error.problem}")
+def _refused(error: ShapeError) -> RequestRefusal:
+    return RequestRefusal(400, f"the model does not take these extents: {error.problem}")
 
 
 class RangedModel:
@@ -199,14 +200,14 @@ class RangedModel:
         name: str,
         version: str,
         programs: Programs,
-        inputs: Sequence[Input],
+        inputs: Sequence[ServedInput],
         outputs: Sequence[str],
         most: int = 1,
         pads: Mapping[str, float] | None = None,
     ) -> None:
         self.name, self.version, self.notes = name, version, list[str]()
         self._given = tuple(inputs)
-        self._axes = {d.name: d for i in inputs for d in i.shape if isinstance(d, Axis)}
+        self._axes = {d.name: d for i in inputs for d in i.shape if isinstance(d, ServedAxis)}
         self._pads = pads or {}
         padded = self._padded()
         self._programs = programs
@@ -239,7 +240,7 @@ class RangedModel:
         for given, array in zip(self._given, arrays, strict=True):
             fits = len(given.shape) == array.ndim
             for wanted, extent in zip(given.shape, array.shape, strict=False):
-                if isinstance(wanted, Axis):
+                if isinstance(wanted, ServedAxis):
                     fits = fits and wanted.low <= extent <= wanted.high
                     fits = fits and found.setdefault(wanted.name, extent) == extent
                 else:
@@ -247,7 +248,7 @@ class RangedModel:
             if not fits:
                 known = "; ".join(map(str, self._given))
                 saw = " ".join(str(list(array.shape)) for array in arrays)
-                raise Refusal(400, f"there is no program for {saw}, but for {known}")
+                raise RequestRefusal(400, f"there is no program for {saw}, but for {known}")
         rows = int(arrays[0].shape[0]) if self._most > 1 else 0
         return rows if rows <= self._most else 0
 
@@ -272,7 +273,7 @@ class RangedModel:
         for extents in both:
             try:
                 made.append(self._described(extents))
-            except (TreadleError, Refusal) as error:
+            except (TreadleError, RequestRefusal) as error:
                 problem = getattr(error, "problem", str(error))
                 saw = ", ".join(f"{n} = {x}" for n, x in extents.items())
                 raise LoadError(self.name, f"it cannot be run: {problem}", saw=saw) from error
@@ -310,7 +311,7 @@ class RangedModel:
         """The most rows that are joined: 1 where it may not be."""
         axes = {i.shape[0] if i.shape else 0 for i in self._given}
         axis = axes.pop()
-        if most == 1 or axes or not isinstance(axis, Axis) or axis.low != 1 or axis.high == 1:
+        if most == 1 or axes or not isinstance(axis, ServedAxis) or axis.low != 1 or axis.high == 1:
             return 1
         rows = min(most, axis.high)
         if all(one_extent((*given, *made)) for given, made in seen.items()):
@@ -329,7 +330,9 @@ class RangedModel:
         Raises:
             LoadError: there is none.
         """
-        known = {i.name: [d.name for d in i.shape[1:] if isinstance(d, Axis)] for i in self._given}
+        known = {
+            i.name: [d.name for d in i.shape[1:] if isinstance(d, ServedAxis)] for i in self._given
+        }
         unknown = self._pads.keys() - known.keys()
         if unknown:
             problem = f"there is no input {', '.join(sorted(unknown))}"
@@ -348,7 +351,7 @@ class RangedModel:
         """Joins requests of several lengths where that leaves their results alone."""
         try:
             outputs = self._padded_outputs(axes)
-        except (TreadleError, Refusal) as error:
+        except (TreadleError, RequestRefusal) as error:
             self.notes.append(f"lengths do not differ by themselves, so they are apart: {error}")
             return Rows()
         if outputs is None:
@@ -407,9 +410,9 @@ class RangedModel:
         return made
 
 
-def _along(shape: Sequence[int | Axis], axes: Sequence[str]) -> dict[int, str]:
+def _along(shape: Sequence[int | ServedAxis], axes: Sequence[str]) -> dict[int, str]:
     """The padded ones among the axes of an input."""
-    named = {a: d.name for a, d in enumerate(shape) if isinstance(d, Axis)}
+    named = {a: d.name for a, d in enumerate(shape) if isinstance(d, ServedAxis)}
     return {a: name for a, name in named.items() if name in axes}
 
 
@@ -438,10 +441,10 @@ def load_ranged(
         LoadError: as `RangedModel`.
     """
     taken = [
-        Input(n, dtype, tuple(d if isinstance(d, int) else Axis(*d) for d in shape))
+        ServedInput(n, dtype, tuple(d if isinstance(d, int) else ServedAxis(*d) for d in shape))
         for n, dtype, shape in inputs
     ]
-    programs = Compiled(name, function, taken, Options(level=level))
+    programs = RangedFunction(name, function, taken, Options(level=level))
     return RangedModel(name, version, programs, taken, outputs, most, pads)
 
 
@@ -464,17 +467,19 @@ def load_filed(
         LoadError: as `RangedModel`.
     """
     inputs = [
-        Input(
+        ServedInput(
             port.name,
             port.dtype,
-            tuple(d if isinstance(d, int) else Axis(d, *model.ranges[d]) for d in port.pattern),
+            tuple(
+                d if isinstance(d, int) else ServedAxis(d, *model.ranges[d]) for d in port.pattern
+            ),
         )
         for port in model.inputs
     ]
     first = inputs[0].shape[0] if inputs and inputs[0].shape else 1
-    rows = first.high if most is None and isinstance(first, Axis) else most or 1
+    rows = first.high if most is None and isinstance(first, ServedAxis) else most or 1
     outputs = [port.name for port in model.outputs]
     return RangedModel(name, version, Filed(model), inputs, outputs, rows, pads)
 
 
-__all__ = ["Axis", "Input", "RangedModel", "load_filed", "load_ranged"]
+__all__ = ["RangedModel", "ServedAxis", "ServedInput", "load_filed", "load_ranged"]

@@ -13,7 +13,7 @@ from typing import Any
 from treadle.serve.access import Access
 from treadle.serve.limits import Limits
 from treadle.serve.metrics import Metrics
-from treadle.serve.protocol import Disconnected, Refusal, Response, error_response
+from treadle.serve.protocol import Disconnected, RequestRefusal, Response, error_response
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -75,7 +75,7 @@ class Reception(ABC):
             Refusal: it is not to be answered.
         """
 
-    def refused(self, refusal: Refusal) -> Response:
+    def refused(self, refusal: RequestRefusal) -> Response:
         """An answer that says why there is none."""
         return error_response(refusal)
 
@@ -105,7 +105,7 @@ class Reception(ABC):
         try:
             self.access.check(scope["method"], scope["path"], dict(scope["headers"]))
             return await self.answered(scope["path"].strip("/").split("/"), scope, receive, send)
-        except Refusal as refusal:
+        except RequestRefusal as refusal:
             self.metrics.refused.labels(str(refusal.status)).inc()
             return self.refused(refusal)
 
@@ -118,13 +118,13 @@ class Reception(ABC):
             Refusal: it is too long, or there is no room.
         """
         if self.draining:
-            raise Refusal(503, "the server is about to end", (b"connection", b"close"))
+            raise RequestRefusal(503, "the server is about to end", (b"connection", b"close"))
         if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise Refusal(415, "the body is compressed: send it as it is")
+            raise RequestRefusal(415, "the body is compressed: send it as it is")
         limits, length = self.limits, headers.get(b"content-length")
         size = limits.body if length is None else int(length)
         if size > limits.body:
-            raise Refusal(413, f"the body has {size} bytes, {limits.body} are taken")
+            raise RequestRefusal(413, f"the body has {size} bytes, {limits.body} are taken")
         return self.reserved(size)
 
     def reserved(self, size: int) -> int:
@@ -134,7 +134,7 @@ class Reception(ABC):
             Refusal: there is no room.
         """
         if self._held + size > self.limits.bodies:
-            raise Refusal(503, "too many bytes are under way", (b"retry-after", b"1"))
+            raise RequestRefusal(503, "too many bytes are under way", (b"retry-after", b"1"))
         self._held += size
         return size
 
@@ -155,7 +155,7 @@ class Reception(ABC):
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self.limits.body:
-                raise Refusal(413, f"the body has more than {self.limits.body} bytes")
+                raise RequestRefusal(413, f"the body has more than {self.limits.body} bytes")
             more = message.get("more_body", False)
         if incoming is not None:
             return incoming.memory, incoming
@@ -175,7 +175,7 @@ def check_method(method: str, *allowed: str) -> None:
     """
     if method not in allowed:
         header = b"allow", ", ".join(allowed).encode()
-        raise Refusal(405, f"{method} is not for this address, but {allowed[0]}", header)
+        raise RequestRefusal(405, f"{method} is not for this address, but {allowed[0]}", header)
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -27,7 +27,7 @@ class _Durations:
         return {"count": self.count, "ns": round(self.seconds * 1e9)}
 
 
-class Statistics:
+class ServedStatistics:
     """Those of one model since the server started; threads may call all methods."""
 
     def __init__(self) -> None:
@@ -78,4 +78,4 @@ class Statistics:
             }
 
 
-__all__ = ["Statistics"]
+__all__ = ["ServedStatistics"]

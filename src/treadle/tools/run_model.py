@@ -7,16 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.files.numpy_files import load_array
 from treadle.engine.package.models import Case, Model
 from treadle.graph.evaluate import evaluate
 from treadle.graph.ir import Graph, Node
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class WrongValues(AssertionError):

@@ -16,7 +16,7 @@ from treadle.module.module import Module
 from treadle.serialization.forms import register_form
 from treadle.traced_module import catalog, expr, node, order, serialization
 from treadle.traced_module.graph import InternalGraph
-from treadle.traced_module.plain import Reader, Writer
+from treadle.traced_module.plain import PlainReader, PlainWriter
 from treadle.traced_module.traced_module import TracedModule
 
 KIND = "traced_module"
@@ -53,7 +53,7 @@ class _Saver:
     def __init__(self) -> None:
         self.records: list[Any] = []
         self._index: dict[int, int] = {}
-        self._writer = Writer(self._module)
+        self._writer = PlainWriter(self._module)
 
     def _module(self, module: Module) -> int:
         found = self._index.get(id(module))
@@ -128,7 +128,7 @@ class _Loader:
     def __init__(self, producer: str) -> None:
         self._modules: list[Module] = []
         self._producer = producer
-        self._reader = Reader(self._modules)
+        self._reader = PlainReader(self._modules)
         self._methods = {"__call__", *catalog.methods()}
 
     def load(self, records: list[Any], root: int) -> Module:

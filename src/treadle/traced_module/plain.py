@@ -40,7 +40,7 @@ _HINT = (
 )
 
 
-class Writer:
+class PlainWriter:
     """Turns values into plain ones.
 
     Args:
@@ -159,7 +159,7 @@ def slots_of(cls: type) -> list[str]:
     return [name for base in reversed(cls.__mro__) for name in vars(base).get("__slots__", ())]
 
 
-class Reader:
+class PlainReader:
     """Turns plain values back.
 
     Args:

@@ -34,7 +34,7 @@ class Probe:
 
 
 @dataclass(slots=True)
-class Watch:
+class RunRecord:
     """Record of a traced module's runs; an object, so that it is not a part of the tree."""
 
     nodes: tuple[Node, ...] = ()

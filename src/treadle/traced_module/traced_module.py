@@ -35,12 +35,12 @@ class TracedModule(Module):
     """
 
     argspec: ArgSpec | None
-    _watch: probe.Watch
+    _watch: probe.RunRecord
     _source: str
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        vars(self).update(_graphs=[], _watch=probe.Watch(), argspec=None, _source="")
+        vars(self).update(_graphs=[], _watch=probe.RunRecord(), argspec=None, _source="")
 
     # -- graphs ----------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class TracedModule(Module):
                     called.top_graph = graph
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_watch": probe.Watch()}  # copies have nodes of their own
+        return vars(self) | {"_watch": probe.RunRecord()}  # copies have nodes of their own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -28,7 +28,7 @@ PRECISIONS = {
 _INITIAL_SCALE = 2.0**16
 
 
-class Steps:
+class BatchSteps:
     """Treatment of batches of Tensors, compiled or op by op.
 
     Args:

@@ -24,7 +24,7 @@ from treadle.trainer.callback import Callback, Logs
 from treadle.trainer.means import Means
 from treadle.trainer.progress import ProgressBar
 from treadle.trainer.signals import Interrupts
-from treadle.trainer.step import PRECISIONS, Fields, Loss, Steps
+from treadle.trainer.step import PRECISIONS, BatchSteps, Fields, Loss
 
 Metric = Callable[[Any, Any], Any]
 Batches = DataLoader | Iterable[Any]
@@ -106,7 +106,7 @@ class Trainer:
         self.is_interrupted = self._is_stopping = False
         kind, limits = PRECISIONS[precision], (clip_norm, clip_value)
         self._train_metrics = self.metrics if train_metrics else {}
-        self._steps = Steps(model, optimizer, loss, kind, *limits, compile, train_metrics)
+        self._steps = BatchSteps(model, optimizer, loss, kind, *limits, compile, train_metrics)
         self._means = Means()
         self._train: Batches = ()
         self._validation: Batches = ()

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.difference import Difference, difference, magnitude
 from treadle.base.env import COMPARE
 from treadle.base.errors import Divergence
@@ -29,7 +29,6 @@ from treadle.ops.op import Op, as_tuple
 from treadle.runtime.array import DeviceArray, to_host
 from treadle.utils.watcher import Watcher, type_of
 
-Array = npt.NDArray[Any]
 Otherwise = Literal["raise", "record"]
 
 

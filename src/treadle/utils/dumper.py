@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.base import layers, tree
+from treadle.base.array import Array
 from treadle.base.difference import Difference, difference, magnitude
 from treadle.base.files.numpy_files import load_arrays
 from treadle.base.loc import user_location
@@ -34,7 +34,6 @@ from treadle.runtime.array import to_host
 from treadle.tensor import Tensor
 from treadle.utils.watcher import Watcher
 
-Array = npt.NDArray[Any]
 Level = Literal["first", "sum", "all"]
 LEVELS = ("first", "sum", "all")
 SHOWN = 10

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import treadle.module as M
 from treadle.module.batchnorm import _BatchNorm
-from treadle.module.conv import Convolution
+from treadle.module.conv import ConvolutionLayer
 from treadle.module.conv_transpose import _Transposed
 from treadle.module.rnn import RNNBase, RNNCellBase
 from treadle.tensor import Tensor
@@ -22,7 +22,7 @@ FLOPS: dict[type, Rule] = {}
 RECEPTIVE_FIELDS: dict[type, Rule] = {}
 
 HOOKED: list[type] = [
-    Convolution,
+    ConvolutionLayer,
     M.Linear,
     M.BatchMatMulActivation,
     _BatchNorm,
@@ -97,7 +97,7 @@ def rule_of(table: dict[type, Rule], module: M.Module) -> Rule | None:
     return next((table[cls] for cls in type(module).__mro__ if cls in table), None)
 
 
-@register_flops(Convolution)
+@register_flops(ConvolutionLayer)
 def flops_convNd(module: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
     """Return multiply-adds: results times taps of a kernel, and the bias."""
     taps = module.in_channels // module.groups * math.prod(module.kernel_size)

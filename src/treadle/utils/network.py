@@ -20,7 +20,7 @@ from treadle.base.files.source import PathLike
 from treadle.base.guards import recording_guards
 from treadle.engine.package.models import Model, read_models
 from treadle.graph.ir import Graph, Node, Value
-from treadle.jit.dump import Asked, CompGraphDumpResult, checked_options, write
+from treadle.jit.dump import CompGraphDumpResult, DumpOptions, checked_options, write
 from treadle.tensor import Tensor
 from treadle.utils.network_extents import OpenOperators, model_of, refit
 from treadle.utils.network_filter import (
@@ -177,8 +177,8 @@ class Network:
             raise GraphError("network", "there is nothing to dump", hint="add_output() first")
         model = self.model()
         chosen = checked_options(options, optimize_for_inference) | {"graph_modified": True}
-        asked = Asked(append, user_info, enable_metadata, chosen, None, None, 1, True, 1e-4, False)
-        return write(file, model, asked)
+        rest = (chosen, None, None, 1, True, 1e-4, False)
+        return write(file, model, DumpOptions(append, user_info, enable_metadata, *rest))
 
     def optimize_for_inference(
         self, dest_vars: Sequence[VarNode], **options: bool

@@ -331,7 +331,7 @@ class OpNode(NetworkNode):
         return f"{self.type}({self.name or self.id}: {self.inputs} -> {self.outputs})"
 
 
-class _Source(OpNode):
+class _SourceNode(OpNode):
     """An operator without operands, and with one result."""
 
     @property
@@ -345,7 +345,7 @@ class _Source(OpNode):
         return self.outputs[0].dtype
 
 
-class Host2DeviceCopy(_Source):
+class Host2DeviceCopy(_SourceNode):
     """An input of the network; data comes from the host."""
 
     type = "Host2DeviceCopy"
@@ -395,7 +395,7 @@ def _of_extents(var: VarNode) -> TensorType:
     return TensorType(int32, (var.ndim,))
 
 
-class ConstOpBase(_Source):
+class ConstOpBase(_SourceNode):
     """A constant."""
 
     def get_value(self) -> np.ndarray[Any, Any]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.difference import difference, magnitude
 from treadle.base.errors import TreadleError
 from treadle.base.files.numpy_files import load_arrays
@@ -24,7 +23,6 @@ from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.op import as_tuple
 from treadle.tensor import Tensor, create, execute
 
-Array = npt.NDArray[Any]
 Row = tuple[str, str, str, str]
 
 

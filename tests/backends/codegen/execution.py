@@ -17,13 +17,13 @@ import numpy as np
 from tests.backends.codegen.matrix_registers import emulated
 
 from treadle.backends.codegen.kernel.c import c_source
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.kernel.llvm import module_text, symbol_of
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, Target
 from treadle.backends.cpu import llvm_compile
 from treadle.backends.cpu.building import names_of, translate
 
-Native = Callable[[Kernel, Sequence[Any], int, int], None]
+Native = Callable[[KernelModule, Sequence[Any], int, int], None]
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
@@ -57,19 +57,19 @@ def standing_in(target: Target) -> Target | None:
     return replace(found, name=f"{found.name} with matrices", matrices=True)
 
 
-def parse(kernels: Sequence[Kernel], target: Target) -> llvm.ModuleRef:
+def parse(kernels: Sequence[KernelModule], target: Target) -> llvm.ModuleRef:
     """The kernels as a verified module."""
     module = llvm.parse_assembly(module_text(kernels, target))
     module.verify()
     return module
 
 
-def object_code(kernels: Sequence[Kernel], target: Target) -> bytes:
+def object_code(kernels: Sequence[KernelModule], target: Target) -> bytes:
     """The code of the kernels, as programs have it."""
     return translate(module_text(kernels, target), target)
 
 
-def _code_of_stand_in(kernels: Sequence[Kernel], target: Target) -> bytes:
+def _code_of_stand_in(kernels: Sequence[KernelModule], target: Target) -> bytes:
     """Code that no program has, for vectors or registers that this processor lacks.
 
     LLVM may write it as fast as it can: it takes a third of the time, and the arithmetic is that of
@@ -91,12 +91,12 @@ def _fast_machine(triple: str, cpu: str, features: str) -> Any:
     return made.create_target_machine(cpu=cpu, features=features, opt=0, reloc="pic")
 
 
-def assembly(kernels: Sequence[Kernel], target: Target) -> str:
+def assembly(kernels: Sequence[KernelModule], target: Target) -> str:
     """The kernels' code as people read it."""
     return translate(module_text(kernels, target), target, "assembly").decode()
 
 
-def compiled(kernels: Sequence[Kernel], target: Target, stands_in: bool = False) -> Native:
+def compiled(kernels: Sequence[KernelModule], target: Target, stands_in: bool = False) -> Native:
     """The kernels, compiled together; calls one of them on arrays and integers.
 
     With `stands_in` they are another target's, see `standing_in`.
@@ -116,7 +116,7 @@ def c_compiler() -> str | None:
     return None if platform.system() == "Windows" else shutil.which("cc")
 
 
-def compiled_c(kernels: Sequence[Kernel], target: Target, folder: Path) -> Native:
+def compiled_c(kernels: Sequence[KernelModule], target: Target, folder: Path) -> Native:
     """The kernels, printed as C and compiled by the system."""
     source, library = folder / "kernels.c", folder / "kernels.so"
     source.write_text(c_source(kernels, target))
@@ -126,7 +126,7 @@ def compiled_c(kernels: Sequence[Kernel], target: Target, folder: Path) -> Nativ
     subprocess.run([str(word) for word in (*command, "-lm")], check=True)
     loaded = ctypes.CDLL(str(library))
 
-    def call(kernel: Kernel, arguments: Sequence[Any], lo: int, hi: int) -> None:
+    def call(kernel: KernelModule, arguments: Sequence[Any], lo: int, hi: int) -> None:
         address = ctypes.cast(getattr(loaded, symbol_of(kernel)), ctypes.c_void_p).value
         launch(address or 0, arguments, lo, hi)
 

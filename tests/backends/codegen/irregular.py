@@ -12,17 +12,18 @@ from tests.backends.codegen.execution import RUNNABLE, compiled, standing_in
 from treadle.backends.api import Support
 from treadle.backends.codegen import lower
 from treadle.backends.codegen.kernel import interpret
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.kernel.text import kernel_text, symbol_of
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.shape import size_of
 from treadle.base.types import TensorType
-from treadle.ops.op import Array, Op, as_tuple
+from treadle.ops.op import Op, as_tuple
 
-Runner = Callable[[Kernel, Sequence[Any], int, int], None]
+Runner = Callable[[KernelModule, Sequence[Any], int, int], None]
 Split = Callable[[int], list[tuple[int, int]]]
 
 HOST = RUNNABLE[-1]
@@ -45,7 +46,7 @@ def one_by_one(items: int) -> list[tuple[int, int]]:
 
 
 def native(target: Target = HOST, stands_in: bool = False) -> Runner:
-    def run(kernel: Kernel, arguments: Sequence[Any], lo: int, hi: int) -> None:
+    def run(kernel: KernelModule, arguments: Sequence[Any], lo: int, hi: int) -> None:
         key = symbol_of(kernel), target.name, stands_in
         if key not in _native:
             _native[key] = compiled([kernel], target, stands_in)
@@ -54,7 +55,7 @@ def native(target: Target = HOST, stands_in: bool = False) -> Runner:
     return run
 
 
-def interpreted(kernel: Kernel, arguments: Sequence[Any], lo: int, hi: int) -> None:
+def interpreted(kernel: KernelModule, arguments: Sequence[Any], lo: int, hi: int) -> None:
     interpret.run(kernel, arguments, lo, hi)
 
 
@@ -69,7 +70,7 @@ def runner_of(target: Target) -> Runner:
 def _standing_in(target: Target) -> Runner:
     """Kernels of wider vectors, natively but for sums of integers, on which LLVM takes seconds."""
 
-    def run(kernel: Kernel, arguments: Sequence[Any], lo: int, hi: int) -> None:
+    def run(kernel: KernelModule, arguments: Sequence[Any], lo: int, hi: int) -> None:
         integers = _adds_integers(symbol_of(kernel), kernel)
         runner = interpreted if integers else native(target, stands_in=True)
         runner(kernel, arguments, lo, hi)
@@ -81,7 +82,7 @@ _INTEGER_DOT = re.compile(r"= dot\(.*: int32(x\d+)?$", re.M)
 _integers: dict[str, bool] = {}
 
 
-def _adds_integers(symbol: str, kernel: Kernel) -> bool:
+def _adds_integers(symbol: str, kernel: KernelModule) -> bool:
     if symbol not in _integers:
         _integers[symbol] = bool(_INTEGER_DOT.search(kernel_text(kernel)))
     return _integers[symbol]

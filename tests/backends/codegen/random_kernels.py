@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from tests.backends.codegen.spelled import Builder, kernel
 
-from treadle.backends.codegen.kernel.ir import Kernel, Type, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import KernelModule, Type, Value, pointer, size
 from treadle.base import dtype as dt
 
 COUNT = 256
@@ -28,7 +28,7 @@ class Generator:
         self._outputs = [pointer(d) for d in _TYPES]
         self._extent = size("n")
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> KernelModule:
         """The kernel: it reads and writes whole vectors inside of `COUNT` elements."""
         parameters = (*self._inputs, *self._outputs, self._extent)
         return kernel(f"random{self._seed}", parameters, self._entry)

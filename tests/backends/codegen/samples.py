@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tests.backends.codegen.spelled import Builder, function, kernel
 
-from treadle.backends.codegen.kernel.ir import Function, Kernel, Type, Value, pointer
+from treadle.backends.codegen.kernel.ir import KernelModule, KernelRoutine, Type, Value, pointer
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
@@ -22,7 +22,7 @@ Write = Callable[..., Value]
 class Sample:
     """A kernel with inputs; what it writes to `results` is compared."""
 
-    kernel: Kernel
+    kernel: KernelModule
     inputs: tuple[Any, ...]
     results: tuple[np.ndarray, ...]
     labels: tuple[str, ...]
@@ -289,7 +289,7 @@ def structures() -> list[Sample]:
     ]
 
 
-def _sample(name: str, write: Write, data: np.ndarray, *functions: Function) -> Sample:
+def _sample(name: str, write: Write, data: np.ndarray, *functions: KernelRoutine) -> Sample:
     x, y = pointer(dt.int32, "x"), pointer(dt.int32, "y")
     written = kernel(name, (x, y), lambda b, lo, hi: write(b, lo, hi, x, y, *functions), functions)
     return Sample(written, (data,), (np.zeros_like(data),), ("y",), name=name)
@@ -336,12 +336,12 @@ def _nested(b: Builder, lo: Value, hi: Value, x: Value, y: Value) -> None:
     b.loop(lo, hi, 1, outer)
 
 
-def _double_into() -> Function:
+def _double_into() -> KernelRoutine:
     target, values_ = pointer(dt.int32, "target"), Value(Type(dt.int32, 8), "values")
     return function("double", (target, values_), lambda b: b.store(target, 0, b.mul(values_, 2)))
 
 
-def _calls(b: Builder, lo: Value, hi: Value, x: Value, y: Value, double: Function) -> None:
+def _calls(b: Builder, lo: Value, hi: Value, x: Value, y: Value, double: KernelRoutine) -> None:
     """A function that takes a vector and a pointer, called in a loop over pointers."""
 
     def body(item: Value, source: Value, target: Value) -> tuple[Value, Value]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from treadle.backends.codegen.kernel import builder
 from treadle.backends.codegen.kernel import language as v
-from treadle.backends.codegen.kernel.ir import BITWISE, COMPARE, UNARY, Function, Kernel
-from treadle.backends.codegen.kernel.language import KernelError, Number, Operand, Value
+from treadle.backends.codegen.kernel.ir import BITWISE, COMPARE, UNARY, KernelModule, KernelRoutine
+from treadle.backends.codegen.kernel.language import InstructionOperand, KernelError, Number, Value
 from treadle.base.dtype import DType
 
 
@@ -188,8 +188,8 @@ class _KernelBuilder(Builder, builder.KernelBuilder):
 
 
 def function(
-    name: str, parameters: Sequence[Operand], write: Callable[[Builder], None]
-) -> Function:
+    name: str, parameters: Sequence[InstructionOperand], write: Callable[[Builder], None]
+) -> KernelRoutine:
     """Return a function whose body `write` builds."""
     made = Builder(parameters)
     write(made)
@@ -198,18 +198,18 @@ def function(
 
 def kernel(
     name: str,
-    parameters: Sequence[Operand],
+    parameters: Sequence[InstructionOperand],
     write: Callable[[Builder, Value, Value], Any],
-    functions: Sequence[Function] = (),
+    functions: Sequence[KernelRoutine] = (),
     features: Sequence[str] = (),
-) -> Kernel:
+) -> KernelModule:
     """Return a kernel whose entry `write(builder, lo, hi)` builds."""
     made = _KernelBuilder(parameters)
     write(made, made.lo, made.hi)
     return made.kernel(name, functions, features)
 
 
-def _values(given: Any, like: Sequence[Operand]) -> tuple[Any, ...]:
+def _values(given: Any, like: Sequence[InstructionOperand]) -> tuple[Any, ...]:
     """Return a body's results as a tuple of the expected types."""
     values = () if given is None else given if isinstance(given, tuple) else (given,)
     if [v.type for v in values] != [v.type for v in like]:

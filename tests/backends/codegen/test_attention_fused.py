@@ -14,12 +14,12 @@ from treadle.backends.api import Support
 from treadle.backends.codegen.attention.lower_attention import lower_body
 from treadle.backends.codegen.target import AVX2
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.types import TensorType
 from treadle.graph.builder import trace_body
 from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.fused import Fused
 from treadle.ops.movement import Broadcast, Concat, Flip
-from treadle.ops.op import Array
 from treadle.ops.slicing import Slice
 
 Body = Callable[..., Any]

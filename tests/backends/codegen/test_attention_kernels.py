@@ -15,10 +15,11 @@ from treadle.backends.api import Support
 from treadle.backends.codegen.attention.lower_attention import lower_attention
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, Target
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.types import TensorType
 from treadle.ops.attention import Attention, AttentionGrad
-from treadle.ops.op import Array, Op, as_tuple
+from treadle.ops.op import Op, as_tuple
 
 RNG = np.random.default_rng(0)
 TOLERANCE = {"float16": 4e-3, "bfloat16": 4e-2, "float32": 2e-5, "float64": 1e-12}

@@ -23,10 +23,10 @@ from treadle.backends.codegen.attention.cached import CachedConfig, cached_kerne
 from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.target import AVX2, AVX512, Target
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.types import TensorType
 from treadle.ops.cache import CachedAttention, CacheUpdate
-from treadle.ops.op import Array
 
 CASES: tuple[tuple[Any, ...], ...] = (
     # Steps, query heads, heads of keys, capacity, D, E, window, softcap, sinks.

@@ -14,8 +14,8 @@ from treadle.backends.codegen.kernel.interpret import run
 from treadle.backends.codegen.kernel.interpret_values import fma
 from treadle.backends.codegen.kernel.ir import (
     Instruction,
-    Kernel,
     KernelError,
+    KernelModule,
     Type,
     Value,
     pointer,
@@ -28,7 +28,7 @@ from treadle.base import dtype as dt
 X = pointer(dt.float32, "x")
 
 
-def one(write: Callable[[Builder, Value], Any]) -> Kernel:
+def one(write: Callable[[Builder, Value], Any]) -> KernelModule:
     """A kernel over one array, that writes from item `lo`."""
     return kernel("bad", (X,), lambda b, lo, hi: write(b, lo))
 
@@ -133,7 +133,7 @@ def _twice(b: Builder, lo: Value) -> None:
     b.block.statements.append(b.block.statements[-1])
 
 
-WAYS: dict[str, Callable[[Kernel], object]] = {
+WAYS: dict[str, Callable[[KernelModule], object]] = {
     "text": kernel_text,
     "llvm": lambda k: module_text([k], AVX2),
     "c": lambda k: c_source([k], AVX2),

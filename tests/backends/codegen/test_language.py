@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.kernel.language import (
     KernelError,
     Value,
@@ -23,7 +23,7 @@ from treadle.backends.codegen.kernel.text import kernel_text
 from treadle.base import dtype as dt
 
 
-def body_of(kernel: Kernel) -> str:
+def body_of(kernel: KernelModule) -> str:
     """The text between the braces."""
     lines = kernel_text(kernel).splitlines()
     return textwrap.dedent("\n".join(lines[1:-1]))

@@ -12,7 +12,7 @@ from tests.backends.codegen.spelled import Builder, kernel
 
 from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.interpret import run
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer
+from treadle.backends.codegen.kernel.ir import KernelModule, Value, pointer
 from treadle.backends.codegen.kernel.llvm import module_text
 from treadle.backends.codegen.target import AVX2, AVX512, NEON, NEON_DOT, TARGETS, Target
 from treadle.base import dtype as dt
@@ -79,7 +79,7 @@ def test_min_and_max_are_one_instruction() -> None:
     assert "vmaxps" in text and "vminps" in text and "vcmp" not in text
 
 
-def _first(count: int, dtype: DType, lanes: int) -> Kernel:
+def _first(count: int, dtype: DType, lanes: int) -> KernelModule:
     x, y = pointer(dtype), pointer(dtype)
     return kernel(
         "first",
@@ -104,7 +104,7 @@ def test_masks_known_in_advance(dtype: DType, lanes: int, target: str) -> None:
 
 
 def test_streaming_stores_end_in_a_fence() -> None:
-    def write(streaming: bool) -> Kernel:
+    def write(streaming: bool) -> KernelModule:
         e = KernelBuilder([x := pointer(dt.float32)])
         x.store(0, e.constant(0.0, dt.float32, 8), aligned=True, streaming=streaming)
         return e.kernel("stream")

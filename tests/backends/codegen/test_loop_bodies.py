@@ -11,6 +11,7 @@ import pytest
 from tests.backends.codegen import irregular
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.types import TensorType
 from treadle.graph.builder import trace_body
@@ -22,7 +23,6 @@ from treadle.ops.gather_along import TakeAlongAxis
 from treadle.ops.loss import SoftmaxCrossEntropy
 from treadle.ops.movement import Concat, Flip, Roll
 from treadle.ops.norm import GroupNorm, LayerNorm, Standardize, StandardizeGrad
-from treadle.ops.op import Array
 from treadle.ops.reduce import Max, Mean, Min, Prod, Sum
 from treadle.ops.select import Where
 from treadle.ops.slicing import Pad, Slice

@@ -15,12 +15,12 @@ from treadle.backends.codegen.loops import division
 from treadle.backends.codegen.loops import lower_loops as loops
 from treadle.backends.codegen.target import AVX512, GENERIC, NEON, Target
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.types import TensorType
 from treadle.graph.builder import trace_body
 from treadle.ops.batch_norm import BatchNormGrad, BatchNormTrain
 from treadle.ops.fused import Fused
-from treadle.ops.op import Array
 from treadle.ops.reduce import Max, Mean
 from treadle.ops.unary import Relu, Square
 

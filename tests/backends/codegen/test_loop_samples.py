@@ -13,13 +13,14 @@ from treadle.backends.api import Support
 from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.lowering import LOWERINGS
 from treadle.backends.program import Lowered
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.base.types import TensorType
 from treadle.graph.cells import RULES
 from treadle.ops import REGISTRY
 from treadle.ops.composite import Composite
 from treadle.ops.families import Elementwise, Movement, Reduce
-from treadle.ops.op import Array, Op, Sample, as_tuple
+from treadle.ops.op import Op, Sample, as_tuple
 from treadle.ops.transfer import Identity, StopGradient
 
 OPS = sorted(

@@ -10,7 +10,7 @@ from tests.backends.codegen.spelled import Builder, function, kernel
 from tests.backends.codegen.test_text import axpy, mean_or_zero
 
 from treadle.backends.codegen.kernel.c_opencl import opencl_source, scratch_bytes
-from treadle.backends.codegen.kernel.ir import Kernel, KernelError, Value, pointer
+from treadle.backends.codegen.kernel.ir import KernelError, KernelModule, Value, pointer
 from treadle.backends.codegen.kernel.text import symbol_of
 from treadle.backends.codegen.target import AVX2
 from treadle.base import dtype as dt
@@ -18,7 +18,7 @@ from treadle.base import dtype as dt
 X = pointer(dt.float32, "x")
 
 
-def reversing() -> Kernel:
+def reversing() -> KernelModule:
     """Scratch memory in the entry and in a function that it calls."""
     data = pointer(dt.float32, "data")
 

@@ -14,7 +14,7 @@ from treadle.backends.codegen.irregular.rows import (
     resolve,
     vector_loop,
 )
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.base import dtype as dt
 
@@ -35,7 +35,7 @@ def test_small_launches_are_serial() -> None:
     assert shared.items > 8
 
 
-def _run(kernel: Kernel, arguments: list[object], rows: int, grain: int) -> None:
+def _run(kernel: KernelModule, arguments: list[object], rows: int, grain: int) -> None:
     for lo, hi in one_by_one(-(-rows // grain)):
         interpreted(kernel, [*arguments, rows, grain], lo, hi)
 

@@ -14,7 +14,13 @@ from tests.backends.codegen.execution import RUNNABLE, compiled, same
 from tests.backends.codegen.spelled import Builder, kernel
 
 from treadle.backends.codegen.kernel.interpret import run
-from treadle.backends.codegen.kernel.ir import Instruction, Kernel, KernelError, Value, pointer
+from treadle.backends.codegen.kernel.ir import (
+    Instruction,
+    KernelError,
+    KernelModule,
+    Value,
+    pointer,
+)
 from treadle.backends.codegen.scalars.code import (
     apply,
     compute_dtype,
@@ -42,7 +48,7 @@ Function = Callable[..., Value]
 
 def elementwise(
     name: str, sources: Sequence[DType], target: DType, function: Function, lanes: int = LANES
-) -> Kernel:
+) -> KernelModule:
     """out[i] = function(b, x0[i], x1[i], ...)."""
     inputs = [pointer(d, f"x{i}") for i, d in enumerate(sources)]
     out = pointer(target, "out")
@@ -57,7 +63,9 @@ def elementwise(
     return kernel(name, [*inputs, out], write)
 
 
-def computed(made: Kernel, arrays: Sequence[Array], dtype: DType, target: Target = TARGET) -> Array:
+def computed(
+    made: KernelModule, arrays: Sequence[Array], dtype: DType, target: Target = TARGET
+) -> Array:
     """The kernel's result; the arrays have a multiple of LANES elements."""
     out = np.empty(arrays[0].size, dtype.numpy)
     compiled([made], target)(made, [*arrays, out], 0, out.size)
@@ -133,7 +141,7 @@ def close(op: Any, data: Sequence[Array], found: Array, expected: Array) -> Arra
     return within | (x == y) | (np.isnan(x) & np.isnan(y))
 
 
-def kernels_of(name: str, made: Sequence[Case]) -> list[Kernel]:
+def kernels_of(name: str, made: Sequence[Case]) -> list[KernelModule]:
     return [
         elementwise(f"{name}{i}", types, out, lambda b, *v, op=op, out=out: apply(op, v, out))
         for i, (op, types, out, _) in enumerate(made)

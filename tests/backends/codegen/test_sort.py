@@ -7,9 +7,9 @@ import pytest
 from tests.backends.codegen.irregular import DTYPES, against_reference, check_op, draw
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.ops.distribution import RandomPermutation
-from treadle.ops.op import Array
 from treadle.ops.random import STATE
 from treadle.ops.sort import Sort, TopK
 

@@ -8,14 +8,14 @@ import weakref
 from tests.backends.codegen.spelled import Builder, function, kernel
 
 from treadle.backends.codegen.kernel.c import c_source
-from treadle.backends.codegen.kernel.ir import Kernel, Value, pointer, size
+from treadle.backends.codegen.kernel.ir import KernelModule, Value, pointer, size
 from treadle.backends.codegen.kernel.llvm import module_text
 from treadle.backends.codegen.kernel.text import digest, kernel_text, symbol_of
 from treadle.backends.codegen.target import AVX2
 from treadle.base import dtype as dt
 
 
-def axpy(name: str = "axpy", factor: float = 2.0) -> Kernel:
+def axpy(name: str = "axpy", factor: float = 2.0) -> KernelModule:
     """y += factor x, eight at a time, with a masked tail."""
     x, y, n = pointer(dt.float32, "x"), pointer(dt.float32, "y"), size("n")
 
@@ -31,7 +31,7 @@ def axpy(name: str = "axpy", factor: float = 2.0) -> Kernel:
     return kernel(name, (x, y, n), write)
 
 
-def mean_or_zero() -> Kernel:
+def mean_or_zero() -> KernelModule:
     """Every structure: a called function, a loop with a carried sum, a branch with a result."""
     x, n, out = pointer(dt.int32, "x"), size("n"), pointer(dt.float64, "out")
     target, place = pointer(dt.float64, "target"), size("place")

@@ -9,9 +9,9 @@ import pytest
 from tests.backends.codegen.contractions import check, lowered, types_of
 
 from treadle.backends.codegen import tuned
-from treadle.backends.codegen.contraction.shared.problem import Problem
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem
 from treadle.backends.codegen.contraction.shared.tile import choose_tile
-from treadle.backends.codegen.contraction.tiles.blocks import Blocks, Room
+from treadle.backends.codegen.contraction.tiles.blocks import ScratchSizes, TileBlocks
 from treadle.backends.codegen.contraction.tiles.schedule import schedule
 from treadle.backends.codegen.target import AVX2, AVX512
 from treadle.backends.program import Lowered
@@ -151,18 +151,18 @@ def test_choices_that_do_not_fit_are_ignored(choice: dict[str, int]) -> None:
 def test_scratch_memory_bounds_blocks() -> None:
     tile = choose_tile(AVX2, dt.float32, 600, 600)
     problem = _problem(600, 600, 5000)
-    room = Room(panels=5000 * tile.width, sums=60 * tile.width, packed=False)
-    assert room.holds(Blocks(5000, 1, 600), problem, tile)
-    assert not room.holds(Blocks(5000, 2, 600), problem, tile)  # panels
-    assert room.holds(Blocks(2500, 1, 60), problem, tile)
-    assert not room.holds(Blocks(2500, 1, 66), problem, tile)  # sums of several steps
-    packed = Room(panels=0, sums=60 * tile.width, packed=True)
-    assert packed.holds(Blocks(5000, 2, 600), problem, tile)
+    room = ScratchSizes(panels=5000 * tile.width, sums=60 * tile.width, packed=False)
+    assert room.holds(TileBlocks(5000, 1, 600), problem, tile)
+    assert not room.holds(TileBlocks(5000, 2, 600), problem, tile)  # panels
+    assert room.holds(TileBlocks(2500, 1, 60), problem, tile)
+    assert not room.holds(TileBlocks(2500, 1, 66), problem, tile)  # sums of several steps
+    packed = ScratchSizes(panels=0, sums=60 * tile.width, packed=True)
+    assert packed.holds(TileBlocks(5000, 2, 600), problem, tile)
     plan = schedule(problem, tile, AVX2)
     assert plan.division.depth < problem.k and plan.spec.split
 
 
-def _problem(m: int, n: int, k: int) -> Problem:
+def _problem(m: int, n: int, k: int) -> ContractionProblem:
     from treadle.backends.codegen.contraction.shared.body import anchor_of, read_product
     from treadle.graph.builder import trace_body
 

@@ -13,7 +13,7 @@ from tests.backends.codegen.execution import RUNNABLE, Native, compiled, object_
 from tests.backends.codegen.spelled import Builder, kernel
 
 from treadle.backends.codegen.kernel.interpret import run
-from treadle.backends.codegen.kernel.ir import Kernel, KernelError, Value, pointer
+from treadle.backends.codegen.kernel.ir import KernelError, KernelModule, Value, pointer
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.scalars.vector_math import BOUNDS, FUNCTIONS
 from treadle.backends.codegen.target import AVX512, GENERIC, NEON, Target
@@ -36,7 +36,7 @@ Array = np.ndarray
 
 
 @cache
-def kernel_of(name: str, dtype: DType, lanes: int = LANES) -> Kernel:
+def kernel_of(name: str, dtype: DType, lanes: int = LANES) -> KernelModule:
     count = 2 if name in BINARY else 1
     inputs = [pointer(dtype, f"x{i}") for i in range(count)]
     out = pointer(dtype, "out")

@@ -21,8 +21,9 @@ from treadle.backends.codegen.contraction.winograd import transforms as winograd
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, Target
 from treadle.backends.program import Lowered
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.ops.movement import Transpose
-from treadle.ops.op import Array, Op, as_tuple
+from treadle.ops.op import Op, as_tuple
 from treadle.ops.unary import Relu
 from treadle.ops.winograd import WinogradConv
 

@@ -27,9 +27,10 @@ from treadle.backends.codegen import lower
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, Target
 from treadle.backends.program import Lowered
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.ops.conv import ConvGradWeight
 from treadle.ops.movement import Transpose
-from treadle.ops.op import Array, Op
+from treadle.ops.op import Op
 from treadle.ops.winograd import WinogradConvGradWeight
 
 gradient: Any = importlib.import_module("treadle.backends.codegen.contraction.winograd.gradient")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from treadle.backends.cpu import allocator
-from treadle.backends.cpu.allocator import SMALL, Allocator, Block
+from treadle.backends.cpu.allocator import SMALL, Allocator, MappedBlock
 from treadle.base.errors import OutOfMemory
 
 F32 = np.dtype(np.float32)
@@ -133,11 +133,11 @@ def test_too_much_is_a_designed_error(memory: Allocator, monkeypatch: pytest.Mon
     memory.empty((N,), F32)
     attempts: list[int] = []
 
-    def fail(room: int) -> Block:
+    def fail(room: int) -> MappedBlock:
         attempts.append(room)
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(Block, "of", fail)
+    monkeypatch.setattr(MappedBlock, "of", fail)
     with pytest.raises(OutOfMemory, match="hint: use smaller batches"):
         memory.empty((9 * N,), F32)
     assert len(attempts) == 2  # once more after the cache was emptied

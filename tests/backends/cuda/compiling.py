@@ -12,7 +12,7 @@ from tests.backends.cuda.host_backend import KIND, HostCuda
 from tests.backends.cuda.host_gpu import HostGpu
 
 from treadle.backends.api import Device, Support
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.kernel.text import symbol_of
 from treadle.backends.codegen.lower import lower
 from treadle.backends.cuda.device import CudaDevice
@@ -46,7 +46,7 @@ needs_nvrtc = pytest.mark.skipif(
 )
 
 
-def to_cubin(kernels: Sequence[Kernel], architecture: str) -> bytes:
+def to_cubin(kernels: Sequence[KernelModule], architecture: str) -> bytes:
     """Machine code of some kernels."""
     nvrtc: Any = importlib.import_module("treadle.backends.cuda.nvrtc")
     found: bytes = nvrtc.to_cubin(CudaRenderer([architecture]).render(kernels), architecture)
@@ -55,11 +55,11 @@ def to_cubin(kernels: Sequence[Kernel], architecture: str) -> bytes:
 
 def kernels_of(
     names: Iterable[str], dtypes: Collection[DType], most: int = 1 << 30
-) -> dict[str, Kernel]:
+) -> dict[str, KernelModule]:
     """The kernels of the ops' samples, by symbol; of each op `most` at most."""
-    found: dict[str, Kernel] = {}
+    found: dict[str, KernelModule] = {}
     for name in names:
-        own: dict[str, Kernel] = {}
+        own: dict[str, KernelModule] = {}
         for sample in REGISTRY[name].samples():
             for dtype in (d for d in sample.element_types() if d in dtypes):
                 types = [TensorType(as_dtype(a.dtype), a.shape) for a in sample.arrays(dtype)]
@@ -86,7 +86,7 @@ class _Renderer(CudaRenderer):
 
     def __init__(self) -> None:
         super().__init__(["sm_80"], "none", lambda source, architecture: b"")
-        self.kernels: dict[str, Kernel] = {}
+        self.kernels: dict[str, KernelModule] = {}
 
     def render(self, kernels: Sequence[Any], /) -> str:
         self.kernels |= {symbol_of(k): k for k in kernels}
@@ -107,7 +107,7 @@ class Recorder(HostCuda):
         return self.made
 
 
-def recorded(recorder: Recorder, run: Callable[[str], object]) -> dict[str, Kernel]:
+def recorded(recorder: Recorder, run: Callable[[str], object]) -> dict[str, KernelModule]:
     """The kernels that `run` has compiled when it is given the recorder's device."""
     before = set(recorder.made.kernels)
     # Nothing ran, so what checks of indices found is whatever the memory held.
@@ -119,7 +119,7 @@ def recorded(recorder: Recorder, run: Callable[[str], object]) -> dict[str, Kern
     return {s: k for s, k in recorder.made.kernels.items() if s not in before}
 
 
-def batches(kernels: dict[str, Kernel], size: int = 12) -> list[list[Kernel]]:
+def batches(kernels: dict[str, KernelModule], size: int = 12) -> list[list[KernelModule]]:
     """Kernels that are compiled together, for one source costs less than many."""
     every = list(kernels.values())
     return [every[i : i + size] for i in range(0, len(every), size)]

@@ -6,7 +6,7 @@ from tests.backends.cuda.host_gpu import HostGpu, compile_for_host
 
 from treadle.backends.api import Availability, Device
 from treadle.backends.cuda import Cuda
-from treadle.backends.cuda.device import CudaDevice, Memory
+from treadle.backends.cuda.device import CudaDevice, CudaMemory
 from treadle.backends.cuda.renderer import CudaRenderer
 from treadle.backends.rendering import Renderer
 
@@ -16,7 +16,7 @@ KIND = "hostgpu"
 class PoisoningDevice(CudaDevice):
     """Freed memory, which waits for whoever wants it next, loses its contents."""
 
-    def free(self, buffer: Memory, /) -> None:
+    def free(self, buffer: CudaMemory, /) -> None:
         if buffer.region is not None:
             self.fill(buffer, 0xDD, buffer.nbytes, self.stream())
         super().free(buffer)

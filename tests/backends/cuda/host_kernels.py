@@ -9,7 +9,7 @@ import numpy as np
 from tests.backends.cuda.host_gpu import HostGpu, compile_for_host
 
 from treadle.backends.codegen.kernel.c_cuda import cuda_source, scratch_bytes
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.kernel.text import symbol_of
 from treadle.backends.codegen.target import Target
 
@@ -17,7 +17,7 @@ from treadle.backends.codegen.target import Target
 class HostKernels:
     """Calls one of the kernels on arrays and integers."""
 
-    def __init__(self, kernels: Sequence[Kernel], target: Target) -> None:
+    def __init__(self, kernels: Sequence[KernelModule], target: Target) -> None:
         self.gpu, source = HostGpu(), cuda_source(kernels, target)
         symbols = list(dict.fromkeys(symbol_of(k) for k in kernels))
         loaded = self.gpu.load(compile_for_host(source), symbols)
@@ -26,7 +26,7 @@ class HostKernels:
 
     def __call__(
         self,
-        kernel: Kernel,
+        kernel: KernelModule,
         arguments: Sequence[Any],
         items: int,
         blocks: int = 2,

@@ -23,7 +23,7 @@ from tests.backends.cuda.host_backend import KIND
 from tests.backends.cuda.workloads import MODELS, curve
 from tests.backends.plugins import Plugins
 
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.cuda.libraries.columns import TYPES, Windows, from_columns, to_columns
 from treadle.backends.cuda.renderer import CudaRenderer, _code_for
 from treadle.backends.program import Ref
@@ -60,7 +60,7 @@ def test_kernels_of_every_generator_compile(family: str, architecture: str) -> N
 @needs_nvrtc
 def test_every_element_type_compiles() -> None:
     types = (dt.bool_, dt.float16, dt.bfloat16, dt.float64, dt.int8, dt.uint8, dt.int64)
-    kernels: dict[str, Kernel] = {}
+    kernels: dict[str, KernelModule] = {}
     for dtype in types:
         kernels |= kernels_of(["maximum"], {dtype}, most=1)
     assert len(kernels) > 3

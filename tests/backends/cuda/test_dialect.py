@@ -12,7 +12,7 @@ from tests.backends.cuda.host_kernels import HostKernels
 
 from treadle.backends.codegen.kernel.c_cuda import LOCAL, cuda_source
 from treadle.backends.codegen.kernel.interpret import run
-from treadle.backends.codegen.kernel.ir import Kernel, pointer
+from treadle.backends.codegen.kernel.ir import KernelModule, pointer
 from treadle.backends.codegen.kernel.text import symbol_of
 from treadle.backends.codegen.target import AVX2
 from treadle.base import dtype as dt
@@ -38,7 +38,7 @@ def test_equals_the_interpreter(sample: Sample, on_host: HostKernels) -> None:
         assert not differ.size, (label, differ[:4], x[differ[:4]], y[differ[:4]])
 
 
-def _reversing(count: int) -> Kernel:
+def _reversing(count: int) -> KernelModule:
     """Every item writes its number into an array of `count`, and sums it up backwards."""
     out = pointer(dt.int32, "out")
 

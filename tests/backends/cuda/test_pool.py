@@ -8,7 +8,7 @@ import pytest
 from tests.backends.cuda.host_gpu import HostGpu
 
 from treadle.backends.cuda.device import CudaDevice
-from treadle.backends.cuda.pool import Pool
+from treadle.backends.cuda.pool import MemoryPool
 from treadle.device import set_prealloc_config
 from treadle.runtime.ahead import AHEAD, Ahead
 
@@ -19,16 +19,16 @@ def gpu() -> HostGpu:
 
 
 @pytest.fixture
-def pool(gpu: HostGpu) -> Pool:
-    return Pool(gpu, gpu.queue())
+def pool(gpu: HostGpu) -> MemoryPool:
+    return MemoryPool(gpu, gpu.queue())
 
 
-def take(pool: Pool, nbytes: int) -> Any:
+def take(pool: MemoryPool, nbytes: int) -> Any:
     """What waits, or from the driver."""
     return pool.take(nbytes) or pool.fresh(nbytes, pool._queue)
 
 
-def test_equal_sizes_are_handed_out_by_address(gpu: HostGpu, pool: Pool) -> None:
+def test_equal_sizes_are_handed_out_by_address(gpu: HostGpu, pool: MemoryPool) -> None:
     regions = sorted((take(pool, 64) for _ in range(4)), key=lambda r: r.address)
     other = take(pool, 128)
     for region in (regions[2], regions[0], regions[3]):
@@ -39,7 +39,7 @@ def test_equal_sizes_are_handed_out_by_address(gpu: HostGpu, pool: Pool) -> None
     assert pool.kept == 128 and take(pool, 128) is other and len(gpu.live) == 5
 
 
-def test_loops_come_back_to_the_same_addresses(pool: Pool) -> None:
+def test_loops_come_back_to_the_same_addresses(pool: MemoryPool) -> None:
     """State is made anew in every turn, in one order or another, before the old one goes."""
     state = [take(pool, 64) for _ in range(5)]
     seen = []
@@ -52,7 +52,7 @@ def test_loops_come_back_to_the_same_addresses(pool: Pool) -> None:
     assert seen[3:] == seen[1:-2] and len(set(seen[1:])) == 2
 
 
-def test_what_waits_makes_room(gpu: HostGpu, pool: Pool) -> None:
+def test_what_waits_makes_room(gpu: HostGpu, pool: MemoryPool) -> None:
     pool.give(take(pool, 1024), 1024)
     take(pool, 3500)  # does not fit beside it
     assert not pool.kept and gpu.used == 3500
@@ -60,7 +60,7 @@ def test_what_waits_makes_room(gpu: HostGpu, pool: Pool) -> None:
         take(pool, 3500)
 
 
-def test_sizes_that_were_long_not_asked_for_go(gpu: HostGpu, pool: Pool) -> None:
+def test_sizes_that_were_long_not_asked_for_go(gpu: HostGpu, pool: MemoryPool) -> None:
     first, second, third = (take(pool, n) for n in (600, 700, 800))
     for region in (first, second):
         pool.give(region, region.nbytes)
@@ -72,7 +72,7 @@ def test_sizes_that_were_long_not_asked_for_go(gpu: HostGpu, pool: Pool) -> None
 
 
 def test_the_driver_is_asked_ahead(
-    gpu: HostGpu, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    gpu: HostGpu, pool: MemoryPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(AHEAD, "gpu", Ahead())  # It goes with the test.
     asked: list[int] = []

@@ -12,17 +12,18 @@ from tests.backends.cuda.host_gpu import host_compiler
 from tests.backends.cuda.host_kernels import HostKernels
 from tests.backends.cuda.test_compile import EVERY, FAMILIES
 
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.lower import lower
 from treadle.backends.cuda.renderer import TARGET
 from treadle.backends.program import Lowered
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.base.types import TensorType
 from treadle.ops import REGISTRY
 from treadle.ops.conv import Conv, ConvGradWeight
 from treadle.ops.matmul import Matmul
-from treadle.ops.op import Array, Op, as_tuple
+from treadle.ops.op import Op, as_tuple
 from treadle.ops.reduce import Max, Sum
 from treadle.ops.softmax import Softmax
 
@@ -38,13 +39,13 @@ def floats(*shape: int) -> Array:
 
 def check(cases: Sequence[Case]) -> None:
     """Every case gives the reference's results, with more threads than items and with fewer."""
-    kernels: list[Kernel] = []
+    kernels: list[KernelModule] = []
     for op, arrays in cases:
         kernels += [x.kernel for x in irregular.lowered(op, arrays, TARGET).launches]
     on_host = HostKernels(kernels, TARGET)
     for blocks, threads in ((2, 3), (8, 32)):
 
-        def runner(k: Kernel, given: Sequence[Any], lo: int, hi: int) -> None:
+        def runner(k: KernelModule, given: Sequence[Any], lo: int, hi: int) -> None:
             on_host(k, given, hi, blocks, threads)  # noqa: B023
 
         for op, arrays in cases:

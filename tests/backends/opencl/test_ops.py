@@ -19,10 +19,11 @@ from treadle.backends.api import Support
 from treadle.backends.codegen.kernel.text import symbol_of
 from treadle.backends.program import Lowered
 from treadle.backends.rendered import eager
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype, float32
 from treadle.base.types import TensorType
 from treadle.ops import REGISTRY
-from treadle.ops.op import Array, Op, Sample, as_tuple
+from treadle.ops.op import Op, Sample, as_tuple
 from treadle.runtime.array import DeviceArray
 from treadle.runtime.opened import OpenDevice
 

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from treadle.base.blocks import FORMATS, BlockFormat, Blocks, by_number
+from treadle.base.blocks import FORMATS, BlockFormat, BlockTensor, by_number
 from treadle.base.blocks.panels import LAYOUTS, from_panels, has_panels, to_panels
 from treadle.base.errors import CheckpointError, DTypeError, NumericError, ShapeError
 
@@ -148,7 +148,7 @@ def test_blocks_survive_being_read_and_written(form: BlockFormat) -> None:
 def test_rows_of_blocks_are_taken_as_rows_of_numbers() -> None:
     form = FORMATS["Q4_0"]
     x = np.random.default_rng(4).standard_normal((6, 64)).astype(np.float32)
-    blocks = Blocks(form, (6, 64), form.quantize(x))
+    blocks = BlockTensor(form, (6, 64), form.quantize(x))
     order = np.array([3, 0, 5])
     some = blocks[order]
     assert (some.shape, some.size, some.nbytes) == ((3, 64), 192, 3 * 36)
@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(DTypeError, match="bytes"):
         form.dequantize(np.zeros(144, np.int8))
     with pytest.raises(ShapeError, match="uint8"):
-        Blocks(form, (2, 256), np.zeros((2, 288), np.uint8))
+        BlockTensor(form, (2, 256), np.zeros((2, 288), np.uint8))
     with pytest.raises(CheckpointError, match="known are"):
         by_number(4)
 
@@ -203,13 +203,13 @@ def test_scales_that_float16_does_not_hold_have_no_panels() -> None:
     raw = np.zeros((2, form.bytes), np.uint8)
     for e, fits in ((104, True), (143, True), (103, False), (144, False)):
         raw[:, 0], raw[1, 0], raw[1, 7] = 120, e, 0x0A
-        assert has_panels(Blocks(form, (2, 32), raw)) is fits
+        assert has_panels(BlockTensor(form, (2, 32), raw)) is fits
     # Blocks of zeros, of either sign, have any scale.
     raw[1] = 0x88
     raw[1, 0] = 0
-    assert has_panels(Blocks(form, (2, 32), raw))
+    assert has_panels(BlockTensor(form, (2, 32), raw))
     assert not from_panels("MXFP4", to_panels("MXFP4", raw), 2).any()
-    assert has_panels(Blocks(FORMATS["Q4_0"], (1, 32), np.zeros((1, 18), np.uint8)))
+    assert has_panels(BlockTensor(FORMATS["Q4_0"], (1, 32), np.zeros((1, 18), np.uint8)))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

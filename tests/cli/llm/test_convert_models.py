@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.llm.saved import saved
 
-from treadle.base.blocks import Blocks
+from treadle.base.blocks import BlockTensor
 from treadle.llm.files import open_checkpoint
 
 
@@ -25,7 +25,7 @@ def test_there_and_in_fewer_bits(tmp_path: Path) -> None:
     done = treadle("quantize", plain, small, "q4_0")
     assert done.returncode == 0 and "Q4_0" in done.stdout, done.stderr
     found = open_checkpoint(small).tensor("model.layers.0.mlp.up_proj.weight")
-    assert isinstance(found, Blocks) and found.format.name == "Q4_0"
+    assert isinstance(found, BlockTensor) and found.format.name == "Q4_0"
 
 
 def test_mistakes(tmp_path: Path) -> None:

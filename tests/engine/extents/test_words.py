@@ -14,7 +14,7 @@ import treadle.module as M
 from treadle import jit
 from treadle.backends.program import Address, Run, Step, Together
 from treadle.base.errors import ShapeError
-from treadle.engine.execute import Instance
+from treadle.engine.execute import ProgramInstance
 from treadle.engine.extents import plans
 from treadle.jit.family import Member
 
@@ -78,7 +78,7 @@ def member_of(name: str) -> tuple[Callable[[int], Member], random.Random]:
 def resolved(member: Member, steps: tuple[Step, ...]) -> list[object]:
     """Steps with what the table of bases holds at the instance in place of its entries."""
     runner = member.runner
-    assert isinstance(runner, Instance)
+    assert isinstance(runner, ProgramInstance)
     at, plan = runner.at, runner.executor.loaded.plan
     sums = {made: pair for made, *pair in plan.sums}
     held = dict(enumerate(at.numbers.tolist(), plan.bases))

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from torch import nn  # noqa: E402
 
 from treadle.interop.torch import left_to_torch  # noqa: E402
-from treadle.interop.torch.parts import Instance  # noqa: E402
+from treadle.interop.torch.parts import PartInstance  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +25,12 @@ def _anew() -> None:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[Instance]:
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[PartInstance]:
     """Programs that ran, in order."""
-    found: list[Instance] = []
-    call = Instance.__call__
+    found: list[PartInstance] = []
+    call = PartInstance.__call__
     monkeypatch.setattr(
-        Instance, "__call__", lambda self, given: found.append(self) or call(self, given)
+        PartInstance, "__call__", lambda self, given: found.append(self) or call(self, given)
     )
     return found
 
@@ -78,7 +78,7 @@ BODIES: dict[str, tuple[Callable[[Any], Any], int]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_bodies_are_programs(name: str, runs: list[Instance]) -> None:
+def test_bodies_are_programs(name: str, runs: list[PartInstance]) -> None:
     function, least = BODIES[name]
     run = torch.compile(function, backend="treadle", fullgraph=True)
     for x in (torch.randn(6, 4).abs(), -torch.randn(6, 4).abs()):

@@ -19,7 +19,7 @@ from torch import nn  # noqa: E402
 import treadle as mge  # noqa: E402
 from treadle.engine.pipeline import Stages  # noqa: E402
 from treadle.interop.torch import from_exported, left_to_torch  # noqa: E402
-from treadle.interop.torch.parts import Instance, Variant  # noqa: E402
+from treadle.interop.torch.parts import PartInstance, Variant  # noqa: E402
 
 importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers the operators
 OPS = torch.ops.quantized_decomposed
@@ -78,7 +78,7 @@ def test_products_between_roundings_are_on_integers(monkeypatch: pytest.MonkeyPa
     seen: list[Variant] = []
     at = Variant.at
 
-    def noted(self: Variant, extents: Mapping[str, int]) -> Instance | None:
+    def noted(self: Variant, extents: Mapping[str, int]) -> PartInstance | None:
         seen.append(self)
         return at(self, extents)
 

@@ -119,9 +119,9 @@ def test_threads_do_not_share_results() -> None:
 
 def test_counters_count_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    call = parts.Instance.__call__
+    call = parts.PartInstance.__call__
     monkeypatch.setattr(
-        parts.Instance, "__call__", lambda self, given: made.append(self) or call(self, given)
+        parts.PartInstance, "__call__", lambda self, given: made.append(self) or call(self, given)
     )
     run = torch.compile(lambda x, y: x * y, backend=backend)
     for _ in range(3):

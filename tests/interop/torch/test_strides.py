@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from torch import nn  # noqa: E402
 
 from treadle.interop.torch import backend, from_exported, left_to_torch  # noqa: E402
-from treadle.interop.torch.parts import Instance  # noqa: E402
+from treadle.interop.torch.parts import PartInstance  # noqa: E402
 from treadle.interop.torch.strides import placed  # noqa: E402
 
 LAST = torch.channels_last
@@ -131,10 +131,10 @@ def test_an_argument_that_starts_inside_its_memory() -> None:
 
 
 def test_row_major_results_are_given_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Instance] = []
-    call = Instance.__call__
+    made: list[PartInstance] = []
+    call = PartInstance.__call__
     monkeypatch.setattr(
-        Instance, "__call__", lambda self, given: made.append(self) or call(self, given)
+        PartInstance, "__call__", lambda self, given: made.append(self) or call(self, given)
     )
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
     torch.compile(model, backend=backend)(torch.randn(2, 4)).square().mean().backward()

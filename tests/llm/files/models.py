@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.blocks import FORMATS, Blocks
+from treadle.base.blocks import FORMATS, BlockTensor
 from treadle.llm.files.gguf_writer import planned, write_gguf
 
 HIDDEN, HEADS, KV_HEADS, DIM, WIDTH, VOCABULARY, LAYERS, EXPERTS = 64, 4, 2, 16, 96, 50, 2, 3
@@ -43,7 +43,7 @@ class Model:
         for name, array in self.stored.items():
             if form and array.ndim > 1 and array.shape[-1] % 32 == 0:
                 data = FORMATS[form].quantize(array)
-                tensors.append(planned(name, Blocks(FORMATS[form], array.shape, data)))
+                tensors.append(planned(name, BlockTensor(FORMATS[form], array.shape, data)))
             else:
                 tensors.append(planned(name, array))
         write_gguf(path, self.metadata() | more, tensors)

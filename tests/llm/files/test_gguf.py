@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from treadle.base.blocks import FORMATS, Blocks
+from treadle.base.blocks import FORMATS, BlockTensor
 from treadle.base.errors import CheckpointError, DTypeError
 from treadle.llm.files.gguf import is_gguf, read_gguf
 from treadle.llm.files.gguf_writer import PlannedTensor, planned, write_gguf
@@ -38,7 +38,7 @@ def _tensors() -> dict[str, Any]:
         "half": x[0].astype(np.float16),
         "brain": x[1, :, :3].astype(ml_dtypes.bfloat16),
         "ids": np.arange(5, dtype=np.int32),
-        "blocks": Blocks(q, x.shape, q.quantize(x)),
+        "blocks": BlockTensor(q, x.shape, q.quantize(x)),
     }
 
 
@@ -67,8 +67,8 @@ def test_what_is_written_is_read(tmp_path: Path, alignment: int) -> None:
         tensor = found.tensor(name)
         assert found.entries[name].begin % alignment == 0
         assert tensor.shape == wanted.shape
-        if isinstance(wanted, Blocks):
-            assert isinstance(tensor, Blocks) and tensor.format == wanted.format
+        if isinstance(wanted, BlockTensor):
+            assert isinstance(tensor, BlockTensor) and tensor.format == wanted.format
             tensor, wanted = tensor.data, wanted.data
         assert isinstance(tensor, np.ndarray) and tensor.dtype == wanted.dtype
         np.testing.assert_array_equal(tensor, wanted)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.llm.files.models import DIM, EXPERTS, HIDDEN, LAYERS, MODELS, VOCABULARY, WIDTH
 
-from treadle.base.blocks import Blocks
+from treadle.base.blocks import BlockTensor
 from treadle.base.errors import CheckpointError
 from treadle.llm.files import TokenizerTables, open_checkpoint
 from treadle.llm.files.gguf import read_gguf
@@ -49,7 +49,7 @@ def test_blocks_stay_blocks(tmp_path: Path, name: str) -> None:
     blocks = 0
     for each, wanted in model.wanted.items():
         tensor = found.tensor(each)
-        if isinstance(tensor, Blocks):
+        if isinstance(tensor, BlockTensor):
             blocks += 1
             tensor = tensor.dequantize()
         np.testing.assert_allclose(tensor, wanted, atol=0.03)

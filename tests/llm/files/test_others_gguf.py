@@ -10,7 +10,7 @@ import pytest
 from tests.llm.files.models import MODELS
 from tests.llm.files.test_gguf import METADATA, _write
 
-from treadle.base.blocks import FORMATS, Blocks
+from treadle.base.blocks import FORMATS, BlockTensor
 from treadle.llm.files import open_checkpoint
 from treadle.llm.files.gguf import read_gguf
 
@@ -32,7 +32,7 @@ def test_the_package_reads_what_we_write(tmp_path: Path) -> None:
         entry, mine = ours.entries[tensor.name], ours.tensor(tensor.name)
         assert (tensor.data_offset, tensor.n_bytes) == (entry.begin, entry.nbytes)
         assert tuple(tensor.shape[::-1]) == entry.shape
-        raw = mine.data if isinstance(mine, Blocks) else mine
+        raw = mine.data if isinstance(mine, BlockTensor) else mine
         assert np.ascontiguousarray(tensor.data).tobytes() == raw.tobytes()
 
 
@@ -64,7 +64,7 @@ def test_we_read_what_the_package_writes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.tensor("x"), x)
     np.testing.assert_array_equal(found.tensor("h"), x.astype(np.float16))
     blocks = found.tensor("q")
-    assert isinstance(blocks, Blocks) and blocks.format is FORMATS["Q5_1"]
+    assert isinstance(blocks, BlockTensor) and blocks.format is FORMATS["Q5_1"]
     np.testing.assert_array_equal(blocks.data, FORMATS["Q5_1"].quantize(x))
 
 

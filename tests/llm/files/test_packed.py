@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from treadle.base.blocks import Blocks
+from treadle.base.blocks import BlockTensor
 from treadle.base.errors import CheckpointError
 from treadle.llm.files import open_checkpoint
 
@@ -32,8 +32,8 @@ def _weight(found: Any, blocks: str = "") -> np.ndarray:
     assert found.names() == (f"{NAME}.weight",)
     tensor = found.tensor(f"{NAME}.weight")
     assert tensor.shape == found.shape(f"{NAME}.weight")
-    assert (tensor.format.name if isinstance(tensor, Blocks) else "") == blocks
-    return tensor.dequantize() if isinstance(tensor, Blocks) else tensor
+    assert (tensor.format.name if isinstance(tensor, BlockTensor) else "") == blocks
+    return tensor.dequantize() if isinstance(tensor, BlockTensor) else tensor
 
 
 def _words(levels: np.ndarray, bits: int, axis: int, order: Any = range(8)) -> np.ndarray:
@@ -216,7 +216,7 @@ def test_blocks_of_gpt_oss(tmp_path: Path) -> None:
     found = _open(tmp_path, {"quant_method": "mxfp4"}, tensors)
     assert set(found.names()) == {f"{name}_blocks", f"{name}_bias"}
     blocks = found.tensor(f"{name}_blocks")
-    assert isinstance(blocks, Blocks) and blocks.format.name == "MXFP4"
+    assert isinstance(blocks, BlockTensor) and blocks.format.name == "MXFP4"
     assert blocks.shape == found.shape(f"{name}_blocks") == (2, 6, 96)
     e2m1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     values = np.array(e2m1 + [-each for each in e2m1])

@@ -16,7 +16,7 @@ from treadle.llm.files.checkpoint import TokenizerTables
 from treadle.llm.generation import LanguageModel
 from treadle.llm.generation.engine import Engine
 from treadle.llm.generation.options import Options
-from treadle.llm.models import Model, build
+from treadle.llm.models import DecoderModel, build
 from treadle.llm.models.stacked import Stacked
 from treadle.llm.tuning import Adapter, Lora, merged, write_adapter
 
@@ -24,7 +24,7 @@ PROMPTS = [[3, 9, 27, 4, 11], [3, 9, 27, 4, 12], [3, 9, 27, 4, 11], [5, 6]]
 WHICH = [0, 1, 2, 1]
 
 
-def adapters(model: Model) -> list[Adapter]:
+def adapters(model: DecoderModel) -> list[Adapter]:
     products = model.stack.products()
     return [
         random_adapter(products, Lora(2, 6.0, targets=("q_proj", "up_proj"))),
@@ -33,7 +33,7 @@ def adapters(model: Model) -> list[Adapter]:
 
 
 @pytest.fixture(scope="module")
-def models() -> tuple[Model, list[Model]]:
+def models() -> tuple[DecoderModel, list[DecoderModel]]:
     """One with two adapters, and one for each choice with its adapter merged."""
     given = opened(llama())
     model = build(given)
@@ -42,7 +42,7 @@ def models() -> tuple[Model, list[Model]]:
     return model, [build(given), *(build(merged(given, a)) for a in made)]
 
 
-def logits(model: Model, prompts: list[list[int]], **more: Any) -> Any:
+def logits(model: DecoderModel, prompts: list[list[int]], **more: Any) -> Any:
     tokens = np.zeros((len(prompts), 8), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = prompt
@@ -51,7 +51,7 @@ def logits(model: Model, prompts: list[list[int]], **more: Any) -> Any:
     return model.step(tokens, cache, [0] * len(prompts), counts, **more).numpy()
 
 
-def test_rows_with_adapters_of_their_own(models: tuple[Model, list[Model]]) -> None:
+def test_rows_with_adapters_of_their_own(models: tuple[DecoderModel, list[DecoderModel]]) -> None:
     model, alone = models
     found = logits(model, PROMPTS, adapters=WHICH)
     for row, prompt, which in zip(found, PROMPTS, WHICH, strict=True):
@@ -60,7 +60,7 @@ def test_rows_with_adapters_of_their_own(models: tuple[Model, list[Model]]) -> N
     assert np.abs(found[0] - found[2]).max() > 0.1
 
 
-def test_texts_are_those_of_merged_models(models: tuple[Model, list[Model]]) -> None:
+def test_texts_are_those_of_merged_models(models: tuple[DecoderModel, list[DecoderModel]]) -> None:
     model, alone = models
     wanted = [
         [t.id for t in Engine(alone[which], 1, 32).submit(prompt, Options(max_tokens=8))]
@@ -89,7 +89,7 @@ def test_quantized_models_take_adapters() -> None:
         np.testing.assert_allclose(row, wanted, atol=0.02 * np.abs(wanted).max())
 
 
-def test_adapters_that_are_not_there(models: tuple[Model, list[Model]]) -> None:
+def test_adapters_that_are_not_there(models: tuple[DecoderModel, list[DecoderModel]]) -> None:
     model, alone = models
     with pytest.raises(IndexRangeError, match="no such adapter"):
         Engine(model, adapters=2).submit([1], Options(adapter=3))

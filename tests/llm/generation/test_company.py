@@ -13,7 +13,7 @@ from treadle.base.errors import ShapeError
 from treadle.llm.generation.engine import BESIDE, Engine
 from treadle.llm.generation.options import Options
 from treadle.llm.generation.text_stream import TextStream
-from treadle.llm.models import Model, build
+from treadle.llm.models import DecoderModel, build
 
 
 class Letters:
@@ -89,16 +89,16 @@ def test_joins_leaves_and_cancels(places: int, draft: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def small() -> Model:
+def small() -> DecoderModel:
     return build(llama())
 
 
-def test_joins_leaves_and_cancels_of_a_model(small: Model) -> None:
+def test_joins_leaves_and_cancels_of_a_model(small: DecoderModel) -> None:
     engine = Engine(small, 3, 60, draft=small)
     assert crowd(small, engine, np.random.default_rng(0), 12, 60) > 6
 
 
-def test_nothing_is_left_of_others(small: Model) -> None:
+def test_nothing_is_left_of_others(small: DecoderModel) -> None:
     """Places that held other texts, or what is no number at all, answer as new ones do."""
     options = Options(max_tokens=20)
     want = answer(Engine(small, 1, 60).submit([3, 4, 5], options))
@@ -179,12 +179,12 @@ def test_rows_behind_the_vocabulary_are_never_chosen() -> None:
 
 
 @pytest.fixture(scope="module")
-def windowed() -> Model:
+def windowed() -> DecoderModel:
     """Its layers see five tokens."""
     return build(llama(model_type="mistral", sliding_window=5, max_position_embeddings=2000))
 
 
-def test_windows_far_shorter_than_the_context_are_rings(windowed: Model) -> None:
+def test_windows_far_shorter_than_the_context_are_rings(windowed: DecoderModel) -> None:
     """Every token of a long text, in pieces of any width: as a cache of all positions gives it."""
     text = [int(t) for t in np.random.default_rng(2).integers(0, 61, 90)]
     whole, ring = windowed.cache(2, 100, widest=100), windowed.cache(2, 100, widest=8)
@@ -209,7 +209,7 @@ def test_windows_far_shorter_than_the_context_are_rings(windowed: Model) -> None
 
 
 @pytest.mark.parametrize("draft", [False, True])
-def test_rings_in_company(windowed: Model, draft: bool) -> None:
+def test_rings_in_company(windowed: DecoderModel, draft: bool) -> None:
     """Texts that are longer than rings, beginnings that are shared, places that go back."""
     length = 1200
     engine = Engine(windowed, 2, length, draft=windowed if draft else None)

@@ -11,7 +11,7 @@ from tests.llm.generation.counting import Counting, answer, expected
 from treadle.base.errors import NumericError
 from treadle.llm.generation.drafts import Lookup, filled
 from treadle.llm.generation.engine import Engine
-from treadle.llm.generation.held import Held, shared
+from treadle.llm.generation.held import HeldTokens, shared
 from treadle.llm.generation.options import Options
 
 
@@ -150,7 +150,7 @@ def test_places_of_programs() -> None:
     assert filled([0, 1, 2, 3, 4], 6) == [0, 1, 2, 3, 4, 5]
     assert shared([1, 2, 3], (1, 2, 4)) == 2
     assert shared([], (1,)) == 0
-    held = Held(back=3)
+    held = HeldTokens(back=3)
     held.add([1, 2, 3, 4, 5, 6], more=1)
     assert [held.kept(n) for n in (3, 4, 0)] == [0, 4, 0]
     held.cut(5)

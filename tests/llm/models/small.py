@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.llm.models import Model
+from treadle.llm.models import DecoderModel
 
 FAMILIES = Path(__file__).with_name("families.json")
 """Configs, shapes and logits of small models of every family, by transformers."""
@@ -55,7 +55,7 @@ def directory(path: Path) -> Given:
     return Given(json.loads((path / "config.json").read_text()), tensors)
 
 
-def read(model: Model, prompts: Sequence[Sequence[int]], chunk: int, more: int) -> Any:
+def read(model: DecoderModel, prompts: Sequence[Sequence[int]], chunk: int, more: int) -> Any:
     """Logits of every token of some prompts and of `more` greedy ones behind, and all tokens.
 
     Prompts lie in one batch; each is read in chunks of `chunk`, shorter ones idle at the end.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.llm.models.small import FAMILIES, directory, random_weights, read
 
-from treadle.llm.models import Model, build
+from treadle.llm.models import DecoderModel, build
 
 pytestmark = pytest.mark.llm
 
@@ -117,7 +117,7 @@ CASES |= {
 }
 
 
-def random_models(case: str, path: Path) -> tuple[Any, Model]:
+def random_models(case: str, path: Path) -> tuple[Any, DecoderModel]:
     """A model with weights that follow from their names: transformers' and ours."""
     transformers = pytest.importorskip("transformers")
     from safetensors.numpy import save_file

@@ -10,7 +10,7 @@ import pytest
 from tests.llm.models.small import Given, llama, plain_llama, read
 
 from treadle.base.errors import CheckpointError, DTypeError, IndexRangeError, ShapeError
-from treadle.llm.models import Model, build
+from treadle.llm.models import DecoderModel, build
 from treadle.llm.models.attention import as_bytes
 from treadle.tensor import Tensor
 
@@ -19,12 +19,12 @@ PROMPTS = [[5, 6, 7, 8, 9], list(range(3, 22)), [2], list(range(50, 38, -1))]
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
+def model() -> DecoderModel:
     return build(GIVEN)
 
 
 @pytest.mark.parametrize("chunk", [1, 8, 32])
-def test_logits_are_those_of_plain_numpy(model: Model, chunk: int) -> None:
+def test_logits_are_those_of_plain_numpy(model: DecoderModel, chunk: int) -> None:
     logits, texts = read(model, PROMPTS, chunk, 6)
     for text, got in zip(texts, logits, strict=True):
         expected = plain_llama(GIVEN, text)
@@ -33,7 +33,7 @@ def test_logits_are_those_of_plain_numpy(model: Model, chunk: int) -> None:
         assert text[n:] == expected[n - 1 : -1].argmax(-1).tolist()
 
 
-def test_company_changes_nothing(model: Model) -> None:
+def test_company_changes_nothing(model: DecoderModel) -> None:
     together, texts = read(model, PROMPTS, 8, 4)
     for prompt, text, logits in zip(PROMPTS, texts, together, strict=True):
         (alone,), (same,) = read(model, [prompt], 8, 4)
@@ -41,7 +41,7 @@ def test_company_changes_nothing(model: Model) -> None:
         np.testing.assert_allclose(alone, logits, atol=1e-5)
 
 
-def test_some_sequences_of_a_cache(model: Model) -> None:
+def test_some_sequences_of_a_cache(model: DecoderModel) -> None:
     cache = model.cache(3, 16)
     zeros = np.zeros(1, np.int32)
     for row, prompt in ((2, [7, 8, 9]), (0, [4, 5, 6])):
@@ -56,7 +56,7 @@ def test_some_sequences_of_a_cache(model: Model) -> None:
     np.testing.assert_allclose(got[0], plain_llama(GIVEN, [7, 8, 9, 10])[-1], atol=1e-4)
 
 
-def test_a_sequence_with_no_tokens_stays(model: Model) -> None:
+def test_a_sequence_with_no_tokens_stays(model: DecoderModel) -> None:
     cache = model.cache(2, 8)
     model.step([[5, 6], [7, 8]], cache, [0, 0], [2, 2])
     before = [t.numpy().copy() for t in cache.tensors]
@@ -67,21 +67,21 @@ def test_a_sequence_with_no_tokens_stays(model: Model) -> None:
         assert (new[0] != old[0]).any()
 
 
-def test_padding_does_not_reach_a_full_cache(model: Model) -> None:
+def test_padding_does_not_reach_a_full_cache(model: DecoderModel) -> None:
     cache = model.cache(1, 5)
     model.step([[5, 6, 7, 8]], cache, [0], [4])
     got = model.step([[9, 0, 0, 0]], cache, [4], [1]).numpy()
     np.testing.assert_allclose(got[0], plain_llama(GIVEN, [5, 6, 7, 8, 9])[-1], atol=1e-4)
 
 
-def test_going_back_is_a_smaller_start(model: Model) -> None:
+def test_going_back_is_a_smaller_start(model: DecoderModel) -> None:
     cache = model.cache(1, 16)
     model.step([[5, 6, 7, 8]], cache, [0], [4])
     got = model.step([[40, 41]], cache, [2], [2]).numpy()
     np.testing.assert_allclose(got[0], plain_llama(GIVEN, [5, 6, 40, 41])[-1], atol=1e-4)
 
 
-def test_bfloat16_is_near(model: Model) -> None:
+def test_bfloat16_is_near(model: DecoderModel) -> None:
     narrow = build(GIVEN, "bfloat16")
     assert narrow.cache(1, 4).nbytes * 2 == model.cache(1, 4).nbytes
     (got,), _ = read(narrow, [PROMPTS[1]], 8, 0)
@@ -89,7 +89,7 @@ def test_bfloat16_is_near(model: Model) -> None:
     assert np.abs(got - expected).max() < 0.05 * np.ptp(expected)
 
 
-def test_sizes(model: Model) -> None:
+def test_sizes(model: DecoderModel) -> None:
     assert (model.vocabulary, model.context) == (61, 64)
     assert model.cache(2, 7).nbytes == 2 * 2 * 2 * 7 * 2 * 6 * 4
 
@@ -108,13 +108,15 @@ def test_sizes(model: Model) -> None:
         (([[5]], [0], [1], [1]), IndexRangeError, "rows are different"),
     ],
 )
-def test_wrong_calls(model: Model, arguments: Any, error: type[Exception], told: str) -> None:
+def test_wrong_calls(
+    model: DecoderModel, arguments: Any, error: type[Exception], told: str
+) -> None:
     cache = model.cache(1, 8)
     with pytest.raises(error, match=told):
         model.step(*arguments[:3][:1], cache, *arguments[1:3], rows=arguments[3])
 
 
-def test_a_cache_beyond_the_context(model: Model) -> None:
+def test_a_cache_beyond_the_context(model: DecoderModel) -> None:
     with pytest.raises(ShapeError, match="made for fewer"):
         model.cache(1, 65)
     with pytest.raises(ShapeError, match="a sequence and a token"):
@@ -164,7 +166,7 @@ def test_wrong_element_type() -> None:
 @pytest.mark.parametrize(
     ("dtype", "near"), [("bfloat16", 0.02), ("float16", 0.002), ("int8", 0.02)]
 )
-def test_narrow_caches(model: Model, dtype: str, near: float) -> None:
+def test_narrow_caches(model: DecoderModel, dtype: str, near: float) -> None:
     cache = model.cache(1, 20, dtype)
     rows = 2 * 2 * 2 * 20  # of keys and values of two heads of two layers
     assert cache.nbytes == rows * (6 + 4 if dtype == "int8" else 6 * 2)
@@ -179,7 +181,7 @@ def test_narrow_caches(model: Model, dtype: str, near: float) -> None:
         model.cache(1, 20, "int32")
 
 
-def test_caches_stay_where_they_are(model: Model) -> None:
+def test_caches_stay_where_they_are(model: DecoderModel) -> None:
     """A step writes a position, it does not copy what is there; memory comes with use."""
     for cache in (model.cache(2, 16), model.cache(2, 16, "int8")):
         before = [t._data.ctypes.data for t in cache.tensors]

@@ -8,7 +8,7 @@ import pytest
 from tests.llm.cases import some
 from tests.llm.models.small import FAMILIES, Given, random_weights
 
-from treadle.base.blocks import FORMATS, Blocks
+from treadle.base.blocks import FORMATS, BlockTensor
 from treadle.base.errors import DTypeError
 from treadle.llm.models import build
 
@@ -35,7 +35,7 @@ def checkpoint(format, **changes):
     def matrix(name, *shape):
         x = (rng.standard_normal(shape) * 0.15).astype(np.float32)
         given = FORMATS[format]
-        made[name] = Blocks(given, shape, given.quantize(x))
+        made[name] = BlockTensor(given, shape, given.quantize(x))
 
     def vector(name, size, mean=1.0):
         made[name] = (mean + 0.1 * rng.standard_normal(size)).astype(np.float32)
@@ -99,7 +99,7 @@ def experts_in_blocks(case, formats):
         if x.ndim == 3:  # gpt-oss: of numbers as columns, in blocks as rows
             x, name = np.swapaxes(x, 1, 2), f"{name}_blocks"
         given = FORMATS[format]
-        made[name] = Blocks(given, x.shape, given.quantize(np.ascontiguousarray(x)))
+        made[name] = BlockTensor(given, x.shape, given.quantize(np.ascontiguousarray(x)))
     return Given(config, made), kept["text"]
 
 

@@ -12,20 +12,20 @@ import pytest
 from tests.llm.files.models import MODELS
 from tests.llm.files.test_gguf_checkpoint import TOKENS
 
-from treadle.base.blocks import Blocks
+from treadle.base.blocks import BlockTensor
 from treadle.base.errors import CheckpointError
 from treadle.llm.conversion import WRITTEN, convert
-from treadle.llm.files import Checkpoint, open_checkpoint
+from treadle.llm.files import ModelCheckpoint, open_checkpoint
 from treadle.llm.tuning import Adapter, Lora, adapter_for, merged, write_adapter
 
 ENDINGS = ("q_proj", "k_proj", "down_proj", "qkv_proj", "experts.1.w2")
 
 
 def values(tensor: Any) -> np.ndarray:
-    return tensor.dequantize() if isinstance(tensor, Blocks) else tensor.astype(np.float32)
+    return tensor.dequantize() if isinstance(tensor, BlockTensor) else tensor.astype(np.float32)
 
 
-def learned(checkpoint: Checkpoint, folder: Path) -> Path:
+def learned(checkpoint: ModelCheckpoint, folder: Path) -> Path:
     """An adapter of some matrices."""
     rng, pairs = np.random.default_rng(1), {}
     for name in checkpoint.names():
@@ -38,7 +38,7 @@ def learned(checkpoint: Checkpoint, folder: Path) -> Path:
     return folder
 
 
-def change(adapter: Path, checkpoint: Checkpoint) -> Checkpoint:
+def change(adapter: Path, checkpoint: ModelCheckpoint) -> ModelCheckpoint:
     return merged(checkpoint, adapter_for(adapter, checkpoint))
 
 
@@ -73,7 +73,7 @@ def test_blocks_become_blocks_again(tmp_path: Path, form: str, becomes: str) -> 
         was, now = first.tensor(each), last.tensor(each)
         same = np.array_equal(values(was), values(now))
         assert same != each.removesuffix(".weight").endswith(ENDINGS)
-        assert isinstance(was, Blocks) == isinstance(now, Blocks)
+        assert isinstance(was, BlockTensor) == isinstance(now, BlockTensor)
 
 
 def test_experts_beside_each_other(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.llm.models.small import FAMILIES, Given, llama, plain_llama, random_w
 from tests.llm.models.test_stored import checkpoint, experts_in_blocks
 
 from treadle.base.errors import CheckpointError, NumericError
-from treadle.llm.files.checkpoint import Checkpoint, Stored
+from treadle.llm.files.checkpoint import ModelCheckpoint, Stored
 from treadle.llm.models import build
 from treadle.llm.tuning import (
     Adapter,
@@ -45,10 +45,10 @@ def rows(texts: list[list[int]], width: int) -> Rows:
     return Rows(made["tokens"], made["segments"], made["positions"], targets, weights)
 
 
-def opened(given: Given) -> Checkpoint:
+def opened(given: Given) -> ModelCheckpoint:
     """A checkpoint in memory as one of files."""
     tensors = {n: Stored(t.shape, lambda t=t: t) for n, t in given.tensors.items()}
-    return Checkpoint("memory", dict(given.config), {}, None, None, {}, tensors)
+    return ModelCheckpoint("memory", dict(given.config), {}, None, None, {}, tensors)
 
 
 def random_adapter(products: Any, lora: Lora) -> Adapter:

@@ -16,14 +16,14 @@ from tests.serve.running import Running, ask, running_application
 
 from treadle.base.errors import CheckpointError
 from treadle.llm.generation import Engine, Options
-from treadle.llm.generation.forms import Form, Forms
-from treadle.llm.generation.sampling import Choice
+from treadle.llm.generation.forms import AnswerForm, Forms
+from treadle.llm.generation.sampling import SampledToken
 from treadle.llm.generation.scoring import Scorer
 from treadle.llm.text import Tokenizer
 from treadle.llm.vectors import TextEmbedder
 from treadle.serve.access import Access
 from treadle.serve.limits import Limits
-from treadle.serve.llm import LanguageApplication, Reader, Speaker
+from treadle.serve.llm import LanguageApplication, ModelReader, Speaker
 
 END, ASKED = 256, 2
 """The token that ends texts, and the byte behind which the answer stands."""
@@ -139,10 +139,10 @@ class Small:
         self.tokenizer = Bytes()
         self.forms = Forms(cast("Tokenizer", self.tokenizer), Scripted.vocabulary, [END])
 
-    def score(self, prompt: Any, *, top: int = 0) -> Iterator[Choice]:
+    def score(self, prompt: Any, *, top: int = 0) -> Iterator[SampledToken]:
         return self.scorer.score(prompt, top=top)
 
-    def form(self, *, schema: Any = None) -> Form | None:
+    def form(self, *, schema: Any = None) -> AnswerForm | None:
         return self.forms.form("schema", schema)
 
     def conversation(self, messages: Any, tools: Any = None, /) -> list[int]:
@@ -191,7 +191,7 @@ def speaking(
     limits: Limits | None = None, access: Access | None = None, **how: Any
 ) -> Iterator[tuple[Small, Running]]:
     model = Small(**how)
-    served = [Speaker("small", model, how.get("sequences", 4)), Reader("vectors", Vectors())]
+    served = [Speaker("small", model, how.get("sequences", 4)), ModelReader("vectors", Vectors())]
     with running_application(LanguageApplication(served, limits, access)) as server:
         yield model, server
 

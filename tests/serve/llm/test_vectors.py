@@ -12,7 +12,7 @@ import pytest
 from tests.serve.llm.speaking import Vectors, chat, speaking
 from tests.serve.running import ask, running_application
 
-from treadle.serve.llm import LanguageApplication, Reader
+from treadle.serve.llm import LanguageApplication, ModelReader
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_a_model_of_the_other_kind_is_named(port: int) -> None:
         "the model vectors makes vectors of texts, small continues text"
     )
     assert [m["id"] for m in ask(port, "/v1/models").json["data"]] == ["small", "vectors"]
-    with running_application(LanguageApplication([Reader("only", Vectors())])) as server:
+    with running_application(LanguageApplication([ModelReader("only", Vectors())])) as server:
         refused = chat(server.port, "capital?", model="only").json["error"]["message"]
         assert refused == "the model only makes vectors of texts, none here continues text"
 

@@ -16,7 +16,7 @@ from ctypes import byref, c_int32
 from treadle.backends.api import Availability, Backend, Device, Kernel
 from treadle.backends.c_device.device import device_class
 from treadle.backends.c_device.kernel import Launcher
-from treadle.backends.c_device.library import Library, kernel_at, load
+from treadle.backends.c_device.library import DeviceLibrary, kernel_at, load
 
 __all__ = ["CBackend", "open_library"]
 
@@ -39,7 +39,7 @@ class CBackend(Backend):
 
     protocol = (1, 2)
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: DeviceLibrary) -> None:
         self.name = library.name
         self.device_kinds = (library.name,)
         self.library = library

@@ -10,10 +10,10 @@ import numpy as np
 
 from treadle.backends.api import Device, DeviceInfo, Event, Stream
 from treadle.backends.c_device.header import Properties
-from treadle.backends.c_device.library import Library
+from treadle.backends.c_device.library import DeviceLibrary
 
 
-class Memory:
+class CDeviceMemory:
     """A place in a device's memory."""
 
     __slots__ = ("handle", "offset")
@@ -26,7 +26,7 @@ class Memory:
 class CDevice(Device):
     """A device with the functions that every library has."""
 
-    def __init__(self, library: Library, index: int) -> None:
+    def __init__(self, library: DeviceLibrary, index: int) -> None:
         self.library = library
         self.handle = library.made("open", index)
         found = Properties()
@@ -50,23 +50,23 @@ class CDevice(Device):
         """True until it is closed, in the process that opened it."""
         return not self._closed and os.getpid() == self._process
 
-    def alloc(self, nbytes: int, /) -> Memory:
-        return Memory(self.library.made("allocate", self.handle, nbytes))
+    def alloc(self, nbytes: int, /) -> CDeviceMemory:
+        return CDeviceMemory(self.library.made("allocate", self.handle, nbytes))
 
-    def free(self, buffer: Memory, /) -> None:
+    def free(self, buffer: CDeviceMemory, /) -> None:
         if self.usable:
             self.library.call("release", self.handle, buffer.handle)
 
-    def part(self, buffer: Memory, offset: int, nbytes: int, /) -> Memory:
+    def part(self, buffer: CDeviceMemory, offset: int, nbytes: int, /) -> CDeviceMemory:
         """Return `nbytes` of a buffer from `offset` on, which share its memory."""
-        return Memory(buffer.handle, buffer.offset + offset)
+        return CDeviceMemory(buffer.handle, buffer.offset + offset)
 
-    def copy_in(self, dst: Memory, src: memoryview, stream: Stream, /) -> None:
+    def copy_in(self, dst: CDeviceMemory, src: memoryview, stream: Stream, /) -> None:
         data = np.frombuffer(src, np.uint8)
         place, source = (dst.handle, dst.offset), data.ctypes.data
         self.library.call("copy_in", self.handle, handle_of(stream), *place, source, data.nbytes)
 
-    def copy_out(self, dst: memoryview, src: Memory, stream: Stream, /) -> None:
+    def copy_out(self, dst: memoryview, src: CDeviceMemory, stream: Stream, /) -> None:
         data = np.frombuffer(dst, np.uint8)
         place, target = (src.handle, src.offset), data.ctypes.data
         self.library.call("copy_out", self.handle, handle_of(stream), target, *place, data.nbytes)
@@ -85,14 +85,14 @@ class CDevice(Device):
 
 
 class _Filling(CDevice):
-    def fill(self, buffer: Memory, value: int, nbytes: int, stream: Stream, /) -> None:
+    def fill(self, buffer: CDeviceMemory, value: int, nbytes: int, stream: Stream, /) -> None:
         place = buffer.handle, buffer.offset
         self.library.call("fill", self.handle, handle_of(stream), *place, value, nbytes)
 
 
 class _Peer(CDevice):
     def copy_peer(
-        self, dst: Memory, source: Device, src: Memory, nbytes: int, stream: Stream, /
+        self, dst: CDeviceMemory, source: Device, src: CDeviceMemory, nbytes: int, stream: Stream, /
     ) -> None:
         """Copy `nbytes` from memory of another device of this library to the start of `dst`."""
         given = (dst.handle, dst.offset, cast(CDevice, source).handle, src.handle, src.offset)
@@ -108,7 +108,7 @@ class _Queued(CDevice):
         return CStream(self, self.library.made("stream_create", self.handle))
 
 
-def device_class(library: Library) -> type[CDevice]:
+def device_class(library: DeviceLibrary) -> type[CDevice]:
     """The class with the methods that a library has functions for: presence is what counts."""
     optional = {"fill": _Filling, "copy_peer": _Peer, "stream_create": _Queued}
     parts = [part for function, part in optional.items() if library.has(function)]

@@ -56,7 +56,7 @@ class Attribute(Structure):
     )
 
 
-class Call(Structure):
+class TdCall(Structure):
     """td_call."""
 
     _fields_ = (
@@ -76,8 +76,8 @@ class CKernel(Structure):
     _fields_ = (
         ("op", c_char_p),
         ("dtypes", c_uint64),
-        ("supports", CFUNCTYPE(c_int32, POINTER(Call))),
-        ("run", CFUNCTYPE(c_int32, c_void_p, c_void_p, POINTER(Call))),
+        ("supports", CFUNCTYPE(c_int32, POINTER(TdCall))),
+        ("run", CFUNCTYPE(c_int32, c_void_p, c_void_p, POINTER(TdCall))),
     )
 
 
@@ -126,7 +126,7 @@ REQUIRED = ("message", *NAMES[: NAMES.index("fill")])
 STREAMS = NAMES[NAMES.index("stream_create") : NAMES.index("event_seconds")]
 
 
-class Table(Structure):
+class TdLibrary(Structure):
     """td_library."""
 
     _fields_ = (

@@ -16,11 +16,11 @@ from treadle.backends.c_device.header import (
     INTS,
     TEXT,
     Attribute,
-    Call,
     CKernel,
+    TdCall,
     Tensor,
 )
-from treadle.backends.c_device.library import Library
+from treadle.backends.c_device.library import DeviceLibrary
 from treadle.base.dtype import DType
 from treadle.base.types import TensorType
 
@@ -45,7 +45,7 @@ class _Unsayable(Exception):
     """An attribute has no counterpart in a td_attribute."""
 
 
-class _Plan:
+class _CallPlan:
     """Calls of a kernel on operands of certain types, with certain attributes.
 
     A call is filled in anew each time it is used; those of other threads are others.
@@ -77,7 +77,7 @@ class _Plan:
     def _made(self) -> _Filled:
         tensors = (Tensor * len(self._types))(*map(_tensor, self._types, self._shapes))
         at = ctypes.addressof(tensors)
-        call = Call(
+        call = TdCall(
             self._op,
             inputs=at,
             outputs=at + self._count * ctypes.sizeof(Tensor),
@@ -92,7 +92,7 @@ class _Plan:
 class _Filled(NamedTuple):
     """A td_call, the array it points into with its elements, and a pointer to it."""
 
-    call: Call
+    call: TdCall
     array: Any
     tensors: list[Tensor]
     pointer: Any
@@ -101,13 +101,13 @@ class _Filled(NamedTuple):
 class Launcher:
     """Asks and runs one kernel of a library."""
 
-    def __init__(self, library: Library, entry: CKernel) -> None:
+    def __init__(self, library: DeviceLibrary, entry: CKernel) -> None:
         self._library = library
         self._op = entry.op
         self._supports = entry.supports
         self._run = entry.run
         self._names = [name for n, name in enumerate(DTYPES) if entry.dtypes >> n & 1]
-        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._plans: dict[tuple[int, ...], _CallPlan] = {}
 
     def kernel(self) -> Kernel:
         """Return the framework's kernel that calls the library."""
@@ -121,7 +121,7 @@ class Launcher:
             if not type_.is_static:
                 return no("dynamic-shape", "extents have to be known")
         try:
-            plan = _Plan(self._op, types, outs, op.attributes)
+            plan = _CallPlan(self._op, types, outs, op.attributes)
         except _Unsayable as error:
             return no("attribute", str(error))
         filled = plan.take()
@@ -156,10 +156,10 @@ class Launcher:
 
     def _planned(
         self, key: tuple[int, ...], ins: Sequence[Operand], outs: Sequence[Operand], given: Any
-    ) -> _Plan:
+    ) -> _CallPlan:
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
-        plan = _Plan(self._op, [i.type for i in ins], [o.type for o in outs], given)
+        plan = _CallPlan(self._op, [i.type for i in ins], [o.type for o in outs], given)
         self._plans[key] = plan
         return plan
 

@@ -20,12 +20,12 @@ from treadle.backends.c_device.header import (
     STREAMS,
     VERSION,
     CKernel,
-    Table,
+    TdLibrary,
 )
 from treadle.base.errors import LoadError
 
 
-def load(path: str | os.PathLike[str]) -> Library:
+def load(path: str | os.PathLike[str]) -> DeviceLibrary:
     """A library with a table that can be used; see `open_library`."""
     where = os.fspath(path)
     if _ends_early(where):
@@ -43,13 +43,15 @@ def load(path: str | os.PathLike[str]) -> Library:
     version, size = (c_uint32 * 2).from_address(at)
     if version != VERSION:
         raise _other_version(where, f"its table says version {version}")
-    table = Table.from_buffer_copy(
-        ctypes.string_at(at, min(size, ctypes.sizeof(Table))).ljust(ctypes.sizeof(Table), b"\0")
+    table = TdLibrary.from_buffer_copy(
+        ctypes.string_at(at, min(size, ctypes.sizeof(TdLibrary))).ljust(
+            ctypes.sizeof(TdLibrary), b"\0"
+        )
     )
     wrong = _problems(table)
     if wrong:
         raise LoadError(where, "; ".join(wrong), hint="treadle_device.h says what has to be there")
-    return Library(where, library, table)
+    return DeviceLibrary(where, library, table)
 
 
 def _ends_early(path: str) -> bool:
@@ -79,7 +81,7 @@ def _other_version(where: str, saw: str) -> LoadError:
     return LoadError(where, problem, saw=saw, hint=hint)
 
 
-def _problems(table: Table) -> list[str]:
+def _problems(table: TdLibrary) -> list[str]:
     """Parts that a table lacks, in words for the library's author."""
     missing = [name for name in REQUIRED if not getattr(table, name)]
     streams = [name for name in STREAMS if not getattr(table, name)]
@@ -98,15 +100,15 @@ def _problems(table: Table) -> list[str]:
     return found
 
 
-def kernel_at(table: Table, number: int) -> CKernel:
+def kernel_at(table: TdLibrary, number: int) -> CKernel:
     """The kernel of a number in a table."""
     return CKernel.from_address(table.kernels + number * table.kernel_size)
 
 
-class Library:
+class DeviceLibrary:
     """The functions of a library; what they report becomes exceptions."""
 
-    def __init__(self, path: str, opened: ctypes.CDLL, table: Table) -> None:
+    def __init__(self, path: str, opened: ctypes.CDLL, table: TdLibrary) -> None:
         self.path = path
         self.table = table
         self.name = table.name.decode(errors="replace")

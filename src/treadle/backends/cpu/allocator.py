@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.cpu.host import memory_bytes
+from treadle.base.array import Array
 from treadle.base.errors import OutOfMemory
 from treadle.runtime.host import TOO_MANY_BYTES, OwnMemory
 
-Array = npt.NDArray[Any]
 SMALL = 128 << 10
 """Bytes below which the C library does not return memory to the system, either."""
 _HUGE = 2 << 20
@@ -31,7 +31,7 @@ _MOST_CACHED = 2 << 30
 _MOST_REQUESTS = 4096
 
 
-class Statistics(NamedTuple):
+class AllocatorStatistics(NamedTuple):
     """Bytes of blocks in use and kept for reuse, and how many blocks were ever mapped."""
 
     live: int
@@ -39,13 +39,13 @@ class Statistics(NamedTuple):
     mapped: int
 
 
-class Block(mmap.mmap):
+class MappedBlock(mmap.mmap):
     """Anonymous memory, private so that a forked process has its own copy."""
 
     address: int
 
     @classmethod
-    def of(cls, room: int) -> Block:
+    def of(cls, room: int) -> MappedBlock:
         """`room` bytes from `address` on, which is a multiple of the page size."""
         slack = _HUGE if room >= _ADVISED else 0
         block = cls(-1, room + slack, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -66,9 +66,9 @@ class _Rooms:
 
     __slots__ = ("free", "lease", "room")
 
-    def __init__(self, room: int, give_back: Callable[[_Rooms, Block], None]) -> None:
+    def __init__(self, room: int, give_back: Callable[[_Rooms, MappedBlock], None]) -> None:
         self.room = room
-        self.free: list[Block] = []
+        self.free: list[MappedBlock] = []
 
         def finalize(lease: Any, rooms: _Rooms = self) -> None:
             give_back(rooms, lease.block)
@@ -124,11 +124,11 @@ class Allocator:
             self._cached = 0
             return freed
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> AllocatorStatistics:
         """Figures of this moment."""
         with self.lock:
             cached = self._recount()
-            return Statistics(self._held - cached, cached, self._mapped)
+            return AllocatorStatistics(self._held - cached, cached, self._mapped)
 
     def _take(self, nbytes: int) -> Any:
         """A lease of a block with room for so many bytes."""
@@ -159,11 +159,11 @@ class Allocator:
             self._by_request[nbytes] = rooms
             return rooms
 
-    def _map(self, room: int) -> Block:
+    def _map(self, room: int) -> MappedBlock:
         with self.lock:
             self._cached = self._recount()
             try:
-                block = Block.of(room)
+                block = MappedBlock.of(room)
                 self._held += room
                 self._mapped += 1
                 return block
@@ -181,7 +181,7 @@ class Allocator:
             hint="use smaller batches or shapes, or drop tensors that are no longer needed",
         )
 
-    def _give_back(self, rooms: _Rooms, block: Block) -> None:
+    def _give_back(self, rooms: _Rooms, block: MappedBlock) -> None:
         rooms.free.append(block)
         self._cached += rooms.room
         if self._cached > self._limit:

@@ -22,10 +22,9 @@ from treadle.backends.cpu.host import available_cores, cores, processor, vector_
 from treadle.backends.cpu.native import LAYOUT, executor, toolchain
 from treadle.backends.cpu.pool import get_threads
 from treadle.backends.cpu.shipped import machine_of, prefix_of, renumbered
-from treadle.backends.cpu.toolchain import Library, Toolchain, linking, llvmlite_version
+from treadle.backends.cpu.toolchain import LoadedCode, Toolchain, linking, llvmlite_version
 from treadle.backends.native_code import NativeCode, NativeProgram
 from treadle.backends.program import (
-    Array,
     Launch,
     Limits,
     Linked,
@@ -38,6 +37,7 @@ from treadle.backends.program import (
     runs_of,
 )
 from treadle.base.arithmetic import Rows, Words
+from treadle.base.array import Array
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
@@ -203,7 +203,7 @@ class NativeCompiler:
 
         return run
 
-    def load(self, kernels: Iterable[Any]) -> list[Library]:
+    def load(self, kernels: Iterable[Any]) -> list[LoadedCode]:
         """Libraries that have all these kernels.
 
         Raises:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.backends.api import Support, no
 from treadle.backends.cpu.allocator import HOST
@@ -19,6 +18,7 @@ from treadle.backends.cpu.native import runtime
 from treadle.backends.cpu.pool import PROCESS, start
 from treadle.backends.measuring import MEASURING
 from treadle.backends.program import Address, Lowered, Program, Ref, Run
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.errors import OutOfMemory
 from treadle.base.log import get_logger
@@ -31,7 +31,6 @@ from treadle.ops.op import Op
 if TYPE_CHECKING:
     from treadle.backends.cpu.compiler import NativeCompiler
 
-Array = npt.NDArray[Any]
 Launch = Callable[..., Any]
 _MOST_SHAPES = 256
 _BROKEN: dict[str, bool] = RUNTIME.table("ops whose generator failed", "messages")

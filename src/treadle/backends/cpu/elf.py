@@ -74,7 +74,7 @@ def check_image(image: Bytes) -> None:
         raise ValueError(f"a table lies outside of the image: {error}") from error
 
 
-class _Segment(NamedTuple):
+class _ProgramHeader(NamedTuple):
     """A program header."""
 
     kind: int
@@ -107,7 +107,7 @@ class _Image:
         _need(kind == 3 and machine in _KINDS, "its kind")
         _need(at == 64 and size == _SEGMENT.size and count <= _MOST_SEGMENTS, "its program headers")
         self.relative, self.kinds = _KINDS[machine]
-        segments = [_Segment(*_SEGMENT.unpack_from(raw, at + n * size)) for n in range(count)]
+        segments = [_ProgramHeader(*_SEGMENT.unpack_from(raw, at + n * size)) for n in range(count)]
         self.loads = [s for s in segments if s.kind == _LOAD]
         self.others = [s for s in segments if s.kind != _LOAD]
 
@@ -140,7 +140,7 @@ class _Image:
             _need(load.flags in _ALLOWED, "what a segment is mapped for")
             last = load.end
 
-    def _check_other(self, segment: _Segment) -> None:
+    def _check_other(self, segment: _ProgramHeader) -> None:
         kind = segment.kind
         if kind == _STACK:
             return
@@ -161,7 +161,7 @@ class _Image:
                 at = -(-(at + length) // align) * align
             _need(at - segment.nbytes < align, "a note")
 
-    def _tags(self, dynamic: _Segment) -> dict[int, int]:
+    def _tags(self, dynamic: _ProgramHeader) -> dict[int, int]:
         pairs = self.table(dynamic.start, dynamic.nbytes // 16 * 16, writable=True)
         words = np.frombuffer(pairs, "<u8").tolist()
         tags: dict[int, int] = {}
@@ -222,7 +222,9 @@ class _Image:
         _need(known in (None, count), "its GNU hash table")
         return count
 
-    def _check_relocations(self, tags: dict[int, int], symbols: int, dynamic: _Segment) -> None:
+    def _check_relocations(
+        self, tags: dict[int, int], symbols: int, dynamic: _ProgramHeader
+    ) -> None:
         count = tags.get(_RELATIVES, 0)
         for place, size in ((_RELA, _RELA_SIZE), (_PLT, _PLT_SIZE)):
             nbytes = tags.get(size, 0)
@@ -254,7 +256,7 @@ class _Image:
         _need(start + nbytes <= load.start + load.nbytes, "the place of a table")
         return self.raw[at : at + nbytes]
 
-    def _load(self, start: int, nbytes: int, writable: bool = False) -> _Segment:
+    def _load(self, start: int, nbytes: int, writable: bool = False) -> _ProgramHeader:
         for load in self.loads:
             if load.start <= start and start + nbytes <= load.end:
                 _need(bool(load.flags & _WRITE) == writable, "the place of a table")

@@ -44,7 +44,7 @@ def encode(program: Program, symbol_of: Callable[[Any], str]) -> Encoded:
     for step in program.steps:
         starts.append(starts[-1] + before + _length(step))
         before = 0
-    out = _Writer([max(map(_scratch, program.steps), default=0), *starts], symbol_of)
+    out = _WordWriter([max(map(_scratch, program.steps), default=0), *starts], symbol_of)
     if program.sums:  # A part of the first step.
         out.words += [SUMS, 0, len(program.sums), *(base for sum_ in program.sums for base in sum_)]
     for number, step in enumerate(program.steps):
@@ -68,7 +68,7 @@ def encode(program: Program, symbol_of: Callable[[Any], str]) -> Encoded:
 
 
 @dataclass
-class _Writer:
+class _WordWriter:
     """Words so far, where kernels are in them, and the numbers of kernels."""
 
     words: list[int]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from treadle.backends.cpu.layout import NO_POOL
 from treadle.backends.cpu.native import core, toolchain
 from treadle.backends.cpu.pool import PROCESS, start
-from treadle.backends.cpu.toolchain import Library
+from treadle.backends.cpu.toolchain import LoadedCode
 from treadle.base.arithmetic import Rows
 from treadle.base.errors import CompileError
 
@@ -40,7 +40,7 @@ class Encoded:
     steps: int
     bases: int
 
-    def linked(self, libraries: Sequence[Library]) -> Words:
+    def linked(self, libraries: Sequence[LoadedCode]) -> Words:
         """The words with every kernel's address in its place."""
         known = {s: a for library in libraries for s, a in library.addresses.items()}
         addresses = np.array([known[symbol] for symbol in self.symbols], np.int64)
@@ -57,7 +57,7 @@ class NativeExecutable:
 
     __slots__ = ("_bases", "_call", "_encoded", "_keep", "_run", "_steps", "_words", "address")
 
-    def __init__(self, encoded: Encoded, libraries: Sequence[Library]) -> None:
+    def __init__(self, encoded: Encoded, libraries: Sequence[LoadedCode]) -> None:
         self._encoded = encoded
         self._words = encoded.linked(libraries)
         self._keep = tuple(libraries)

@@ -16,7 +16,7 @@ from treadle.backends.cpu.executor_text import executor_text
 from treadle.backends.cpu.host import host_target
 from treadle.backends.cpu.layout import LIVE, MOST_THREADS, POOL_BYTES, SPINS, THREADS
 from treadle.backends.cpu.pool_text import pool_text
-from treadle.backends.cpu.toolchain import Library, Toolchain
+from treadle.backends.cpu.toolchain import LoadedCode, Toolchain
 from treadle.backends.object_cache import ObjectCache
 from treadle.backends.objects import ARRAY_DATA, are_as_expected
 from treadle.base.env import cache_directory
@@ -69,7 +69,7 @@ class Core:
         address: of each of them; `worker` remains one.
     """
 
-    def __init__(self, library: Library, address: Mapping[str, int]) -> None:
+    def __init__(self, library: LoadedCode, address: Mapping[str, int]) -> None:
         if not are_as_expected():
             raise CompileError(
                 "cpu",
@@ -133,7 +133,7 @@ def core() -> Core:
     return _ADOPTED[0] if _ADOPTED else runtime()
 
 
-def adopt(library: Library, address: Mapping[str, int]) -> None:
+def adopt(library: LoadedCode, address: Mapping[str, int]) -> None:
     """Take the functions of a library for those of this process, where it has none yet.
 
     They must be of this `version()`, so that threads and programs understand one another.

@@ -31,7 +31,7 @@ _SPINS_OVERSUBSCRIBED = 20
 _EXIT_SECONDS = 1.0
 
 
-class Pool:
+class ThreadPool:
     """A number of threads, the caller counted, and the memory they meet in."""
 
     def __init__(self, threads: int) -> None:
@@ -98,10 +98,10 @@ class _Process:
 
     def __init__(self) -> None:
         self.address: int | None = None
-        self.pool: Pool | None = None
+        self.pool: ThreadPool | None = None
         self.wanted: int | None = None
         self.lock = threading.RLock()
-        self.kept: list[Pool] = []
+        self.kept: list[ThreadPool] = []
 
 
 PROCESS = _Process()
@@ -112,7 +112,7 @@ def start() -> int:
     """Start the pool if it has not been; its address."""
     with PROCESS.lock:
         if PROCESS.pool is None:
-            PROCESS.pool = Pool(get_threads())
+            PROCESS.pool = ThreadPool(get_threads())
             PROCESS.kept.append(PROCESS.pool)  # callers may be inside for as long as they like
             PROCESS.address = PROCESS.pool.address
         return PROCESS.pool.address

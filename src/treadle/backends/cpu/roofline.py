@@ -20,12 +20,13 @@ from functools import reduce
 import numpy as np
 
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.kernel.language import dot, fma
 from treadle.backends.codegen.target import Target
 from treadle.backends.cpu.host import last_cache, memory_bytes, processor
-from treadle.backends.program import ALIGNMENT, Address, Array, Limits, Program, Run
+from treadle.backends.program import ALIGNMENT, Address, Limits, Program, Run
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 
 FORMAT = 4
@@ -127,7 +128,7 @@ def reads(target: Target, elements: int) -> tuple[Program, int]:
     return Program((run,), 2), 4 * items * _CHUNK
 
 
-def multiply_kernel(target: Target) -> Kernel:
+def multiply_kernel(target: Target) -> KernelModule:
     """Return chains of dependent multiply-adds; an item leaves one vector."""
     e, lanes = KernelBuilder(), target.lanes(dt.float32)
     out, turns = e.pointer(dt.float32, "out"), e.size("turns")
@@ -141,7 +142,7 @@ def multiply_kernel(target: Target) -> Kernel:
     return e.kernel("roofline_multiply")
 
 
-def dot_kernel(lanes: int, sums: DType, a: DType, b: DType) -> Kernel:
+def dot_kernel(lanes: int, sums: DType, a: DType, b: DType) -> KernelModule:
     """Return chains of dependent sums of products; an item leaves one vector."""
     e, many = KernelBuilder(), lanes * (4 // a.itemsize)
     out, turns = e.pointer(sums, "out"), e.size("turns")
@@ -155,7 +156,7 @@ def dot_kernel(lanes: int, sums: DType, a: DType, b: DType) -> Kernel:
     return e.kernel(f"roofline_dot_{a.name}")
 
 
-def matrix_kernel(sums: DType, a: DType, b: DType) -> Kernel:
+def matrix_kernel(sums: DType, a: DType, b: DType) -> KernelModule:
     """Return four sums of products in matrix registers; an item leaves a row of one of them."""
     e = KernelBuilder()
     out, turns = e.pointer(sums, "out"), e.size("turns")
@@ -174,7 +175,7 @@ def matrix_kernel(sums: DType, a: DType, b: DType) -> Kernel:
     return e.kernel(f"roofline_matrices_{a.name}")
 
 
-def triad_kernel(target: Target, streaming: bool) -> Kernel:
+def triad_kernel(target: Target, streaming: bool) -> KernelModule:
     """Return x = y + s z in chunks; `streaming` stores pass the caches by."""
     e, lanes = KernelBuilder(), target.lanes(dt.float32)
     x, y, z = (e.pointer(dt.float32, name) for name in "xyz")
@@ -185,7 +186,7 @@ def triad_kernel(target: Target, streaming: bool) -> Kernel:
     return e.kernel("roofline_triad")
 
 
-def update_kernel(target: Target) -> Kernel:
+def update_kernel(target: Target) -> KernelModule:
     """Return x = y + s x in chunks: an array is read and written in place, another one read."""
     e, lanes = KernelBuilder(), target.lanes(dt.float32)
     x, y = (e.pointer(dt.float32, name) for name in "xy")
@@ -195,7 +196,7 @@ def update_kernel(target: Target) -> Kernel:
     return e.kernel("roofline_update")
 
 
-def sum_kernel(target: Target) -> Kernel:
+def sum_kernel(target: Target) -> KernelModule:
     """Return sums of an array's chunks; a chunk leaves one vector at its place in another array."""
     e, lanes, chains = KernelBuilder(), target.lanes(dt.float32), 4
     x, y = (e.pointer(dt.float32, name) for name in "xy")

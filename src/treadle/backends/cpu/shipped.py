@@ -21,8 +21,9 @@ from treadle.backends.cpu.executable import Encoded, NativeExecutable, evaluator
 from treadle.backends.cpu.host import flags, host_target, processor, required
 from treadle.backends.cpu.native import CORE, adopt, version
 from treadle.backends.cpu.pool import PROCESS, get_threads, set_threads, start
-from treadle.backends.cpu.toolchain import Library, LinkedObjects, linking, opened
-from treadle.backends.native_code import Array, Machine, NativeCode
+from treadle.backends.cpu.toolchain import LinkedObjects, LoadedCode, linking, opened
+from treadle.backends.native_code import Machine, NativeCode
+from treadle.base.array import Array
 from treadle.base.errors import CompileError, LoadError
 
 _SPELLED = {"AMD64": "x86_64", "arm64": "aarch64"}
@@ -89,7 +90,7 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     return HOST.empty(shape, dtype)
 
 
-def _library(code: NativeCode, symbols: Sequence[str]) -> Library:
+def _library(code: NativeCode, symbols: Sequence[str]) -> LoadedCode:
     image: Any = code.library or linking().shared_library(code.objects)
     if image:
         check_image(image)

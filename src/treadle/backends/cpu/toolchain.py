@@ -61,14 +61,14 @@ def llvmlite_version() -> str:
         return "missing"
 
 
-class Library:
+class LoadedCode:
     """Loaded code: addresses by symbol. Dropping the last reference unloads it."""
 
     def __init__(self, symbols: Sequence[str]) -> None:
         self.addresses: dict[str, int] = dict.fromkeys(symbols, 0)
 
 
-class SharedLibrary(Library):
+class SharedLibrary(LoadedCode):
     """A file opened by the system's loader; descriptor `behind` stays open as long as it."""
 
     def __init__(self, path: str, symbols: Sequence[str], behind: int | None = None) -> None:
@@ -101,7 +101,7 @@ class SharedLibrary(Library):
             _close(self._behind)
 
 
-class LinkedObjects(Library):
+class LinkedObjects(LoadedCode):
     """Objects taken in by LLVM's loader."""
 
     def __init__(self, objects: Sequence[bytes], symbols: Sequence[str]) -> None:
@@ -111,7 +111,7 @@ class LinkedObjects(Library):
             self.addresses[symbol] = self._tracker[symbol]
 
 
-def opened(image: bytes | memoryview, symbols: Sequence[str]) -> Library:
+def opened(image: bytes | memoryview, symbols: Sequence[str]) -> LoadedCode:
     """A shared library in memory.
 
     Raises:
@@ -151,9 +151,9 @@ class Toolchain:
         self.found = 0
         self.fingerprint = f"{FORMAT}/llvmlite-{llvmlite_version()}/{target!r}"
         self.cache = cache
-        self._loaded: WeakValueDictionary[str, Library] = WeakValueDictionary()
+        self._loaded: WeakValueDictionary[str, LoadedCode] = WeakValueDictionary()
 
-    def load(self, texts: Texts) -> list[Library]:
+    def load(self, texts: Texts) -> list[LoadedCode]:
         """Libraries that have all these symbols between them.
 
         `texts` maps the symbol of each kernel to a function that gives the LLVM text of a module
@@ -171,7 +171,7 @@ class Toolchain:
                 self._loaded[symbol] = library
             return [library]
 
-    def fetch(self, symbols: Sequence[str]) -> list[Library] | None:
+    def fetch(self, symbols: Sequence[str]) -> list[LoadedCode] | None:
         """Return libraries that the process or the cache has already; None where one is missing.
 
         Symbols that were loaded together are found together.
@@ -181,7 +181,7 @@ class Toolchain:
         except KeyError:
             return None
 
-    def load_module(self, symbols: Sequence[str], text: str) -> Library:
+    def load_module(self, symbols: Sequence[str], text: str) -> LoadedCode:
         """One module that defines several symbols, which name all that matters of its text."""
         with _LOCK:
             return self._library({"+".join(sorted(symbols)): lambda: text}, symbols)
@@ -203,7 +203,7 @@ class Toolchain:
 
     # -- one library -----------------------------------------------------------------------
 
-    def _library(self, texts: Texts, symbols: Sequence[str]) -> Library:
+    def _library(self, texts: Texts, symbols: Sequence[str]) -> LoadedCode:
         key = self._key("\n".join(sorted(texts))) + ".so"
         image = self.cache.get(key)
         found = None if image is None else self._open(key, image, symbols)
@@ -217,7 +217,7 @@ class Toolchain:
             found = self._open(key if self.cache.put(key, image) else "", image, symbols)
         return LinkedObjects(objects, symbols) if found is None else found
 
-    def _open(self, key: str, image: bytes, symbols: Sequence[str]) -> Library | None:
+    def _open(self, key: str, image: bytes, symbols: Sequence[str]) -> LoadedCode | None:
         """The image opened from the cache or, where it is not there (no key), from memory."""
         try:
             if key:

@@ -19,7 +19,6 @@ from treadle.backends.cpu.tuning_record import write
 from treadle.backends.program import (
     ALIGNMENT,
     Address,
-    Array,
     Launch,
     Lowered,
     Program,
@@ -28,6 +27,7 @@ from treadle.backends.program import (
     Tuned,
     Watched,
 )
+from treadle.base.array import Array
 from treadle.base.env import of_child
 from treadle.base.log import get_logger
 from treadle.base.symbol import Dim

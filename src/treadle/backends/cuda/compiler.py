@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from treadle.backends.api import Device, Support, no
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.kernel.text import symbol_of
 from treadle.backends.cuda.device import CudaDevice
 from treadle.backends.cuda.libraries import custom
@@ -20,7 +20,7 @@ from treadle.backends.object_cache import ObjectCache
 from treadle.backends.program import Launch, Lowered, MapLayout, Program, runs_of
 from treadle.backends.rendered.compiler import RenderedCompiler
 from treadle.backends.rendered.executable import RenderedExecutable, encode
-from treadle.backends.rendered.library import Library
+from treadle.backends.rendered.library import KernelBinaries
 from treadle.backends.rendering import Launchable, Renderer
 from treadle.base.errors import CompileError, DeviceError
 from treadle.base.types import TensorType
@@ -37,7 +37,7 @@ PRODUCTS = "cublasLt"
 APART = ("attention", "attention_grad")
 
 
-class CudaLibrary(Library):
+class CudaLibrary(KernelBinaries):
     """Binaries of generated kernels; calls of libraries have none.
 
     Args:
@@ -147,13 +147,13 @@ class CudaCompiler(RenderedCompiler):
         return RenderedExecutable(encode(program, _symbol, self.renderer.fingerprint), self.library)
 
     def inspect(self, launch: Launch, form: Literal["kernel", "llvm", "assembly"], /) -> str:
-        if isinstance(launch.kernel, Kernel):
+        if isinstance(launch.kernel, KernelModule):
             return super().inspect(launch, form)
         return f"// a call of a library: {_symbol(launch.kernel)}\n"
 
 
 def _symbol(kernel: Any) -> str:
-    symbol: str = symbol_of(kernel) if isinstance(kernel, Kernel) else kernel.symbol
+    symbol: str = symbol_of(kernel) if isinstance(kernel, KernelModule) else kernel.symbol
     return symbol
 
 

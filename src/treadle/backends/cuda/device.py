@@ -15,8 +15,16 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from treadle.backends.api import Device, DeviceInfo, Event, Stream
-from treadle.backends.cuda.driver import DriverError, Gpu, Mark, Queue, Recording, Region, TimedMark
-from treadle.backends.cuda.pool import Pool
+from treadle.backends.cuda.driver import (
+    DriverError,
+    Gpu,
+    GpuRecording,
+    Mark,
+    MemoryRegion,
+    Queue,
+    TimedMark,
+)
+from treadle.backends.cuda.pool import MemoryPool
 from treadle.base.errors import DeviceError, DeviceLost, TreadleError
 
 PIECE = 4 << 20
@@ -50,12 +58,12 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
-class Memory:
+class CudaMemory:
     """Memory of a device, or a part of it."""
 
     __slots__ = ("address", "nbytes", "region")
 
-    def __init__(self, address: int, nbytes: int, region: Region | None) -> None:
+    def __init__(self, address: int, nbytes: int, region: MemoryRegion | None) -> None:
         self.address = address
         self.nbytes = nbytes
         self.region = region
@@ -99,7 +107,7 @@ class CudaStream:
         self.queue = queue
         self.lock = threading.RLock()
         self.moves = 0
-        self._scratch: tuple[Region, int] | None = None
+        self._scratch: tuple[MemoryRegion, int] | None = None
 
     def record(self) -> Event:
         return CudaEvent(self.device, self.device.call(self.queue.timed_mark))
@@ -140,7 +148,7 @@ class _Staging:
 
     def __init__(self, gpu: Gpu, wait: Callable[[Mark], None]) -> None:
         self._gpu, self._wait = gpu, wait
-        self._pieces: list[Region] = []
+        self._pieces: list[MemoryRegion] = []
         self._marks: list[Mark | None] = []
         self._next = 0
         self.lock = threading.Lock()
@@ -188,12 +196,12 @@ class CudaDevice(Device):
         )
         self._forks = _FORKED[0]
         self._stream = CudaStream(self, self.call(gpu.queue))
-        self.pool = Pool(gpu, self._stream.queue)
+        self.pool = MemoryPool(gpu, self._stream.queue)
         self.guards: list[Callable[[], None]] = []
         """Guards that see to it that work under way ends; they raise where it does not."""
         self._up, self._down = _Staging(gpu, self.wait_for), _Staging(gpu, self.wait_for)
-        self.dropped: deque[tuple[Recording, CudaStream]] = deque()
-        self._retired: deque[tuple[Recording, Mark]] = deque()
+        self.dropped: deque[tuple[GpuRecording, CudaStream]] = deque()
+        self._retired: deque[tuple[GpuRecording, Mark]] = deque()
         self._closing = threading.Lock()
 
     def call(self, work: Callable[[], _R]) -> _R:
@@ -237,25 +245,25 @@ class CudaDevice(Device):
 
     # -- memory ----------------------------------------------------------------------------
 
-    def alloc(self, nbytes: int, /) -> Memory:
+    def alloc(self, nbytes: int, /) -> CudaMemory:
         region = self.pool.take(nbytes)
         if region is None:
             region = self.call(lambda: self.pool.fresh(nbytes, self._stream.queue))
-        return Memory(region.address, nbytes, region)
+        return CudaMemory(region.address, nbytes, region)
 
-    def free(self, buffer: Memory, /) -> None:
+    def free(self, buffer: CudaMemory, /) -> None:
         region, buffer.region = buffer.region, None
         if region is not None:
             self.pool.give(region, buffer.nbytes)
             if self.pool.is_full:
                 self.call(self.pool.trim)
 
-    def part(self, buffer: Memory, offset: int, nbytes: int, /) -> Memory:
+    def part(self, buffer: CudaMemory, offset: int, nbytes: int, /) -> CudaMemory:
         if not 0 <= offset <= offset + nbytes <= buffer.nbytes:
             raise ValueError(f"{nbytes} bytes at {offset} of {buffer}")
-        return Memory(buffer.address + offset, nbytes, None)
+        return CudaMemory(buffer.address + offset, nbytes, None)
 
-    def address(self, buffer: Memory, /) -> int:
+    def address(self, buffer: CudaMemory, /) -> int:
         """Return the address of memory, for libraries and for checks."""
         return buffer.address
 
@@ -273,22 +281,22 @@ class CudaDevice(Device):
 
     # -- movement --------------------------------------------------------------------------
 
-    def copy_in(self, dst: Memory, src: memoryview, stream: Stream, /) -> None:
+    def copy_in(self, dst: CudaMemory, src: memoryview, stream: Stream, /) -> None:
         with self._up.lock:
             self.call(lambda: self._copy_in(dst, src, _queue(stream)))
 
-    def _copy_in(self, dst: Memory, src: memoryview, queue: Queue) -> None:
+    def _copy_in(self, dst: CudaMemory, src: memoryview, queue: Queue) -> None:
         for offset, nbytes in _pieces(src.nbytes):
             number, address = self._up.take()
             _bytes_at(address, nbytes)[:] = src[offset : offset + nbytes]
             self.gpu.copy(dst.address + offset, address, nbytes, queue)
             self._up.used(number, queue.mark())
 
-    def copy_out(self, dst: memoryview, src: Memory, stream: Stream, /) -> None:
+    def copy_out(self, dst: memoryview, src: CudaMemory, stream: Stream, /) -> None:
         with self._down.lock:
             self.call(lambda: self._copy_out(dst, src, _queue(stream)))
 
-    def _copy_out(self, dst: memoryview, src: Memory, queue: Queue) -> None:
+    def _copy_out(self, dst: memoryview, src: CudaMemory, queue: Queue) -> None:
         waiting: list[tuple[int, int, int, Mark]] = []
         for offset, nbytes in _pieces(dst.nbytes):
             if len(waiting) == PIECES:
@@ -306,12 +314,12 @@ class CudaDevice(Device):
         self.wait_for(mark)
         dst[offset : offset + nbytes] = _bytes_at(address, nbytes)
 
-    def fill(self, buffer: Memory, value: int, nbytes: int, stream: Stream, /) -> None:
+    def fill(self, buffer: CudaMemory, value: int, nbytes: int, stream: Stream, /) -> None:
         queue = _queue(stream)
         self.call(lambda: self.gpu.fill(buffer.address, value, nbytes, queue))
 
     def copy_peer(
-        self, dst: Memory, source: Device, src: Memory, nbytes: int, stream: Stream, /
+        self, dst: CudaMemory, source: Device, src: CudaMemory, nbytes: int, stream: Stream, /
     ) -> None:
         queue = _queue(stream)
         self.call(lambda: self.gpu.copy(dst.address, src.address, nbytes, queue))

@@ -104,7 +104,7 @@ class Queue(Protocol):
         ...
 
 
-class Recording(Protocol):
+class GpuRecording(Protocol):
     """Work that was recorded, with the addresses it had; it runs where `Gpu.replay` submits it."""
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class Capture(Queue, Protocol):
     concerned, whoever uses them meanwhile.
     """
 
-    def finish(self) -> Recording:
+    def finish(self) -> GpuRecording:
         """All of the work as one piece.
 
         Raises:
@@ -132,7 +132,7 @@ class Capture(Queue, Protocol):
         ...
 
 
-class Region(Protocol):
+class MemoryRegion(Protocol):
     """Memory; it lives until `Gpu.release`."""
 
     @property
@@ -154,15 +154,15 @@ class Gpu(Protocol):
         """A new queue."""
         ...
 
-    def allocate(self, nbytes: int, queue: Queue, /) -> Region:
+    def allocate(self, nbytes: int, queue: Queue, /) -> MemoryRegion:
         """Memory on the GPU, usable by what is submitted to the queue from now on."""
         ...
 
-    def release(self, region: Region, queue: Queue, /) -> None:
+    def release(self, region: MemoryRegion, queue: Queue, /) -> None:
         """Give memory back, after what was submitted to the queue so far."""
         ...
 
-    def pinned(self, nbytes: int, /) -> Region:
+    def pinned(self, nbytes: int, /) -> MemoryRegion:
         """Memory of the host that copies can use directly; it lives as long as the object."""
         ...
 
@@ -198,7 +198,7 @@ class Gpu(Protocol):
         """Begin to record."""
         ...
 
-    def replay(self, recording: Recording, queue: Queue, /) -> None:
+    def replay(self, recording: GpuRecording, queue: Queue, /) -> None:
         """Submit recorded work, once more."""
         ...
 

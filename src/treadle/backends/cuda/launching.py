@@ -16,7 +16,7 @@ SCRATCH = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class LaunchGeometry:
     """Blocks, threads of each, and bytes of scratch memory for all of them."""
 
     blocks: int
@@ -24,7 +24,7 @@ class Geometry:
     scratch: int
 
 
-def geometry(items: int, scratch: int, facts: Facts) -> Geometry:
+def geometry(items: int, scratch: int, facts: Facts) -> LaunchGeometry:
     """The launch of so many items, each thread of which needs `scratch` bytes.
 
     Few items are spread over all processors; many threads hide the time memory takes.
@@ -37,4 +37,4 @@ def geometry(items: int, scratch: int, facts: Facts) -> Geometry:
             blocks, threads = 1, max(room, 1)
         else:
             blocks = min(blocks, room // threads)
-    return Geometry(blocks, threads, blocks * threads * scratch)
+    return LaunchGeometry(blocks, threads, blocks * threads * scratch)

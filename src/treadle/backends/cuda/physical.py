@@ -27,10 +27,10 @@ from treadle.backends.cuda.driver import (
     Extents,
     Facts,
     Gpu,
+    GpuRecording,
     Mark,
+    MemoryRegion,
     Queue,
-    Recording,
-    Region,
     TimedMark,
 )
 
@@ -130,7 +130,7 @@ class PhysicalCapture(PhysicalQueue):
         self.handle = int(self.stream.handle)
         self.builder.begin_building("relaxed")
 
-    def finish(self) -> Recording:
+    def finish(self) -> GpuRecording:
         self.gpu.current()
         return PhysicalRecording(self.builder.end_building().complete())
 
@@ -191,7 +191,7 @@ class PhysicalGpu:
                 raise MemoryError(_OUT_OF_MEMORY) from error
             raise
 
-    def release(self, region: Region, queue: Queue, /) -> None:
+    def release(self, region: MemoryRegion, queue: Queue, /) -> None:
         self.current()
         if isinstance(region, PhysicalRegion):
             region.buffer.close(stream=_stream(queue))
@@ -231,7 +231,7 @@ class PhysicalGpu:
     def capture(self) -> Capture:
         return PhysicalCapture(self)
 
-    def replay(self, recording: Recording, queue: Queue, /) -> None:
+    def replay(self, recording: GpuRecording, queue: Queue, /) -> None:
         self.current()
         if not isinstance(recording, PhysicalRecording):
             raise DriverError(f"a {type(recording).__name__} is not a recording of a GPU")

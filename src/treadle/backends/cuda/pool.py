@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from contextlib import suppress
 
-from treadle.backends.cuda.driver import Gpu, Queue, Region
+from treadle.backends.cuda.driver import Gpu, MemoryRegion, Queue
 from treadle.runtime.ahead import AHEAD, Ahead
 
 KIND = "gpu"
@@ -20,7 +20,7 @@ SHARE = 2
 """One part in so many of a GPU's memory may wait; then sizes that were long not asked for go."""
 
 
-class Pool:
+class MemoryPool:
     """Memory of one GPU in the order of one queue.
 
     Attributes:
@@ -33,11 +33,11 @@ class Pool:
         self._gpu = gpu
         self._queue = queue
         self._most = gpu.facts.memory // SHARE
-        self._waiting: OrderedDict[int, list[tuple[int, Region]]] = OrderedDict()
+        self._waiting: OrderedDict[int, list[tuple[int, MemoryRegion]]] = OrderedDict()
         # Arrays that the garbage collector finds come back in the middle of anything.
         self._lock = threading.RLock()
 
-    def take(self, nbytes: int) -> Region | None:
+    def take(self, nbytes: int) -> MemoryRegion | None:
         """Memory that waits; None if no piece of this size does."""
         with self._lock:
             waiting = self._waiting.get(nbytes)
@@ -47,7 +47,7 @@ class Pool:
             self.kept -= nbytes
             return heapq.heappop(waiting)[1]
 
-    def give(self, region: Region, nbytes: int) -> None:
+    def give(self, region: MemoryRegion, nbytes: int) -> None:
         """Keep freed memory for later requests; work that was submitted before may still use it."""
         with self._lock:
             heapq.heappush(self._waiting.setdefault(nbytes, []), (region.address, region))
@@ -64,7 +64,7 @@ class Pool:
             while self.is_full:
                 self._release(next(iter(self._waiting)))
 
-    def fresh(self, nbytes: int, queue: Queue) -> Region:
+    def fresh(self, nbytes: int, queue: Queue) -> MemoryRegion:
         """Memory from the driver; all that waits is given up for it if need be.
 
         Raises:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 
 from treadle.backends.cuda.device import CudaDevice, CudaStream
-from treadle.backends.cuda.driver import Capture, Recording
+from treadle.backends.cuda.driver import Capture, GpuRecording
 from treadle.runtime.api import Stream
 
 
@@ -33,7 +33,7 @@ class CudaRecording:
         moves: how often scratch memory of the stream had moved then; None where none is named.
     """
 
-    def __init__(self, stream: CudaStream, recording: Recording, moves: int | None) -> None:
+    def __init__(self, stream: CudaStream, recording: GpuRecording, moves: int | None) -> None:
         self._stream = stream
         self._recording = recording
         self._moves = moves

@@ -15,10 +15,10 @@ from typing import Any
 
 from treadle.backends.api import Device, Stream, Support, no, yes
 from treadle.backends.codegen.kernel.c_cuda import cuda_source, scratch_bytes
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.target import Target
 from treadle.backends.cuda.device import CudaDevice, CudaStream
-from treadle.backends.cuda.launching import Geometry, geometry
+from treadle.backends.cuda.launching import LaunchGeometry, geometry
 from treadle.backends.cuda.recording import CudaRecording, record
 from treadle.backends.rendering import Argument
 from treadle.base.env import CUDA_GRAPHS, CUDA_TF32
@@ -98,7 +98,7 @@ class CudaRenderer:
         return f"{'+'.join(self.architectures)} {compiler}"
 
     def supports(self, kernel: Any, /) -> Support:
-        if not isinstance(kernel, Kernel):
+        if not isinstance(kernel, KernelModule):
             return no("device-feature", f"{kernel} is not a kernel of Treadle's")
         if len(kernel.parameters) > MOST_PARAMETERS:
             return no("size-limit", f"{kernel.name} has {len(kernel.parameters)} parameters")
@@ -197,7 +197,7 @@ def _launch(
     device: CudaDevice,
     stream: CudaStream,
     launchable: CudaLaunchable,
-    shape: Geometry,
+    shape: LaunchGeometry,
     passed: Sequence[int],
 ) -> None:
     gpu, kernel = device.gpu, launchable.kernel

@@ -32,7 +32,7 @@ _NO_ROOM = (
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-class Memory:
+class OpenCLMemory:
     """A buffer, or a piece of one: `offset` bytes into it."""
 
     __slots__ = ("buffer", "nbytes", "offset")
@@ -168,20 +168,20 @@ class ClDevice(Device):
         self.units = int(device.max_compute_units)
         self.programs: dict[bytes, cl.Program] = {}
         self._stream = ClStream(self.queue)
-        self._free: dict[int, list[Memory]] = {}
+        self._free: dict[int, list[OpenCLMemory]] = {}
         self._lock = threading.RLock()
-        self._scratch: Memory | None = None
+        self._scratch: OpenCLMemory | None = None
         self._held = 0
         self._cached = 0
 
     # -- memory ----------------------------------------------------------------------------
 
-    def alloc(self, nbytes: int, /) -> Memory:
+    def alloc(self, nbytes: int, /) -> OpenCLMemory:
         check_process()
         with self._lock:
             return self._alloc(nbytes, _rounded(nbytes))
 
-    def _alloc(self, nbytes: int, size: int) -> Memory:
+    def _alloc(self, nbytes: int, size: int) -> OpenCLMemory:
         waiting = self._free.get(size)
         if waiting:
             self._cached -= size
@@ -199,10 +199,10 @@ class ClDevice(Device):
         return made
 
     @translated
-    def _buffer(self, size: int) -> Memory:
-        return Memory(cl.Buffer(self.context, cl.mem_flags.READ_WRITE, size), 0, size)
+    def _buffer(self, size: int) -> OpenCLMemory:
+        return OpenCLMemory(cl.Buffer(self.context, cl.mem_flags.READ_WRITE, size), 0, size)
 
-    def free(self, buffer: Memory, /) -> None:
+    def free(self, buffer: OpenCLMemory, /) -> None:
         if is_forked():
             return
         with self._lock:
@@ -221,9 +221,9 @@ class ClDevice(Device):
         self._cached = 0
         self._free.clear()
 
-    def part(self, buffer: Memory, offset: int, nbytes: int, /) -> Memory:
+    def part(self, buffer: OpenCLMemory, offset: int, nbytes: int, /) -> OpenCLMemory:
         """Return `nbytes` of a buffer from `offset` on, which share its memory."""
-        return Memory(buffer.buffer, buffer.offset + offset, nbytes)
+        return OpenCLMemory(buffer.buffer, buffer.offset + offset, nbytes)
 
     def scratch(self, nbytes: int) -> cl.Buffer:
         """Memory that launches use one after the other."""
@@ -240,7 +240,7 @@ class ClDevice(Device):
     # -- movement --------------------------------------------------------------------------
 
     @translated
-    def copy_in(self, dst: Memory, src: memoryview, stream: Stream, /) -> None:
+    def copy_in(self, dst: OpenCLMemory, src: memoryview, stream: Stream, /) -> None:
         check_process()
         queue, data = self.queue_of(stream), np.frombuffer(src, np.uint8)
         if data.nbytes in _PATTERNS and dst.offset % data.nbytes == 0:
@@ -249,14 +249,14 @@ class ClDevice(Device):
         cl.enqueue_copy(queue, dst.buffer, data, dst_offset=dst.offset, is_blocking=True)
 
     @translated
-    def copy_out(self, dst: memoryview, src: Memory, stream: Stream, /) -> None:
+    def copy_out(self, dst: memoryview, src: OpenCLMemory, stream: Stream, /) -> None:
         check_process()
         queue, data = self.queue_of(stream), np.frombuffer(dst, np.uint8)
         cl.enqueue_copy(queue, data, src.buffer, src_offset=src.offset, is_blocking=True)
 
     @translated
     def copy_peer(
-        self, dst: Memory, source: Device, src: Memory, nbytes: int, stream: Stream, /
+        self, dst: OpenCLMemory, source: Device, src: OpenCLMemory, nbytes: int, stream: Stream, /
     ) -> None:
         """Copy `nbytes` from another device of this context; from others by way of the host."""
         if not isinstance(source, ClDevice) or source.context != self.context:
@@ -274,7 +274,7 @@ class ClDevice(Device):
         )
 
     @translated
-    def fill(self, buffer: Memory, value: int, nbytes: int, stream: Stream, /) -> None:
+    def fill(self, buffer: OpenCLMemory, value: int, nbytes: int, stream: Stream, /) -> None:
         check_process()
         width = next(n for n in (16, 4, 1) if nbytes % n == 0 and buffer.offset % n == 0)
         queue, pattern = self.queue_of(stream), np.full(width, value, np.uint8)

@@ -18,10 +18,10 @@ from treadle.backends.codegen.kernel import c_opencl
 from treadle.backends.codegen.kernel.ir import (
     Block,
     Branch,
-    Function,
     Instruction,
-    Kernel,
     KernelError,
+    KernelModule,
+    KernelRoutine,
     Loop,
 )
 from treadle.backends.codegen.target import Target
@@ -90,7 +90,7 @@ class ClRenderer:
             str(self._single),
         )
         self._fingerprint = "/".join(parts)
-        self._supported: WeakKeyDictionary[Kernel, Support] = WeakKeyDictionary()
+        self._supported: WeakKeyDictionary[KernelModule, Support] = WeakKeyDictionary()
 
     @property
     def target(self) -> Target:
@@ -108,7 +108,7 @@ class ClRenderer:
             found = self._supported[kernel] = self._asked(kernel)
         return found
 
-    def _asked(self, kernel: Kernel) -> Support:
+    def _asked(self, kernel: KernelModule) -> Support:
         lacking = self._lacks & dtypes_of(kernel)
         if lacking:
             names = ", ".join(sorted(d.name for d in lacking))
@@ -213,13 +213,13 @@ def _options(device: cl.Device) -> tuple[str, ...]:
     return (*options, *OPENCL_OPTIONS.get().split())
 
 
-def dtypes_of(kernel: Kernel) -> frozenset[DType]:
+def dtypes_of(kernel: KernelModule) -> frozenset[DType]:
     """Element types of everything in a kernel."""
     functions = (*kernel.functions, kernel.entry)
     return frozenset(d for f in functions for d in _of_function(f))
 
 
-def _of_function(function: Function) -> Iterator[DType]:
+def _of_function(function: KernelRoutine) -> Iterator[DType]:
     yield from (p.dtype for p in function.parameters)
     yield from _of_block(function.body)
 

@@ -10,16 +10,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import openvino as ov
 
 from treadle.backends.openvino.model import Call, Question, calls_of, to_model
 from treadle.backends.segments import Compatibility, differences
+from treadle.base.array import Array
 from treadle.base.env import NUM_THREADS, OPENVINO_PRECISION
 from treadle.base.errors import CompileError
 from treadle.graph.ir import Graph, Node
 
-Array = npt.NDArray[Any]
 DEVICE = "CPU"
 PRECISIONS = {"f32": "f32", "int8": "f32", "bf16": "bf16", "f16": "f16"}
 """Modes, and the hint that OpenVINO gets with each: without one it may compute in fewer bits."""
@@ -127,7 +126,7 @@ class Executable:
         self._compiled = compiled
         self._compat = dict(compat)
         self._outputs = [(tuple(p.get_shape()), p.get_element_type()) for p in compiled.outputs]
-        self._idle: list[Request] = []
+        self._idle: list[InferRequest] = []
         self._lock = threading.Lock()
 
     def run(self, payloads: Sequence[Any], /) -> Sequence[Any]:
@@ -142,7 +141,7 @@ class Executable:
             request = self._idle.pop()
         except IndexError:
             with self._lock:
-                request = Request(self._compiled.create_infer_request())
+                request = InferRequest(self._compiled.create_infer_request())
         request.run([np.asarray(x, order="C") for x in payloads], results)
         self._idle.append(request)
 
@@ -163,7 +162,7 @@ class Executable:
         return f"OpenVINO {version}, {self._compat['precision']} (hint {hint}), {count} threads"
 
 
-class Request:
+class InferRequest:
     """One run at a time, on memory of the caller's.
 
     OpenVINO is told addresses, and told again only where they change. It does not hold on to the

@@ -9,10 +9,11 @@ import numpy as np
 
 from treadle.backends.api import Support
 from treadle.backends.object_cache import ObjectCache
-from treadle.backends.program import Array, Launch, Lowered, MapLayout, Program, runs_of
+from treadle.backends.program import Launch, Lowered, MapLayout, Program, runs_of
 from treadle.backends.rendered.executable import RenderedExecutable, encode, restored
-from treadle.backends.rendered.library import Library
+from treadle.backends.rendered.library import KernelBinaries
 from treadle.backends.rendering import Renderer
+from treadle.base.array import Array
 from treadle.base.env import cache_directory
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
@@ -24,7 +25,7 @@ class RenderedCompiler:
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
         cache = ObjectCache(cache_directory() / renderer.name)
-        self.library = Library(renderer, cache)
+        self.library = KernelBinaries(renderer, cache)
 
     @property
     def target(self) -> str:

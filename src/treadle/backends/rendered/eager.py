@@ -9,7 +9,7 @@ import numpy as np
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.kernel.language import minimum
 from treadle.backends.program import Address, Launch, Lowered, Program, Ref, Run
 from treadle.backends.rendered.compiler import RenderedCompiler
@@ -112,7 +112,7 @@ def _copying(nbytes: int, target: Ref, source: Ref) -> Launch:
     return Launch(_COPY, (target, source, nbytes), -(-nbytes // _PIECE))
 
 
-def _copy() -> Kernel:
+def _copy() -> KernelModule:
     """Return the kernel whose items copy a piece of memory each."""
     e = KernelBuilder()
     target, source = e.pointer(dt.uint8, "target"), e.pointer(dt.uint8, "source")

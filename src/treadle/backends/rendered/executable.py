@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.backends.program import Address, Jump, Program, Run, Step, Together, Watch, runs_of
-from treadle.backends.rendered.library import Library
+from treadle.backends.rendered.library import KernelBinaries
 from treadle.backends.rendered.recording import LEAST, Recorder, Turn
 from treadle.backends.rendering import Argument, Launchable, RecordingRenderer
 from treadle.base.errors import CompileError
@@ -55,7 +55,7 @@ def _pair(argument: Address | Dim) -> list[int] | int:
 
 
 @dataclass(slots=True, eq=False)
-class _Launch:
+class _RenderedLaunch:
     """One launch of a program; `arguments` are those of the last time, `made` whether of now."""
 
     launchable: Launchable
@@ -81,21 +81,21 @@ class _Launch:
 class _Stretch:
     """Launches that follow one another, up to step `end`."""
 
-    launches: tuple[_Launch, ...]
+    launches: tuple[_RenderedLaunch, ...]
     end: int
 
 
 class _Bound:
     """A program on one device: launches with what they were given last, and recordings of them."""
 
-    def __init__(self, encoded: Encoded, library: Library, device: Device) -> None:
+    def __init__(self, encoded: Encoded, library: KernelBinaries, device: Device) -> None:
         self.lock = threading.Lock()
         self._library = library
         self._device = device
         self._stretches: dict[int, _Stretch] = {}
         self.last: list[Buffer] = [None] * encoded["bases"]
-        self.steps: list[list[_Launch]] = []
-        self.users: list[list[_Launch]] = [[] for _ in self.last]
+        self.steps: list[list[_RenderedLaunch]] = []
+        self.users: list[list[_RenderedLaunch]] = [[] for _ in self.last]
         symbols, runs = encoded["symbols"], list(_runs(encoded))
         made = iter(library.load(device, [symbols[run[0]] for run in runs]))
         for step in encoded["steps"]:
@@ -104,7 +104,7 @@ class _Bound:
         self._kinds = [step[0] for step in encoded["steps"]]
         self.recorder = self._recorder()
 
-    def _recorder(self) -> Recorder[_Launch] | None:
+    def _recorder(self) -> Recorder[_RenderedLaunch] | None:
         """Return the recorder of launches, where the renderer can and enough of them follow one
         another.
         """
@@ -116,7 +116,7 @@ class _Bound:
             return None
         records, counts = renderer.records, self._library.recordings
 
-        def uses(launch: _Launch) -> set[int] | None:
+        def uses(launch: _RenderedLaunch) -> set[int] | None:
             return launch.uses() if records(launch.launchable) else None
 
         return Recorder(renderer, self._device, len(self.last), uses, counts)
@@ -132,10 +132,10 @@ class _Bound:
             found = self._stretches[at] = _Stretch(launches, end)
         return found
 
-    def _launch(self, launchable: Launchable, run: Sequence[Any]) -> _Launch:
+    def _launch(self, launchable: Launchable, run: Sequence[Any]) -> _RenderedLaunch:
         _, items, serial, arguments = run
         template = tuple(a if isinstance(a, int) else (a[0], a[1]) for a in arguments)
-        launch = _Launch(launchable, template, items, bool(serial))
+        launch = _RenderedLaunch(launchable, template, items, bool(serial))
         for base in launch.uses():
             self.users[base].append(launch)
         return launch
@@ -159,7 +159,7 @@ def _runs(encoded: Encoded) -> Iterable[Sequence[Any]]:
 class RenderedExecutable:
     """See `treadle.backends.program.DeviceExecutable`."""
 
-    def __init__(self, encoded: Encoded, library: Library) -> None:
+    def __init__(self, encoded: Encoded, library: KernelBinaries) -> None:
         self._encoded = encoded
         self._library = library
         self._bound: dict[int, tuple[Device, _Bound]] = {}
@@ -272,7 +272,7 @@ class RenderedExecutable:
         """The same by recordings: all launches up to the next jump or task of the host."""
         rebased = False
 
-        def plainly(launches: Sequence[_Launch], to: Stream) -> None:
+        def plainly(launches: Sequence[_RenderedLaunch], to: Stream) -> None:
             nonlocal rebased
             if not rebased:  # replays need no arguments
                 bound.rebase(bases)
@@ -288,7 +288,11 @@ class RenderedExecutable:
         return forward
 
     def _submit(
-        self, launches: Sequence[_Launch], device: Device, stream: Stream, bases: Sequence[Buffer]
+        self,
+        launches: Sequence[_RenderedLaunch],
+        device: Device,
+        stream: Stream,
+        bases: Sequence[Buffer],
     ) -> None:
         launch = self._library.renderer.launch
         for run in launches:
@@ -329,7 +333,7 @@ def _check(encoded: Encoded) -> None:
                 raise CompileError("rendered", f"step {at} uses base {place[0]}")
 
 
-def restored(data: bytes, library: Library) -> RenderedExecutable | None:
+def restored(data: bytes, library: KernelBinaries) -> RenderedExecutable | None:
     """Make the executable that `stored` wrote; None where that was for other code, or the cache no
     longer has it.
     """

@@ -24,7 +24,7 @@ AT_ONCE = 24
 """Kernels that are compiled as one source: what fails or is interrupted is lost together."""
 
 
-class Library:
+class KernelBinaries:
     """The binaries of one renderer.
 
     Attributes:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.dtype import bfloat16
-
-Array = np.ndarray[Any, Any]
 
 TERMS = 32
 """Neighbors along a row that share a scale."""

@@ -128,7 +128,7 @@ class BlockFormat:
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class BlockTensor:
     """A tensor whose rows are blocks.
 
     Attributes:
@@ -171,7 +171,7 @@ class Blocks:
         """The numbers, float32 of `shape`."""
         return self.format.dequantize(self.data)
 
-    def __getitem__(self, rows: Any) -> Blocks:
+    def __getitem__(self, rows: Any) -> BlockTensor:
         """Some rows: an index, a slice or an array of indices over the leading axes."""
         data = self.data[rows]
-        return Blocks(self.format, (*data.shape[:-1], self.shape[-1]), data)
+        return BlockTensor(self.format, (*data.shape[:-1], self.shape[-1]), data)

@@ -9,30 +9,29 @@ A panel has 16 rows (zeros complete the last one) and, for every block of the fo
 * a header: `d`, then `m` where the format has one, each 16 float16 numbers;
 * `pieces` pieces, each with its scales (and minima) of groups, one byte per row, and its words.
 
-A level, an unsigned integer, is put together from fields of bits of words (`Layout.fields`). Its
-value is scale * (level - offset) + minimum, both per group of 16 or 32 levels. A panel takes as
-many bytes as its 16 rows took in the file, up to 6 % more where scales of 6 bits become bytes and
-those of 8 float16.
+A level, an unsigned integer, is put together from fields of bits of words (`PanelLayout.fields`).
+Its value is scale * (level - offset) + minimum, both per group of 16 or 32 levels. A panel takes
+as many bytes as its 16 rows took in the file, up to 6 % more where scales of 6 bits become bytes
+and those of 8 float16.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.blocks.formats import FORMATS
-from treadle.base.blocks.layout import Blocks, Fields
+from treadle.base.blocks.layout import BlockTensor, Fields
 from treadle.base.blocks.small import FP4_DOUBLED, IQ4_VALUES
 from treadle.base.blocks.super_blocks import (
     low_and_high_scales,
     scales_and_minima,
     six_bit_scales,
 )
-
-Array = np.ndarray[Any, Any]
 
 ROWS = 16
 """Rows of a panel."""
@@ -59,7 +58,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PanelLayout:
     """Placement of a format's numbers in a panel.
 
     Attributes:
@@ -148,20 +147,20 @@ def _leveled(values: Array, offset: int) -> tuple[int, ...]:
     return tuple(int(v) + offset for v in values)
 
 
-LAYOUTS: dict[str, Layout] = {
-    "Q4_0": Layout(32, 1, 32, 8, False, "none", 4),
-    "Q4_1": Layout(32, 1, 32, 0, True, "none", 4),
-    "Q5_0": Layout(32, 1, 32, 16, False, "none", 4, 1),
-    "Q5_1": Layout(32, 1, 32, 0, True, "none", 4, 1),
-    "Q8_0": Layout(32, 1, 32, 128, False, "none", 8),
-    "Q2_K": Layout(256, 2, 16, 0, True, "nibbles", 2),
-    "Q3_K": Layout(256, 2, 16, 4, False, "signed", 2, 1),
-    "Q4_K": Layout(256, 4, 32, 0, True, "bytes", 4),
-    "Q5_K": Layout(256, 4, 32, 0, True, "bytes", 4, 1),
-    "Q6_K": Layout(256, 2, 16, 32, False, "signed", 4, 2),
-    "IQ4_NL": Layout(32, 1, 32, 128, False, "none", 4, table=_leveled(IQ4_VALUES, 128)),
-    "IQ4_XS": Layout(256, 8, 32, 128, False, "signed", 4, table=_leveled(IQ4_VALUES, 128)),
-    "MXFP4": Layout(32, 1, 32, 12, False, "none", 4, table=_leveled(FP4_DOUBLED, 12)),
+LAYOUTS: dict[str, PanelLayout] = {
+    "Q4_0": PanelLayout(32, 1, 32, 8, False, "none", 4),
+    "Q4_1": PanelLayout(32, 1, 32, 0, True, "none", 4),
+    "Q5_0": PanelLayout(32, 1, 32, 16, False, "none", 4, 1),
+    "Q5_1": PanelLayout(32, 1, 32, 0, True, "none", 4, 1),
+    "Q8_0": PanelLayout(32, 1, 32, 128, False, "none", 8),
+    "Q2_K": PanelLayout(256, 2, 16, 0, True, "nibbles", 2),
+    "Q3_K": PanelLayout(256, 2, 16, 4, False, "signed", 2, 1),
+    "Q4_K": PanelLayout(256, 4, 32, 0, True, "bytes", 4),
+    "Q5_K": PanelLayout(256, 4, 32, 0, True, "bytes", 4, 1),
+    "Q6_K": PanelLayout(256, 2, 16, 32, False, "signed", 4, 2),
+    "IQ4_NL": PanelLayout(32, 1, 32, 128, False, "none", 4, table=_leveled(IQ4_VALUES, 128)),
+    "IQ4_XS": PanelLayout(256, 8, 32, 128, False, "signed", 4, table=_leveled(IQ4_VALUES, 128)),
+    "MXFP4": PanelLayout(32, 1, 32, 12, False, "none", 4, table=_leveled(FP4_DOUBLED, 12)),
 }
 """The formats that kernels multiply with, by name."""
 
@@ -170,7 +169,7 @@ _POWERS = -24, 15
 """Of two: those that float16 holds."""
 
 
-def has_panels(blocks: Blocks) -> bool:
+def has_panels(blocks: BlockTensor) -> bool:
     """Return whether kernels multiply with blocks, exactly as they are.
 
     Scales of MXFP4 are powers of two, which become float16; those of blocks of zeros may be any.
@@ -217,7 +216,7 @@ def to_panels(name: str, data: Array) -> Array:
     return target
 
 
-def _fill(target: Array, fields: Fields, layout: Layout) -> None:
+def _fill(target: Array, fields: Fields, layout: PanelLayout) -> None:
     """Write panels [panel, block, bytes] from fields of blocks [panel, row, block]."""
     header = target[..., : layout.header].view(np.float16)
     for i, number in enumerate(("d", "m")[: 1 + layout.minimum]):
@@ -265,7 +264,7 @@ def from_panels(name: str, panels: Array, rows: int) -> Array:
     return np.ascontiguousarray(found[:rows])
 
 
-def _scales(layout: Layout, pieces: Array, header: Array) -> tuple[Array, Array | None]:
+def _scales(layout: PanelLayout, pieces: Array, header: Array) -> tuple[Array, Array | None]:
     """Scales and minima of groups: [panel, block, piece, group, row]."""
     d = header[..., 0, :]
     m = header[..., 1, :] if layout.minimum else None
@@ -283,7 +282,7 @@ def _scales(layout: Layout, pieces: Array, header: Array) -> tuple[Array, Array 
     return d * factors.astype(np.float32), -(m * minima.astype(np.float32))
 
 
-def _levels(layout: Layout, pieces: Array) -> Array:
+def _levels(layout: PanelLayout, pieces: Array) -> Array:
     """Levels as float32: [panel, block, piece, group, word, row, byte]."""
     words = pieces[..., layout.scale_bytes :].reshape(*pieces.shape[:3], layout.words, ROWS, 4)
     made = []
@@ -297,7 +296,7 @@ def _levels(layout: Layout, pieces: Array) -> Array:
     return np.stack(made, 3).reshape(*pieces.shape[:3], layout.groups, -1, ROWS, 4)
 
 
-def _words(fields: Fields, layout: Layout) -> list[Array]:
+def _words(fields: Fields, layout: PanelLayout) -> list[Array]:
     """Low bits of levels, then the high ones: uint8 [..., pieces, bytes] each."""
     names = fields.dtype.names or ()
     low = fields["q" if "q" in names else "l"].view(np.uint8)
@@ -343,7 +342,7 @@ _TURNS = tuple(
 """Exchanges that transpose eight bytes of eight bits (Warren, Hacker's Delight, 7-3)."""
 
 
-def _group_bytes(fields: Fields, layout: Layout) -> Array | None:
+def _group_bytes(fields: Fields, layout: PanelLayout) -> Array | None:
     """Scales of a piece's groups, then their minima: uint8 [..., pieces, bytes]."""
     if layout.scales == "none":
         return None

@@ -12,16 +12,15 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from treadle.base import dtype as dtypes
+from treadle.base.array import Array
 from treadle.base.files import strict_json
 from treadle.base.files.source import SizedStream
 from treadle.base.files.strict_json import shorten
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 MAX_HEADER = 100_000_000
 MAX_NDIM = 64
@@ -50,7 +49,7 @@ _DTYPE_OF = {code: dtype.numpy for dtype, code in _CODES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor of a file: `begin` and `end` are byte offsets from the start of the data."""
 
     name: str
@@ -70,22 +69,22 @@ class Header:
     """A header that has passed every check; `data_start` is a byte offset in the file."""
 
     metadata: dict[str, str]
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
     data_start: int
 
 
-def lay_out(arrays: Mapping[str, Array]) -> dict[str, Entry]:
+def lay_out(arrays: Mapping[str, Array]) -> dict[str, TensorEntry]:
     """Place arrays one after another, widest items first so that each is aligned to its type."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     begin = 0
     for name, array in sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize):
         end = begin + array.nbytes
-        entries[name] = Entry(name, array.dtype, array.shape, begin, end)
+        entries[name] = TensorEntry(name, array.dtype, array.shape, begin, end)
         begin = end
     return entries
 
 
-def header_bytes(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
+def header_bytes(entries: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> bytes:
     """The length and the JSON header, padded with spaces so that the data starts aligned.
 
     Raises:
@@ -178,7 +177,7 @@ class _Label:
 _FIELDS = {"dtype", "shape", "data_offsets"}
 
 
-def _check_entry(source: SizedStream, name: str, value: object) -> Entry:
+def _check_entry(source: SizedStream, name: str, value: object) -> TensorEntry:
     label = _Label(name)
     if not isinstance(value, dict) or value.keys() != _FIELDS:
         raise source.error(f"{label} does not have the fields dtype, shape and data_offsets alone")
@@ -197,7 +196,7 @@ def _check_entry(source: SizedStream, name: str, value: object) -> Entry:
         raise source.error(f"{label} has impossible data_offsets", saw=shorten(offsets))
     begin, end = offsets
     _check_sizes(source, label, tuple(shape), dtype, end - begin)
-    return Entry(name, dtype, tuple(shape), begin, end)
+    return TensorEntry(name, dtype, tuple(shape), begin, end)
 
 
 def _check_sizes(
@@ -218,7 +217,7 @@ def _is_sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
 
 
-def _check_coverage(source: SizedStream, entries: list[Entry], available: int) -> None:
+def _check_coverage(source: SizedStream, entries: list[TensorEntry], available: int) -> None:
     """Check that tensors follow one another without gap or overlap and fill the file exactly."""
     position = 0
     for entry in sorted(entries, key=lambda e: (e.begin, e.end)):
@@ -234,7 +233,7 @@ def _check_coverage(source: SizedStream, entries: list[Entry], available: int) -
         )
 
 
-def read_array(source: SizedStream, header: Header, entry: Entry) -> Array:
+def read_array(source: SizedStream, header: Header, entry: TensorEntry) -> Array:
     """The data of one tensor, in memory of its own.
 
     Raises:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.errors import LoadError
 
-Array = npt.NDArray[Any]
 Path = str | os.PathLike[str]
 _T = TypeVar("_T")
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, Any
 
+from treadle.base.array import Array
 from treadle.base.errors import CheckpointError
 from treadle.base.files import strict_json, trust
 from treadle.base.files.atomic import Chunk, write_atomically
 from treadle.base.files.container import (
-    Array,
-    Entry,
     Header,
+    TensorEntry,
     as_bytes,
     header_bytes,
     lay_out,
@@ -151,7 +151,7 @@ class Sealed:
             raise self._source.error(f"tensor {name} belongs to no object")
 
     @cached_property
-    def origin(self) -> trust.Origin:
+    def origin(self) -> trust.FileOrigin:
         """The file's maker, as the manifest tells; arrays are checked when they are taken."""
         metadata = self._header.metadata
         return trust.origin(metadata[DIGEST], metadata)
@@ -162,7 +162,7 @@ class Sealed:
         return self._source.error
 
 
-def _digest(manifest: str, entries: Mapping[str, Entry]) -> str:
+def _digest(manifest: str, entries: Mapping[str, TensorEntry]) -> str:
     # Offsets are left out: they follow from the rest, and a tool that copies the file may reorder.
     signatures = {name: entry.signature for name, entry in entries.items()}
     return hashlib.sha256(strict_json.canonical([manifest, signatures])).hexdigest()

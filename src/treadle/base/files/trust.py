@@ -32,7 +32,7 @@ _SAID = b"treadle model file 1\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class FileOrigin:
     """The maker of a file.
 
     Attributes:
@@ -44,19 +44,19 @@ class Origin:
     why_unknown: str = ""
 
 
-def origin(digest: str, metadata: Mapping[str, str]) -> Origin:
+def origin(digest: str, metadata: Mapping[str, str]) -> FileOrigin:
     """Return the maker of a file with a manifest of this digest, by its metadata."""
     given = metadata.get(SEAL, "")
     if given and compare_digest(given, seal(digest, make=False)):
-        return Origin("you")
+        return FileOrigin("you")
     holder, _, signature = metadata.get(SIGNATURE, "").partition(":")
     if not holder:
-        return Origin("", "it was not made by you here, and nobody has signed it")
+        return FileOrigin("", "it was not made by you here, and nobody has signed it")
     name = trusted_keys().get(holder)
     if name is None:
-        return Origin("", f"the key that signed it, {short(holder)}, is not trusted here")
+        return FileOrigin("", f"the key that signed it, {short(holder)}, is not trusted here")
     problem = _unfit(holder, signature, digest)
-    return Origin("" if problem else name, problem)
+    return FileOrigin("" if problem else name, problem)
 
 
 # -- this user's own key ---------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def new_pair(path: Path) -> str:
 __all__ = [
     "SEAL",
     "SIGNATURE",
-    "Origin",
+    "FileOrigin",
     "Signer",
     "new_pair",
     "origin",

@@ -20,7 +20,7 @@ class Emit(enum.StrEnum):
     WASM = "wasm"
 
 
-class Target(enum.StrEnum):
+class InstructionSet(enum.StrEnum):
     """Instructions that code is made for."""
 
     NATIVE = "native"
@@ -108,11 +108,11 @@ Report = Annotated[
     ),
 ]
 Targets = Annotated[
-    list[Target] | None,
+    list[InstructionSet] | None,
     typer.Option(
         "--target",
         metavar="NAME",
-        help=f"Instructions: {', '.join(Target)}; may be repeated.",
+        help=f"Instructions: {', '.join(InstructionSet)}; may be repeated.",
         rich_help_panel=a.CONTENTS,
     ),
 ]
@@ -182,7 +182,7 @@ def command(
     shapes, chosen = {} if ranges else parsed_shapes(shape or []), tuple(outputs or ())
     change = Change(shapes, chosen, preprocess, precision, keep, allow, calibration)
     tuning = Tuning(level, disable, fusion_switch, maps, winograd, engine_options)
-    targets = [t.value for t in target or (Target.NATIVE,)]
+    targets = [t.value for t in target or (InstructionSet.NATIVE,)]
     wanted = (targets, native, case, keyed(info or ()), output, name, report)
     wish = Wish(source, change, tuning, gear or (), batch, *wanted, emit.value, sign, ranges=ranges)
     make(wish, context.obj or (), started, as_json)

@@ -22,7 +22,7 @@ from treadle.cli.convert.checkpoints import (
     parsed_rules,
 )
 from treadle.cli.convert.origins import (
-    Origin,
+    ModelOrigin,
     from_exported_file,
     from_file,
     from_module,
@@ -101,7 +101,7 @@ def _target(wish: Wish) -> Path:
     return path
 
 
-def _read(wish: Wish, now: Progress) -> tuple[Origin | None, LoadedCheckpoint | None]:
+def _read(wish: Wish, now: Progress) -> tuple[ModelOrigin | None, LoadedCheckpoint | None]:
     """The source, or None where its weights do not fit; and what became of a checkpoint."""
     inputs = parsed_inputs(wish.inputs)
     is_model = wish.source.suffix in _MODELS and not wish.source.is_dir()
@@ -125,7 +125,7 @@ def _read(wish: Wish, now: Progress) -> tuple[Origin | None, LoadedCheckpoint | 
     return _described(from_module(module, inputs, wish.source.stem), wish), loaded
 
 
-def _from_model(wish: Wish, inputs: Sequence[Any]) -> Origin:
+def _from_model(wish: Wish, inputs: Sequence[Any]) -> ModelOrigin:
     suffix = wish.source.suffix
     if suffix == (".onnx" if wish.onnx else EXTENSION):
         raise LoadError(
@@ -140,7 +140,7 @@ def _from_model(wish: Wish, inputs: Sequence[Any]) -> Origin:
     )
 
 
-def _described(source: Origin, wish: Wish) -> Origin:
+def _described(source: ModelOrigin, wish: Wish) -> ModelOrigin:
     """The model with the results that are kept, and what its file says of where it is from."""
     source = with_results(source, wish.outputs) if wish.outputs else source
     came = {**came_from(wish.source), **source.record}
@@ -166,7 +166,9 @@ def _refuse(loaded: LoadedCheckpoint | None, as_json: bool) -> None:
     typer.echo("--rename gives other names, --no-strict takes what fits")
 
 
-def _tell(source: Origin, loaded: LoadedCheckpoint | None, checked: Checked, path: Path) -> None:
+def _tell(
+    source: ModelOrigin, loaded: LoadedCheckpoint | None, checked: Checked, path: Path
+) -> None:
     facts: dict[str, Any] = {}
     if loaded is not None:
         facts |= loaded.facts()
@@ -194,7 +196,7 @@ def _tell(source: Origin, loaded: LoadedCheckpoint | None, checked: Checked, pat
 
 
 def _tell_json(
-    source: Origin, loaded: LoadedCheckpoint | None, checked: Checked, path: Path
+    source: ModelOrigin, loaded: LoadedCheckpoint | None, checked: Checked, path: Path
 ) -> None:
     show_json(
         {

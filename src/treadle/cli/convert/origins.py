@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import DTypeError, LoadError
 from treadle.cli.convert.checkpoints import torch_modules
@@ -21,12 +22,11 @@ from treadle.jit.captured import Output
 from treadle.jit.dump import Ends, argument_names, model_of
 from treadle.tensor import Tensor
 
-Array = np.ndarray[Any, Any]
 Run = Callable[[Sequence[Array]], list[Array]]
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class DescribedInput:
     """An input as the command line describes it."""
 
     name: str
@@ -39,7 +39,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ModelOrigin:
     """A model, and what it was before.
 
     Attributes:
@@ -55,7 +55,7 @@ class Origin:
     record: dict[str, Any]
 
 
-def parsed_inputs(given: Sequence[str]) -> list[Input]:
+def parsed_inputs(given: Sequence[str]) -> list[DescribedInput]:
     """Inputs such as `x=1,3,224,224` and `tokens=1,16:int64`.
 
     Raises:
@@ -73,7 +73,7 @@ def parsed_inputs(given: Sequence[str]) -> list[Input]:
             kind = as_dtype(dtype or "float32").numpy
         except DTypeError as error:
             raise LoadError("--input", f"{dtype!r} is not an element type", saw=text) from error
-        found.append(Input(name, tuple(int(p) for p in parts), kind))
+        found.append(DescribedInput(name, tuple(int(p) for p in parts), kind))
     return found
 
 
@@ -92,7 +92,7 @@ def optional(path: Path, module: str, extra: str) -> Any:
 # -- modules of the user's ---------------------------------------------------------------------
 
 
-def from_module(module: Any, inputs: Sequence[Input], name: str) -> Origin:
+def from_module(module: Any, inputs: Sequence[DescribedInput], name: str) -> ModelOrigin:
     """A module of the user's, of Treadle or PyTorch, in evaluation mode.
 
     Raises:
@@ -110,7 +110,7 @@ def from_module(module: Any, inputs: Sequence[Input], name: str) -> Origin:
     given = [Tensor(a, dtype=a.dtype) for a in arrays]
     captured = capture(module, tuple(given), {}, name)
     model = model_of(name, captured, argument_names(given, {}), Ends(names))
-    return Origin(model, _runner(module), "the module, run op by op", {"framework": "treadle"})
+    return ModelOrigin(model, _runner(module), "the module, run op by op", {"framework": "treadle"})
 
 
 def _runner(module: Any) -> Run:
@@ -135,7 +135,9 @@ def _tensors(found: Any) -> list[Tensor]:
 # -- programs of PyTorch -----------------------------------------------------------------------
 
 
-def from_exported_file(path: Path, inputs: Sequence[Input], allow_native: bool) -> Origin:
+def from_exported_file(
+    path: Path, inputs: Sequence[DescribedInput], allow_native: bool
+) -> ModelOrigin:
     """The program of a `.pt2` file.
 
     Raises:
@@ -154,7 +156,7 @@ def _from_program(
     names: Sequence[str],
     name: str,
     shapes: Mapping[str, tuple[int, ...]],
-) -> Origin:
+) -> ModelOrigin:
     """A program of `torch.export`; `callee` is what PyTorch runs in comparison.
 
     `names` are those of its inputs where they are not to have the program's, `shapes` fix extents.
@@ -176,7 +178,7 @@ def _from_program(
     model = model_of(name, captured, argument_names(given, {}), ends)
     record = {"framework": "torch", "version": handling.version()}
     witness = f"PyTorch {handling.version()}"
-    return Origin(model, lambda arrays: handling.results_of(callee, arrays), witness, record)
+    return ModelOrigin(model, lambda arrays: handling.results_of(callee, arrays), witness, record)
 
 
 def _sample(name: str, end: str, dtype: Any, shape: Sequence[int | str]) -> Tensor:
@@ -189,7 +191,7 @@ def _sample(name: str, end: str, dtype: Any, shape: Sequence[int | str]) -> Tens
 # -- model files -------------------------------------------------------------------------------
 
 
-def from_file(path: Path, inputs: Sequence[Input]) -> Origin:
+def from_file(path: Path, inputs: Sequence[DescribedInput]) -> ModelOrigin:
     """An ONNX model or a model file.
 
     Raises:
@@ -199,11 +201,11 @@ def from_file(path: Path, inputs: Sequence[Input]) -> Origin:
     record = dict(model.info.get("source", {})) if isinstance(model.info, dict) else {}
     if path.suffix == ".onnx":
         run, witness = onnx_runner(path, model.outputs)
-        return Origin(model, run, witness, record)
-    return Origin(model, Runner(model.graph), f"{path.name}, run by Treadle", record)
+        return ModelOrigin(model, run, witness, record)
+    return ModelOrigin(model, Runner(model.graph), f"{path.name}, run by Treadle", record)
 
 
-def with_results(origin: Origin, names: Sequence[str]) -> Origin:
+def with_results(origin: ModelOrigin, names: Sequence[str]) -> ModelOrigin:
     """The model with some of its results.
 
     Raises:

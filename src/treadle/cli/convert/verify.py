@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from treadle.base.files.atomic import write_atomically
-from treadle.cli.convert.origins import Origin, onnx_runner, optional
+from treadle.cli.convert.origins import ModelOrigin, onnx_runner, optional
 from treadle.cli.models.comparison import Comparison, compared
 from treadle.cli.models.opening import random_inputs
 from treadle.engine.package.models import Case, Model, Runner, read_models, write_models
@@ -43,7 +43,7 @@ def unverified(path: Path) -> Path:
     return path.with_name(f"{path.stem}.unverified{path.suffix}")
 
 
-def write_checked(source: Origin, path: Path, tolerance: float) -> Checked:
+def write_checked(source: ModelOrigin, path: Path, tolerance: float) -> Checked:
     """Write a model, read it again, and compare its outputs on random inputs with the source's.
 
     The file gets its name when they are equal; else it stays as `NAME.unverified.tm`.

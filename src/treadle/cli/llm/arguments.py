@@ -16,17 +16,17 @@ from typing import Annotated, Any
 
 import typer
 
-from treadle.base.blocks import Blocks
+from treadle.base.array import Array
+from treadle.base.blocks import BlockTensor
 from treadle.cli.console import bar, printable_text
-from treadle.llm.files import Checkpoint, Stored, open_checkpoint
-from treadle.llm.files.checkpoint import Array
+from treadle.llm.files import ModelCheckpoint, Stored, open_checkpoint
 from treadle.llm.generation import LanguageModel
 from treadle.llm.generation.text_stream import TextStream
 
 _SAMPLING, _MODEL = "Sampling", "Model"
 
 
-class Weights(StrEnum):
+class WeightType(StrEnum):
     """Element types of weights."""
 
     stored = "stored"
@@ -50,7 +50,7 @@ Context = Annotated[
     typer.Option(min=8, rich_help_panel=_MODEL, help="Most tokens of a text, prompt included."),
 ]
 Dtype = Annotated[
-    Weights,
+    WeightType,
     typer.Option(
         rich_help_panel=_MODEL,
         help="Format of weights in memory: as in the file, or widened.",
@@ -152,14 +152,14 @@ _ADAPTER = "adapter"
 
 
 @contextmanager
-def loading(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
+def loading(checkpoint: ModelCheckpoint) -> Iterator[ModelCheckpoint]:
     """The checkpoint, with tensors that move a bar as they are read."""
     path = checkpoint.path
     total = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
     with bar(f"loading {os.path.basename(path.rstrip('/')) or path}", total) as read:
         left = set(checkpoint.tensors)
 
-        def told(name: str, tensor: Stored) -> Array | Blocks:
+        def told(name: str, tensor: Stored) -> Array | BlockTensor:
             if name in left:
                 left.remove(name)
                 read(math.prod(tensor.shape))
@@ -175,7 +175,7 @@ def loading(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
 def opened(
     source: str,
     context: int,
-    dtype: Weights,
+    dtype: WeightType,
     prompts: Prompts | None = None,
     *,
     sequences: int = 1,

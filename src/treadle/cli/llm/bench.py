@@ -13,7 +13,7 @@ import typer
 from treadle.base.env import NUM_THREADS
 from treadle.base.table import size as readable
 from treadle.cli.console import progress, show_facts, show_table
-from treadle.cli.llm.arguments import Dtype, Rounded, Source, Weights, loading
+from treadle.cli.llm.arguments import Dtype, Rounded, Source, WeightType, loading
 from treadle.llm.files import open_checkpoint
 from treadle.llm.models import build
 
@@ -29,7 +29,7 @@ def command(
     generate: Generate = 128,
     repeat: Repeat = 5,
     depth: Depth = 0,
-    dtype: Dtype = Weights.stored,
+    dtype: Dtype = WeightType.stored,
     prompts: Rounded = None,
 ) -> None:
     """Measure how fast a model reads a prompt, and how fast it writes, in tokens per second.

@@ -12,7 +12,7 @@ from treadle.cli.console import printable_text, progress
 from treadle.cli.llm.arguments import Source
 from treadle.cli.status import Misuse
 from treadle.llm.conversion import WRITTEN, convert
-from treadle.llm.files import Checkpoint
+from treadle.llm.files import ModelCheckpoint
 from treadle.llm.files.gguf import NUMBERS
 
 Target = Annotated[
@@ -40,7 +40,7 @@ def written(
     source: str,
     target: str,
     format: str,
-    change: Callable[[Checkpoint], Checkpoint] | None = None,
+    change: Callable[[ModelCheckpoint], ModelCheckpoint] | None = None,
 ) -> None:
     """Convert, and show the report."""
     known = (*NUMBERS, *WRITTEN)

@@ -9,7 +9,7 @@ import typer
 from treadle.cli import arguments as a
 from treadle.cli.console import progress
 from treadle.cli.explain import Full, Iterations, Page, shown
-from treadle.cli.llm.arguments import CacheDtype, Dtype, Rounded, Source, Weights, loading
+from treadle.cli.llm.arguments import CacheDtype, Dtype, Rounded, Source, WeightType, loading
 from treadle.llm.files import open_checkpoint
 from treadle.llm.models import build
 
@@ -34,7 +34,7 @@ def command(
     full: Full = False,
     measure: Measure = False,
     iterations: Iterations = 10,
-    dtype: Dtype = Weights.stored,
+    dtype: Dtype = WeightType.stored,
     prompts: Rounded = None,
     cache_dtype: CacheDtype = None,
     as_json: a.Json = False,

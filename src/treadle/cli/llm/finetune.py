@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from treadle.cli.console import progress
-from treadle.cli.llm.arguments import Dtype, Weights
+from treadle.cli.llm.arguments import Dtype, WeightType
 from treadle.cli.status import Misuse
-from treadle.llm.files import Checkpoint, open_checkpoint
+from treadle.llm.files import ModelCheckpoint, open_checkpoint
 from treadle.llm.models import build
 from treadle.llm.text import Template, Tokenizer
 from treadle.llm.tuning import Batches, Course, Lora, Reader, Schedule, Tuner, fresh, resume, take
@@ -117,7 +117,7 @@ def command(
     log_every: LogEvery = 1,
     seed: Seed = 0,
     resumed: Resume = False,
-    dtype: Dtype = Weights.stored,
+    dtype: Dtype = WeightType.stored,
     recompute: Again = None,
 ) -> None:
     """Train an adapter of low rank (LoRA) that answers as examples do; the model stays as it is.
@@ -159,7 +159,7 @@ def command(
     typer.echo(f"written to {output}")
 
 
-def _opened(model: str) -> tuple[Checkpoint, Reader]:
+def _opened(model: str) -> tuple[ModelCheckpoint, Reader]:
     """A model, and what reads examples for it."""
     checkpoint = open_checkpoint(model)
     if checkpoint.tokenizer is None:

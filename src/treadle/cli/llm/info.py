@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import typer
 
-from treadle.base.blocks import Blocks
+from treadle.base.blocks import BlockTensor
 from treadle.base.table import size as readable
 from treadle.cli.console import show_facts, show_table
 from treadle.cli.llm.arguments import Source
@@ -38,8 +38,8 @@ def command(source: Source) -> None:
     kinds: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for name in checkpoint.names():
         tensor = checkpoint.tensor(name)
-        blocks = isinstance(tensor, Blocks)
-        kind = tensor.format.name if isinstance(tensor, Blocks) else str(tensor.dtype)
+        blocks = isinstance(tensor, BlockTensor)
+        kind = tensor.format.name if isinstance(tensor, BlockTensor) else str(tensor.dtype)
         nbytes = tensor.data.nbytes if blocks else tensor.nbytes
         for i, value in enumerate((1, math.prod(tensor.shape), nbytes)):
             kinds[kind][i] += value

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from treadle.cli.console import progress, show_facts
-from treadle.cli.llm.arguments import Dtype, Rounded, Source, Weights, opened
+from treadle.cli.llm.arguments import Dtype, Rounded, Source, WeightType, opened
 from treadle.cli.status import Misuse
 from treadle.llm.generation.scoring import surprises
 
@@ -25,7 +25,7 @@ def command(
     text: Text,
     window: Window = 512,
     windows: Most = None,
-    dtype: Dtype = Weights.stored,
+    dtype: Dtype = WeightType.stored,
     prompts: Rounded = None,
 ) -> None:
     """Measure how well a model foresees a text: exp of the mean surprise of its tokens.

@@ -11,7 +11,15 @@ import typer
 
 from treadle.base.env import SERVE_TOKEN
 from treadle.base.errors import LoadError
-from treadle.cli.llm.arguments import CacheDtype, Context, Draft, Dtype, Rounded, Weights, loading
+from treadle.cli.llm.arguments import (
+    CacheDtype,
+    Context,
+    Draft,
+    Dtype,
+    Rounded,
+    WeightType,
+    loading,
+)
 from treadle.cli.serve import (
     AllowHost,
     Grace,
@@ -29,7 +37,7 @@ from treadle.cli.serve import (
 )
 from treadle.cli.status import Misuse, Status
 from treadle.llm import LanguageModel, TextEmbedder, load
-from treadle.llm.files import Checkpoint, open_checkpoint
+from treadle.llm.files import ModelCheckpoint, open_checkpoint
 from treadle.llm.models.families import ENCODERS
 
 _NAMED = re.compile(r"(?:(?P<name>[A-Za-z0-9_.:/-]+)=)?(?P<path>.+)")
@@ -57,7 +65,7 @@ def command(
     port: Port = 8080,
     sequences: Sequences = 4,
     context: Context = 4096,
-    dtype: Dtype = Weights.stored,
+    dtype: Dtype = WeightType.stored,
     prompts: Rounded = None,
     cache_dtype: CacheDtype = None,
     draft: Draft = None,
@@ -113,26 +121,26 @@ def _speaking() -> Any:
 
 
 def _served(
-    speaking: Any, name: str, checkpoint: Checkpoint, dtype: str, how: dict[str, Any]
+    speaking: Any, name: str, checkpoint: ModelCheckpoint, dtype: str, how: dict[str, Any]
 ) -> list[Any]:
     """A model, and behind it what its adapters make of it."""
     begun = time.perf_counter()
     with loading(checkpoint) as given:
         if _is_encoder(checkpoint):
-            made = [speaking.Reader(name, TextEmbedder.of(given, dtype))]
+            made = [speaking.ModelReader(name, TextEmbedder.of(given, dtype))]
         else:
             model, sequences = LanguageModel.of(given, dtype, **how), how["sequences"]
             made = [speaking.Speaker(name, model, sequences)]
             made += [speaking.Speaker(n, model.adapted(n), sequences) for n in how["adapters"]]
     seconds = time.perf_counter() - begun
-    kind = "vectors" if isinstance(made[0], speaking.Reader) else "text"
+    kind = "vectors" if isinstance(made[0], speaking.ModelReader) else "text"
     typer.echo(f"{name} of {checkpoint.path}: {kind}, {made[0].length} tokens, {seconds:.1f} s")
     for each in made[1:]:
         typer.echo(f"{each.name} of {how['adapters'][each.name]}: an adapter of {name}")
     return made
 
 
-def _is_encoder(checkpoint: Checkpoint) -> bool:
+def _is_encoder(checkpoint: ModelCheckpoint) -> bool:
     return checkpoint.config.get("model_type") in ENCODERS
 
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import LoadError
 from treadle.base.files.numpy_files import load_array
 from treadle.cli.models.inputs import read_arrays
 from treadle.engine.package.models import Case
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import LoadError
 from treadle.base.types import TensorType
@@ -23,8 +23,6 @@ from treadle.deploy.preprocessing import (
 )
 from treadle.engine.package.models import Model
 from treadle.graph.ir import Graph, Value
-
-Array = np.ndarray[Any, Any]
 
 
 def image_steps(layout: str, channels: str, scale: float, mean: str, std: str) -> Preprocessing:

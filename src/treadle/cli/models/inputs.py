@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import LoadError
 from treadle.base.files.numpy_files import load_array, load_arrays
 from treadle.engine.package.models import Model
@@ -17,7 +18,6 @@ from treadle.graph.ir import Value
 if TYPE_CHECKING:
     from treadle.deploy.preprocessing import Preprocessing
 
-Array = np.ndarray[Any, Any]
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 FOREIGN = (".pt", ".pth", ".bin", ".safetensors", ".pkl", ".onnx", ".tm")
 FORMS = "give .npy, .npz, .npz:member, .json, an image, or numbers such as [1, 2]"

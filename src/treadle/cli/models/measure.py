@@ -6,14 +6,13 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.table import duration, size
 from treadle.engine.execute.callers import call_together
 
-Array = np.ndarray[Any, Any]
 Program = Callable[[Sequence[Array]], list[Array]]
 
 

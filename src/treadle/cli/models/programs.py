@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treadle.base.array import Array
 from treadle.base.errors import LoadError
 from treadle.base.files.source import open_source
-from treadle.base.files.trust import Origin
+from treadle.base.files.trust import FileOrigin
 from treadle.base.table import duration
 from treadle.cli.arguments import Precision
-from treadle.cli.models.measure import Array, Program
+from treadle.cli.models.measure import Program
 from treadle.cli.models.opening import open_model
 from treadle.cli.models.settings import NOTHING, Tuning, precise, preprocessed
 from treadle.cli.models.sources import Shapes
@@ -118,7 +119,7 @@ def native_parts(path: Path) -> list[Described]:
             raise source.error(f"its native part is damaged: {error}") from error
 
 
-def origin_of(path: Path) -> Origin:
+def origin_of(path: Path) -> FileOrigin:
     """Return the maker of a model file.
 
     Raises:

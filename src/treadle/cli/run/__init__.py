@@ -30,7 +30,7 @@ Channels = Annotated[
     ),
 ]
 Order = Annotated[
-    a.Layout,
+    a.ImageLayout,
     typer.Option(help="Axes of an input that takes images.", rich_help_panel=a.INPUTS),
 ]
 Scale = Annotated[
@@ -110,7 +110,7 @@ def command(
     given: Given = None,
     shape: a.Shape = None,
     preprocess: a.Preprocess = None,
-    layout: Order = a.Layout.NCHW,
+    layout: Order = a.ImageLayout.NCHW,
     channels: Channels = "",
     scale: Scale = 1.0,
     mean: Mean = "",
@@ -147,7 +147,7 @@ def command(
     Exit status: 0, 1 where the model cannot be read or run, 3 where results differ, 4 where the
     file has code for another machine.
     """
-    from treadle.cli.run.running import Asked, Inputs, carry_out
+    from treadle.cli.run.running import Inputs, RunOptions, carry_out
 
     inputs = Inputs(given or (), shape or (), preprocess, layout, channels, scale, mean, std)
     tuning = level, disable, fusion_switch, maps, winograd, engine_options
@@ -155,7 +155,7 @@ def command(
     finding = iterations, warmup, parallel, trying, profile, trace, expect, tolerance, check, dump
     allowed = True if allow_native else None
     native = False if portable else allowed
-    asked = Asked(*finding, save=save, threads=threads, native=native, recompile=recompile)
+    asked = RunOptions(*finding, save=save, threads=threads, native=native, recompile=recompile)
     found = carry_out(source, inputs, types, tuning, asked)
     found.show(as_json)
     if not found.agrees:

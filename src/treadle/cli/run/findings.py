@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import typer
 
+from treadle.base.array import Array
 from treadle.cli.console import printable, show_json, show_table
 from treadle.cli.models.comparison import Comparison
-from treadle.cli.models.measure import Array, Figures, Throughput
+from treadle.cli.models.measure import Figures, Throughput
 from treadle.cli.models.programs import Opened
 from treadle.cli.run.trial import rows_of
 from treadle.inspect.profile import Profile

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import EngineError
 from treadle.cli.arguments import Precision
 from treadle.cli.console import progress
 from treadle.cli.models.comparison import Comparison, with_case, with_file
 from treadle.cli.models.inputs import read_inputs
-from treadle.cli.models.measure import Array, Figures, first_call, timed, together
+from treadle.cli.models.measure import Figures, first_call, timed, together
 from treadle.cli.models.opening import parsed_shapes, random_inputs
 from treadle.cli.models.programs import Change, Opened, opened
 from treadle.cli.models.settings import Tuning
@@ -39,7 +40,7 @@ Given: TypeAlias = tuple[
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunOptions:
     """Questions to answer, and how; the fields are options of the command."""
 
     iterations: int
@@ -72,7 +73,9 @@ class Inputs:
     std: str
 
 
-def carry_out(source: Path, inputs: Inputs, types: Types, tuning: Given, asked: Asked) -> Findings:
+def carry_out(
+    source: Path, inputs: Inputs, types: Types, tuning: Given, asked: RunOptions
+) -> Findings:
     """Open a model, run it on its inputs, and find out what is asked.
 
     Args:
@@ -115,7 +118,7 @@ def _steps(inputs: Inputs) -> Preprocessing | None:
 
 
 def find(
-    program: Opened, arrays: Sequence[Array], asked: Asked, tell: Callable[[str], None]
+    program: Opened, arrays: Sequence[Array], asked: RunOptions, tell: Callable[[str], None]
 ) -> Findings:
     """Run a program on these inputs in all the ways that were asked for.
 
@@ -148,7 +151,7 @@ def find(
     return found
 
 
-def _compared(program: Opened, found: Findings, asked: Asked) -> list[Comparison]:
+def _compared(program: Opened, found: Findings, asked: RunOptions) -> list[Comparison]:
     made: list[Comparison] = []
     if asked.expect is not None:
         made += with_file(found.outputs, asked.expect, asked.tolerance)
@@ -165,7 +168,7 @@ def _compared(program: Opened, found: Findings, asked: Asked) -> list[Comparison
     return made
 
 
-def _profiled(program: Opened, arrays: Sequence[Array], asked: Asked) -> Profile:
+def _profiled(program: Opened, arrays: Sequence[Array], asked: RunOptions) -> Profile:
     """Times by kernel, of the graph compiled here: code in files has no names for its parts."""
     found = Inspected(program.stages()).profile(list(arrays), repeats=asked.iterations)
     if not isinstance(found, Profile):

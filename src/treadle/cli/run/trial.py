@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from treadle.base.array import Array
 from treadle.base.errors import TreadleError
 from treadle.base.table import duration
-from treadle.cli.models.measure import Array, timed
+from treadle.cli.models.measure import timed
 from treadle.engine.options import Options
 from treadle.engine.package.models import Runner
 from treadle.graph.ir import Graph

@@ -26,7 +26,7 @@ from treadle.ops.matmul import MatrixProduct
 
 
 @dataclass(slots=True)
-class Work:
+class OpWork:
     """Work of one op, or of one node.
 
     Attributes:
@@ -65,8 +65,8 @@ class Counts:
     products: int = 0
     flops: int = 0
     nbytes: int = 0
-    ops: list[Work] = field(default_factory=list)
-    heaviest: list[Work] = field(default_factory=list)
+    ops: list[OpWork] = field(default_factory=list)
+    heaviest: list[OpWork] = field(default_factory=list)
     program: dict[str, Any] = field(default_factory=dict)
 
 
@@ -93,7 +93,7 @@ def shown(source: Path, shape: Sequence[str], top: int, level: int, as_json: boo
 
 def counted(graph: Graph, top: int) -> Counts:
     """Counts of a graph, and its `top` heaviest nodes."""
-    found, by_op, nodes = Counts(), defaultdict[str, Work](lambda: Work("")), []
+    found, by_op, nodes = Counts(), defaultdict[str, OpWork](lambda: OpWork("")), []
     for node in graph.nodes:
         if isinstance(node.op, Constant):
             found.parameters += node.op.data.array.size
@@ -114,9 +114,9 @@ def counted(graph: Graph, top: int) -> Counts:
     return found
 
 
-def _work(node: Node) -> Work:
+def _work(node: Node) -> OpWork:
     constants = [v for v in node.inputs if v.producer and isinstance(v.producer.op, Constant)]
-    return Work(
+    return OpWork(
         f"{node.op.name} {node.group or node.outputs[0].name}".strip(),
         1,
         flops(node),
@@ -172,7 +172,7 @@ def _show(found: Counts) -> None:
     _show_works("heaviest nodes", ("node", "result"), found.heaviest, found.flops)
 
 
-def _show_works(title: str, first: Sequence[str], works: Sequence[Work], total: int) -> None:
+def _show_works(title: str, first: Sequence[str], works: Sequence[OpWork], total: int) -> None:
     rows: list[tuple[Any, ...]] = [
         (
             w.name,

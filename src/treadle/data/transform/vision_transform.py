@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import ShapeError
 from treadle.data.transform.base import Transform
-
-Array = np.ndarray[Any, Any]
 
 # A box is moved by its four corners: (x1, y1), (x2, y1), (x1, y2), (x2, y2).
 _CORNERS = [0, 1, 2, 1, 0, 3, 2, 3]

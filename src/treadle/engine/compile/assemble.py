@@ -18,17 +18,17 @@ from treadle.engine.compile.memory import Buffer, check_memory, plan_memory
 from treadle.engine.compile.order import Task, best_order
 from treadle.engine.compile.place import Home, Placement, place_values
 from treadle.engine.compile.schedule import Schedule, best_schedule
-from treadle.engine.compile.together import Unit, units_of
+from treadle.engine.compile.together import LaunchUnit, units_of
 from treadle.engine.compile.work import Work, keep_order, lower_nodes, stop_at_checks
 from treadle.engine.options import Options
 from treadle.engine.plan import (
     CHECK,
     FINISH,
+    ConstantPool,
     Interface,
     MemoryPlan,
     OpenBuffer,
     Plan,
-    Pool,
     aligned,
     offset_named,
 )
@@ -58,7 +58,7 @@ def assemble(
     Raises:
         CompileError: a result's extent depends on data.
     """
-    constants = Pool()
+    constants = ConstantPool()
     every = lower_nodes(graph, compiler, interface, options, report)
     every, inside = fill_buckets(graph, every, compiler)
     early, work = [w for w in every if w.once], [w for w in every if not w.once]
@@ -159,7 +159,7 @@ def _workspaces(
 
 
 def _inner(
-    schedule: Schedule, units: Sequence[Unit], parts: Mapping[int, tuple[Plan, ...]]
+    schedule: Schedule, units: Sequence[LaunchUnit], parts: Mapping[int, tuple[Plan, ...]]
 ) -> dict[int, list[MemoryPlan]]:
     """The memory of regions whose buffers are not laid out yet, by the slot in which they run."""
     found: dict[int, list[MemoryPlan]] = {}

@@ -13,14 +13,14 @@ from itertools import accumulate
 
 from treadle.backends.program import Compiler, Lowered
 from treadle.engine.compile.order import Task
-from treadle.engine.compile.work import COPY, Part, Work, find_parts, lower
+from treadle.engine.compile.work import COPY, ValuePart, Work, find_parts, lower
 from treadle.engine.plan import FINISH, START, aligned
 from treadle.graph.ir import Graph, Value
 
 
 def fill_buckets(
     graph: Graph, work: Sequence[Work], compiler: Compiler
-) -> tuple[list[Work], dict[Value, Part]]:
+) -> tuple[list[Work], dict[Value, ValuePart]]:
     """Place operands of buckets inside them.
 
     Args:
@@ -37,7 +37,7 @@ def fill_buckets(
     parts = find_parts(work)
     roots = _Roots(graph, work, parts)
     made: list[Work] = []
-    inside: dict[Value, Part] = {}
+    inside: dict[Value, ValuePart] = {}
     for item in work:
         if item.phase == START:
             bucket = item.outputs[0]
@@ -45,10 +45,13 @@ def fill_buckets(
             places = (0, *ends)
             values = []
             for value, offset in zip(item.inputs, places, strict=False):
-                if not roots.may_move(value, item) or parts.get(value, Part(value)).root in inside:
+                if (
+                    not roots.may_move(value, item)
+                    or parts.get(value, ValuePart(value)).root in inside
+                ):
                     made.append(_copy(value, compiler))
                     value = made[-1].outputs[0]
-                inside[parts.get(value, Part(value)).root] = Part(bucket, offset)
+                inside[parts.get(value, ValuePart(value)).root] = ValuePart(bucket, offset)
                 values.append(value)
             item.inputs = tuple(values)
         made.append(item)
@@ -65,7 +68,9 @@ def _copy(value: Value, compiler: Compiler) -> Work:
 class _Roots:
     """Values that can be made anywhere: work makes them, and nobody else has a use for them."""
 
-    def __init__(self, graph: Graph, work: Sequence[Work], parts: Mapping[Value, Part]) -> None:
+    def __init__(
+        self, graph: Graph, work: Sequence[Work], parts: Mapping[Value, ValuePart]
+    ) -> None:
         self._parts = parts
         self._made = {v for w in work if not w.once for v in w.outputs}
         self._wanted = {parts[v].root if v in parts else v for v in graph.outputs}
@@ -76,7 +81,7 @@ class _Roots:
 
     def may_move(self, value: Value, reader: Work) -> bool:
         """Return whether a value may lie in the bucket of its reader."""
-        part = self._parts.get(value, Part(value))
+        part = self._parts.get(value, ValuePart(value))
         root = part.root
         if part.offset or root.type.nbytes != value.type.nbytes:
             return False

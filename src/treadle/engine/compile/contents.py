@@ -19,7 +19,7 @@ from treadle.base.symbol import Dim
 from treadle.engine.compile.early import Turn
 from treadle.engine.compile.link import Linker
 from treadle.engine.compile.place import Home
-from treadle.engine.compile.together import Unit
+from treadle.engine.compile.together import LaunchUnit
 from treadle.engine.compile.work import COPY, Work
 from treadle.engine.plan import FINISH, Facts, Interface
 from treadle.graph.ir import Graph, Value
@@ -50,7 +50,7 @@ class Use:
         return low, low + self.nbytes
 
 
-class Memory:
+class MemoryContents:
     """Contents of every byte of every base, as spans that do not overlap."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Contents:
         self._updates = dict(interface.updates)
         self._linker = linker
         self._copied = {w.outputs[0]: w.inputs[0] for w in work if w.op is COPY}
-        self._memory = Memory()
+        self._memory = MemoryContents()
         self._areas: dict[tuple[int, str, int], object] = {}
         self._begun: set[tuple[int, str, int]] = set()
         """Results and scratch memory that an earlier launch of the same work has written to."""
@@ -156,7 +156,7 @@ class Contents:
     def program(
         self,
         slots: Iterable[Iterable[int]],
-        units: Sequence[Unit],
+        units: Sequence[LaunchUnit],
         work: Sequence[Work],
         runs: Mapping[int, Sequence[tuple[Run, Facts] | None]],
         spaces: Mapping[int, Sequence[Home]],

@@ -17,7 +17,7 @@ from treadle.backends.program import (
     Ref,
     Run,
     Step,
-    Stop,
+    StopStep,
     Together,
 )
 from treadle.base.symbol import Dim, is_identical
@@ -30,12 +30,12 @@ from treadle.engine.plan import (
     CHECK,
     REFERENCE,
     START,
+    ConstantPool,
     Facts,
     HostTask,
     Interface,
     MemoryPlan,
     Plan,
-    Pool,
     Rebase,
     Span,
     aligned,
@@ -55,7 +55,7 @@ class Linker:
 
     placement: Placement
     memory: MemoryPlan
-    constants: Pool
+    constants: ConstantPool
     inputs: int
     outputs: int
     compiler: Compiler
@@ -107,7 +107,7 @@ class Linker:
         """
         self.node, place = node, self.where(item.outputs[0])
         self.write(Jump(len(self.steps) + 2, place))
-        self.write(Stop(len(self.host)), Facts(node=node))
+        self.write(StopStep(len(self.host)), Facts(node=node))
         self.host.append(HostTask(item.op, ((place, item.outputs[0].type),), (), phase=CHECK))
 
     def add_runs(self, runs: Sequence[tuple[Run, Facts]]) -> None:

@@ -11,13 +11,13 @@ from treadle.base.symbol import Dim, is_identical
 from treadle.engine.compile.work import (
     COPY,
     Aliases,
-    Part,
+    ValuePart,
     Work,
     find_parts,
     lower,
     read_in_runs,
 )
-from treadle.engine.plan import CHECK, Interface, Pool, aligned
+from treadle.engine.plan import CHECK, ConstantPool, Interface, aligned
 from treadle.graph.ir import Graph, Value
 from treadle.ops.constant import Constant
 
@@ -50,26 +50,26 @@ class Placement:
     """
 
     homes: dict[Value, Home] = field(default_factory=dict)
-    parts: dict[Value, Part] = field(default_factory=dict)
+    parts: dict[Value, ValuePart] = field(default_factory=dict)
     sizes: list[Dim] = field(default_factory=list)
     scratches: list[Dim] = field(default_factory=list)
     kept: int = 0
     areas: list[tuple[int, int]] = field(default_factory=list)
 
-    def part(self, value: Value) -> Part:
+    def part(self, value: Value) -> ValuePart:
         """Return the part that the value lies in; itself where it is not a view."""
-        return self.parts.get(value, Part(value))
+        return self.parts.get(value, ValuePart(value))
 
     def home(self, value: Value) -> tuple[Home, int]:
         """The memory a value lies in, and the bytes before it."""
         part = self.part(value)
         return self.homes[part.root], part.offset
 
-    def put_inside(self, value: Value, place: Part) -> None:
+    def put_inside(self, value: Value, place: ValuePart) -> None:
         """Place a value, and what are parts of it, in a buffer that others share."""
         for v, part in list(self.parts.items()):
             if part.root is value:
-                self.parts[v] = Part(place.root, place.offset + part.offset)
+                self.parts[v] = ValuePart(place.root, place.offset + part.offset)
         self.parts[value] = place
         if place.root not in self.homes:
             self.homes[place.root] = self.buffer(place.root.type.open_nbytes)
@@ -96,9 +96,9 @@ def place_values(
     work: list[Work],
     interface: Interface,
     compiler: Compiler,
-    constants: Pool,
+    constants: ConstantPool,
     early: Sequence[Work] = (),
-    inside: Mapping[Value, Part] | None = None,
+    inside: Mapping[Value, ValuePart] | None = None,
 ) -> Placement:
     """Give every value a home; appends copies to `work` where an output needs one.
 
@@ -196,9 +196,9 @@ class _Outputs:
         parts = self._placement.parts
         for v, part in list(parts.items()):
             if part.root is root and v is not value:
-                parts[v] = Part(value, part.offset)
+                parts[v] = ValuePart(value, part.offset)
         del parts[value]
-        parts[root] = Part(value)
+        parts[root] = ValuePart(value)
         self._maker[value] = self._maker[root]
         readers = self._aliases.readers
         readers[value] = readers.pop(root, [])
@@ -206,7 +206,7 @@ class _Outputs:
     def _update(self, value: Value, target: int) -> None:
         """An output that replaces the contents of input `target`."""
         old = self._graph.inputs[target]
-        if self._placement.part(value) == Part(old):
+        if self._placement.part(value) == ValuePart(old):
             return  # Nothing changes.
         home = Home("input", target)
         if self._free(value) and self._may_overwrite(value, old):
@@ -256,10 +256,10 @@ def _in_place(item: Work, old: Value, new: Value, placement: Placement) -> bool:
     if item.lowered is None:
         return False
     allowed = set(item.lowered.in_place)
-    outputs = [j for j, v in enumerate(item.outputs) if placement.part(v) == Part(new)]
+    outputs = [j for j, v in enumerate(item.outputs) if placement.part(v) == ValuePart(new)]
     inputs = [i for i, v in enumerate(item.inputs) if placement.part(v).root is old]
     return all(
-        placement.part(item.inputs[i]) == Part(old) and (i, j) in allowed
+        placement.part(item.inputs[i]) == ValuePart(old) and (i, j) in allowed
         for i in inputs
         for j in outputs
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from treadle.base.estimates import estimate
 from treadle.engine.compile.memory import Buffer, live_bytes
 from treadle.engine.compile.place import Home, Placement, share_buffers
-from treadle.engine.compile.together import REACH, Slots, Unit, modelled, one_by_one, slots_of
+from treadle.engine.compile.together import REACH, LaunchUnit, Slots, modelled, one_by_one, slots_of
 from treadle.engine.compile.work import Work
 from treadle.engine.options import Options
 from treadle.engine.plan import aligned
@@ -69,7 +69,7 @@ def best_schedule(
     order: Sequence[int],
     placement: Placement,
     spaces: Mapping[int, tuple[Home, ...]],
-    units: Sequence[Unit],
+    units: Sequence[LaunchUnit],
     options: Options,
 ) -> Schedule:
     """Launches together where options allow it and memory hardly grows, else one by one.
@@ -121,7 +121,7 @@ def best_schedule(
 # -- lifetimes ---------------------------------------------------------------------------------
 
 
-def _spans(units: Sequence[Unit], slots: Slots) -> dict[int, tuple[int, int]]:
+def _spans(units: Sequence[LaunchUnit], slots: Slots) -> dict[int, tuple[int, int]]:
     """The first and the last slot of every piece of work that runs."""
     spans: dict[int, tuple[int, int]] = {}
     for position, slot in enumerate(slots):
@@ -159,7 +159,7 @@ def _users(
     work: Sequence[Work],
     placement: Placement,
     spaces: Mapping[int, tuple[Home, ...]],
-    units: Sequence[Unit],
+    units: Sequence[LaunchUnit],
 ) -> Users:
     """Return the units that keep a buffer alive, as a function: all of each piece that uses it."""
     own: dict[int, list[int]] = {}

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.engine.compile.streams_cover import path_cover
-from treadle.engine.compile.streams_order import Block, blocks_of, dependencies, seconds_of
+from treadle.engine.compile.streams_order import StreamBlock, blocks_of, dependencies, seconds_of
 from treadle.engine.cost import Rates
-from treadle.engine.plan import Event, Plan, Streams
+from treadle.engine.plan import Plan, StreamEvent, Streams
 
 LEAST_GAIN = 0.05
 """Part of the time that several streams must save to be used."""
@@ -64,7 +64,7 @@ def _share(single: float, reached: float) -> str:
 
 
 def simulate(
-    blocks: Sequence[Block], before: Sequence[Sequence[int]], of: Sequence[int]
+    blocks: Sequence[StreamBlock], before: Sequence[Sequence[int]], of: Sequence[int]
 ) -> list[tuple[float, float]]:
     """Start and end of every block in seconds, if each starts as soon as it can."""
     free: dict[int, float] = {}
@@ -76,7 +76,9 @@ def simulate(
     return times
 
 
-def makespan(blocks: Sequence[Block], before: Sequence[Sequence[int]], of: Sequence[int]) -> float:
+def makespan(
+    blocks: Sequence[StreamBlock], before: Sequence[Sequence[int]], of: Sequence[int]
+) -> float:
     """Modelled seconds until the last block ends."""
     return max((end for _, end in simulate(blocks, before, of)), default=0.0)
 
@@ -86,7 +88,7 @@ def makespan(blocks: Sequence[Block], before: Sequence[Sequence[int]], of: Seque
 
 def _merged(
     paths: Sequence[Sequence[int]],
-    blocks: Sequence[Block],
+    blocks: Sequence[StreamBlock],
     before: Sequence[Sequence[int]],
     most: int,
     prefer_near: bool,
@@ -149,8 +151,8 @@ def _busy(times: Sequence[tuple[float, float]], end: float) -> npt.NDArray[np.fl
 
 
 def place_events(
-    blocks: Sequence[Block], before: Sequence[Sequence[int]], of: Sequence[int]
-) -> tuple[Event, ...]:
+    blocks: Sequence[StreamBlock], before: Sequence[Sequence[int]], of: Sequence[int]
+) -> tuple[StreamEvent, ...]:
     """One event per dependency between streams, but for those that others imply.
 
     A vector clock says for each block which blocks of every stream are known to be done before
@@ -160,7 +162,7 @@ def place_events(
     count = max(of, default=0) + 1
     clocks: list[list[int]] = []
     last = [-1] * count
-    events: list[Event] = []
+    events: list[StreamEvent] = []
     users: list[int] = []  # For each number, the block that waited for its event last.
     for i, block in enumerate(blocks):
         mine = of[i]
@@ -172,7 +174,7 @@ def place_events(
             clock = [max(pair) for pair in zip(clock, clocks[p], strict=True)]
             number = _number(users, [*map(min, clocks[p], waiting)], of)
             users[number] = i
-            events.append(Event(blocks[p].last, block.first, number))
+            events.append(StreamEvent(blocks[p].last, block.first, number))
         clock[mine] = i
         clocks.append(clock)
         last[mine] = i

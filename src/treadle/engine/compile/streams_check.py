@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from treadle.backends.program import Host, Jump
 from treadle.base.errors import CompileError
-from treadle.engine.plan import Event, Plan, Streams
+from treadle.engine.plan import Plan, StreamEvent, Streams
 
 
 def check_streams(plan: Plan, streams: Streams) -> None:
@@ -123,7 +123,7 @@ def _in_order(users: Sequence[tuple[int, bool]]) -> Iterator[tuple[int, int]]:
 
 
 def _check_numbers(streams: Streams, clocks: Sequence[Sequence[int]]) -> None:
-    by_number: dict[int, list[Event]] = {}
+    by_number: dict[int, list[StreamEvent]] = {}
     for event in streams.events:
         by_number.setdefault(event.number, []).append(event)
     for events in by_number.values():
@@ -141,6 +141,6 @@ def _step_before(streams: Streams, step: int) -> int:
     return next((i for i in range(step - 1, -1, -1) if of[i] == of[step]), -1)
 
 
-def _wrong(problem: str, event: Event | None = None) -> CompileError:
+def _wrong(problem: str, event: StreamEvent | None = None) -> CompileError:
     saw = f"event {event.number} from step {event.source} to step {event.target}" if event else ""
     return CompileError("streams", problem, saw=saw)

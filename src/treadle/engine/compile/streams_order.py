@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from treadle.backends.program import Host, Jump, Step, Stop
+from treadle.backends.program import Host, Jump, Step, StopStep
 from treadle.engine.cost import Rates
 from treadle.engine.plan import Facts, Plan, Span
 
@@ -15,7 +15,7 @@ _EVERYTHING = Span(-1, 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class StreamBlock:
     """Steps `first` to `last` that one stream runs without a break.
 
     One step as a rule; loops and branches are blocks as a whole.
@@ -28,14 +28,14 @@ class Block:
     seconds: float
 
 
-def blocks_of(plan: Plan, rates: Rates) -> tuple[Block, ...]:
+def blocks_of(plan: Plan, rates: Rates) -> tuple[StreamBlock, ...]:
     """The blocks of a plan in order, with modelled times; a loop is taken to turn once."""
     blocks = []
     for first, last in ranges(plan.steps):
         steps, facts = plan.steps[first : last + 1], plan.facts[first : last + 1]
         hosted = any(isinstance(step, Host) for step in steps)
         blocks.append(
-            Block(
+            StreamBlock(
                 first,
                 last,
                 _spans(f.reads for f in facts) + ((_EVERYTHING,) if not hosted else ()),
@@ -70,10 +70,10 @@ def _spans(groups: Iterable[tuple[Span, ...]]) -> tuple[Span, ...]:
 
 def seconds_of(step: Step, facts: Facts, rates: Rates) -> float:
     """Modelled seconds of one turn of a step."""
-    return 0.0 if isinstance(step, Jump | Stop) else rates.seconds(facts.flops, facts.nbytes)
+    return 0.0 if isinstance(step, Jump | StopStep) else rates.seconds(facts.flops, facts.nbytes)
 
 
-def dependencies(blocks: Sequence[Block]) -> list[list[int]]:
+def dependencies(blocks: Sequence[StreamBlock]) -> list[list[int]]:
     """Return for every block those it has to wait for, without any that others wait for already.
 
     A read follows the last write of each byte; a write follows the last write and all reads since.
@@ -81,7 +81,7 @@ def dependencies(blocks: Sequence[Block]) -> list[list[int]]:
     return _reduced(_conflicts(blocks))
 
 
-def _conflicts(blocks: Sequence[Block]) -> list[set[int]]:
+def _conflicts(blocks: Sequence[StreamBlock]) -> list[set[int]]:
     """Return the blocks that each has to wait for, by the pieces that spans cut memory into."""
     edges: dict[int, set[int]] = {}
     for block in blocks:

@@ -39,7 +39,7 @@ Slots = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class LaunchUnit:
     """One launch of a piece of work, or all of a piece that is not a launch.
 
     Attributes:
@@ -66,7 +66,7 @@ class Unit:
         return self.launch >= 0 and (self.seconds <= SMALL or self.parts <= FEW)
 
 
-def one_by_one(units: Sequence[Unit]) -> Slots:
+def one_by_one(units: Sequence[LaunchUnit]) -> Slots:
     """Every unit on its own."""
     return tuple((u,) for u in range(len(units)))
 
@@ -76,7 +76,7 @@ def one_by_one(units: Sequence[Unit]) -> Slots:
 
 def units_of(
     work: Sequence[Work], order: Sequence[int], maker: Mapping[Value, int]
-) -> tuple[Unit, ...]:
+) -> tuple[LaunchUnit, ...]:
     """The launches of all work, in order.
 
     Args:
@@ -84,7 +84,7 @@ def units_of(
         order: when, one piece after the other.
         maker: the work that makes each value, or what it is a part of.
     """
-    units: list[Unit] = []
+    units: list[LaunchUnit] = []
     done: dict[int, tuple[int, ...]] = {}
     """For each piece of work the units after which its results are there."""
     for number in order:
@@ -94,7 +94,7 @@ def units_of(
         own = range(len(units), len(units) + 1)
         if item.lowered is None:
             before = (*earlier, *(u for s in sources for u in s))
-            units.append(Unit(number, -1, tuple(dict.fromkeys(before))))
+            units.append(LaunchUnit(number, -1, tuple(dict.fromkeys(before))))
         else:
             units += _launches(number, item, item.lowered, sources, earlier, own.start)
             own = range(own.start, len(units))
@@ -122,7 +122,7 @@ def _launches(
     sources: Sequence[tuple[int, ...]],
     earlier: Sequence[int],
     first: int,
-) -> Iterator[Unit]:
+) -> Iterator[LaunchUnit]:
     """The units of one piece; they wait for those of it that touch what they touch."""
     taken: dict[int, list[int]] = {}
     for i, j in lowered.in_place:
@@ -133,7 +133,7 @@ def _launches(
         before = [*earlier, *(u for k, j in reads if k == "input" for u in sources[j])]
         before += [first + k for k in awaited]
         seconds = _seconds(item, lowered, launch, reads | writes)
-        yield Unit(
+        yield LaunchUnit(
             number,
             i,
             tuple(dict.fromkeys(before)),
@@ -197,7 +197,7 @@ def _seconds(item: Work, lowered: Lowered, launch: Launch, places: set[Place]) -
 
 
 def slots_of(
-    units: Sequence[Unit], reach: Mapping[int, int] | None = None, *, early: bool = False
+    units: Sequence[LaunchUnit], reach: Mapping[int, int] | None = None, *, early: bool = False
 ) -> Slots:
     """Units that run together.
 
@@ -222,7 +222,7 @@ def slots_of(
     return tuple(tuple(sorted(last - u for u in slot)) for slot in reversed(mirrored))
 
 
-def _mirrored(units: Sequence[Unit]) -> list[Unit]:
+def _mirrored(units: Sequence[LaunchUnit]) -> list[LaunchUnit]:
     """The same units in a program that runs backwards."""
     last = len(units) - 1
     after: list[list[int]] = [[] for _ in units]
@@ -232,7 +232,7 @@ def _mirrored(units: Sequence[Unit]) -> list[Unit]:
     return [replace(units[i], before=tuple(after[i])) for i in range(last, -1, -1)]
 
 
-def modelled(units: Sequence[Unit], slots: Slots) -> float:
+def modelled(units: Sequence[LaunchUnit], slots: Slots) -> float:
     """Seconds of all slots on a few threads, as far as slots make a difference."""
     total = 0.0
     for slot in slots:
@@ -266,7 +266,7 @@ class _Slots:
     """Slots from the last to the first."""
 
     def __init__(
-        self, units: Sequence[Unit], depths: Sequence[int], reach: Mapping[int, int]
+        self, units: Sequence[LaunchUnit], depths: Sequence[int], reach: Mapping[int, int]
     ) -> None:
         self._units = units
         self._reach = reach
@@ -317,7 +317,7 @@ class _Slots:
         return min(fits, key=lambda n: (abs(self._slots[n].depth - depth), -n), default=new)
 
 
-def _depths(units: Sequence[Unit]) -> list[int]:
+def _depths(units: Sequence[LaunchUnit]) -> list[int]:
     """Return for each unit the length of the longest chain of units before it."""
     depths: list[int] = []
     for unit in units:

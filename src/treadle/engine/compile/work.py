@@ -59,7 +59,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ValuePart:
     """Place of a value inside another: `offset` bytes from the start of `root`."""
 
     root: Value
@@ -216,20 +216,20 @@ def lower(
     return compiler.lower(op, types, tuple(frozen))
 
 
-def find_parts(work: Sequence[Work]) -> dict[Value, Part]:
+def find_parts(work: Sequence[Work]) -> dict[Value, ValuePart]:
     """Return for every view the value it is a part of; chains are followed to the end."""
-    parts: dict[Value, Part] = {}
+    parts: dict[Value, ValuePart] = {}
     for item in work:
         if item.phase == FINISH:
             at = 0
             for value in item.outputs:
-                parts[value] = Part(item.inputs[0], at)
+                parts[value] = ValuePart(item.inputs[0], at)
                 at += aligned(value.type.nbytes)
         if item.lowered is None:
             continue
         for output, source, offset in item.lowered.views:
-            outer = parts.get(item.inputs[source], Part(item.inputs[source]))
-            parts[item.outputs[output]] = Part(outer.root, outer.offset + offset)
+            outer = parts.get(item.inputs[source], ValuePart(item.inputs[source]))
+            parts[item.outputs[output]] = ValuePart(outer.root, outer.offset + offset)
     return parts
 
 
@@ -241,7 +241,7 @@ def read_by(item: Work, launches: Iterable[Launch]) -> list[Value]:
     return [item.inputs[i] for i in sorted(read)]
 
 
-def read_in_runs(work: Sequence[Work], parts: Mapping[Value, Part]) -> set[Value]:
+def read_in_runs(work: Sequence[Work], parts: Mapping[Value, ValuePart]) -> set[Value]:
     """Return the values that launches and host tasks of a program read; of a view, what it is a
     part of.
     """
@@ -255,7 +255,7 @@ def read_in_runs(work: Sequence[Work], parts: Mapping[Value, Part]) -> set[Value
 class Aliases:
     """Order of work, as bit sets that are kept up to date while constraints are added."""
 
-    def __init__(self, work: Sequence[Work], parts: Mapping[Value, Part]) -> None:
+    def __init__(self, work: Sequence[Work], parts: Mapping[Value, ValuePart]) -> None:
         self._parts = parts
         maker = {v: i for i, w in enumerate(work) for v in w.outputs}
         self.below = [0] * len(work)

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.api import Support, no
-from treadle.backends.program import Array, Host, Launch, Lowered, Program
+from treadle.backends.program import Host, Launch, Lowered, Program
+from treadle.base.array import Array
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
 from treadle.ops.op import Op

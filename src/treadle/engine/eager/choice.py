@@ -77,7 +77,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LaunchChoice:
     """A device's way to run an op: a kernel, or else a launch, or else neither (the host)."""
 
     kernel: Kernel | None
@@ -253,7 +253,7 @@ def check_results(op: Op, types: Sequence[TensorType], made: Sequence[Any], name
 
 def choose_on_device(
     op: Op, types: tuple[TensorType, ...], results: tuple[TensorType, ...], kind: str
-) -> Choice:
+) -> LaunchChoice:
     """The first of a device's kernels and engines that takes the op; the host where none does.
 
     Raises:
@@ -261,23 +261,23 @@ def choose_on_device(
     """
     wanted, source = forced(op.name)
     if wanted and _is_of_host(wanted, op, kind):
-        return Choice(None, None, HOST, (), source)
+        return LaunchChoice(None, None, HOST, (), source)
     if not all(t.is_static for t in results):
         why = no("dynamic-shape", "the result's shape depends on data")
-        return Choice(None, None, HOST, ((kind, why),))
+        return LaunchChoice(None, None, HOST, ((kind, why),))
     refusals: list[Refusal] = []
     for name, found in _answers(op, types, kind, wanted):
         if isinstance(found, Support):
             refusals.append((name, found))
         elif isinstance(found, Kernel):
-            return Choice(found, None, name, tuple(refusals), source)
+            return LaunchChoice(found, None, name, tuple(refusals), source)
         else:
-            return Choice(None, found, name, tuple(refusals), source)
+            return LaunchChoice(None, found, name, tuple(refusals), source)
     if wanted:
         reasons = "; ".join(f"{who} says {describe_refusal(why)}" for who, why in refusals)
         problem = f"{source} asks for {wanted!r}, which does not run it"
         raise UnsupportedOp(op.name, problem, saw=reasons, hint=f"take {source} back")
-    return Choice(None, None, HOST, tuple(refusals))
+    return LaunchChoice(None, None, HOST, tuple(refusals))
 
 
 def _answers(

@@ -28,8 +28,8 @@ from treadle.runtime.api import Payload
 from treadle.runtime.array import to_host
 
 __all__ = [
+    "DispatchEntry",
     "EagerType",
-    "Entry",
     "Launch",
     "decision",
     "eager_type",
@@ -66,7 +66,7 @@ class EagerType:
         self.surface = dtype.numpy if quantized is None else quantized.numpy
 
 
-class Entry(NamedTuple):
+class DispatchEntry(NamedTuple):
     """A cached decision: how to launch, and the element type and device of every result."""
 
     launch: Launch
@@ -74,7 +74,7 @@ class Entry(NamedTuple):
 
 
 _TYPES: dict[Any, EagerType] = {}
-_ENTRIES: dict[Any, Entry] = RUNTIME.table("launches of ops", "launches")
+_ENTRIES: dict[Any, DispatchEntry] = RUNTIME.table("launches of ops", "launches")
 _MOST_ENTRIES = 16384
 
 
@@ -128,7 +128,7 @@ def run_nullary(op: Op, device: CompNode) -> tuple[tuple[EagerType, ...], Any]:
     entry = _ENTRIES.get(key)
     if entry is None:
         results = tuple(eager_type(t.dtype, device) for t in op.infer())
-        entry = _remember(key, Entry(_launch(op, (), device), results))
+        entry = _remember(key, DispatchEntry(_launch(op, (), device), results))
     try:
         return entry.results, entry.launch()
     except TreadleError:
@@ -137,7 +137,9 @@ def run_nullary(op: Op, device: CompNode) -> tuple[tuple[EagerType, ...], Any]:
         raise explain_failure(op, (), (), error) from error
 
 
-def known(op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...]) -> Entry | None:
+def known(
+    op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...]
+) -> DispatchEntry | None:
     """The decision by which `run` launches an op on these operands, if it has been made."""
     return _ENTRIES.get((op, kinds) if op.shape_free else _key(op, kinds, payloads))
 
@@ -146,7 +148,7 @@ def _key(op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...]) ->
     return op, kinds, payloads[0].shape if len(payloads) == 1 else _shapes(payloads)
 
 
-def lookup(key: Any) -> Entry | None:
+def lookup(key: Any) -> DispatchEntry | None:
     """The decision remembered under a key, for callers that keep launches of their own."""
     return _ENTRIES.get(key)
 
@@ -163,7 +165,9 @@ def decision(op: Op, types: tuple[TensorType, ...], device: CompNode) -> Decisio
     return plan_for(op, types, device).decision
 
 
-def _find(op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...], key: Any) -> Entry:
+def _find(
+    op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...], key: Any
+) -> DispatchEntry:
     """Infer, check devices, choose an engine or kernel, and remember the decision."""
     types = tuple(type_of(k, p) for k, p in zip(kinds, payloads, strict=True))
     inferred = op.infer(*types)
@@ -173,7 +177,7 @@ def _find(op: Op, kinds: tuple[EagerType, ...], payloads: tuple[Payload, ...], k
         launch = to_host if target.on_host else transfer(target)
     else:
         target, launch = device, _launch(op, types, device)
-    return _remember(key, Entry(launch, result_kinds(op, kinds, types, inferred, target)))
+    return _remember(key, DispatchEntry(launch, result_kinds(op, kinds, types, inferred, target)))
 
 
 def result_kinds(
@@ -196,12 +200,12 @@ def result_kinds(
     return tuple(made)
 
 
-def _remember(key: Any, entry: Entry) -> Entry:
+def _remember(key: Any, entry: DispatchEntry) -> DispatchEntry:
     if len(_ENTRIES) >= _MOST_ENTRIES:
         # Shapes that never come back would grow the table for ever; finding again is cheap.
         _ENTRIES.clear()
     if OBSERVER.now is not None:
-        entry = Entry(OBSERVER.now.launch(key[0], entry.launch), entry.results)
+        entry = DispatchEntry(OBSERVER.now.launch(key[0], entry.launch), entry.results)
     _ENTRIES[key] = entry
     return entry
 

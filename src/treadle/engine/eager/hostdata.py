@@ -6,15 +6,13 @@ import operator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.dialect import Dialect
 from treadle.base.dtype import DType, as_dtype, bfloat16
 from treadle.base.errors import DTypeError, OutOfMemory, ShapeError
 from treadle.base.quantized import QuantizedType, quantized_type_of, to_stored
 from treadle.base.symbol import Expr
-
-Array = npt.NDArray[Any]
 
 _NARROWED = {
     np.dtype(np.float64): np.dtype(np.float32),

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from treadle.backends.api import Kernel, Operand, Support
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.errors import DeviceError, OutOfMemory, TreadleError, out_of_range
 from treadle.base.loc import Loc, user_location
@@ -23,9 +24,9 @@ from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode
 from treadle.engine.eager import fallback, tally
 from treadle.engine.eager.choice import (
-    Choice,
     Decision,
     Launch,
+    LaunchChoice,
     check_results,
     choose_engine,
     choose_on_device,
@@ -38,7 +39,7 @@ from treadle.ops.creation import Full
 from treadle.ops.families import Elementwise
 from treadle.ops.index_numpy import asking
 from treadle.ops.movement import Broadcast
-from treadle.ops.op import Array, Op, as_tuple
+from treadle.ops.op import Op, as_tuple
 from treadle.runtime.array import DeviceArray, resident, to_device
 from treadle.runtime.opened import OpenDevice
 
@@ -125,14 +126,14 @@ def decision_of(launch: object) -> Decision | None:
 
 def host_plan(op: Op, types: tuple[TensorType, ...], where: CompNode, source: str) -> PlannedCall:
     """Return how the host runs an op on operands of a device because `source` wants that."""
-    found = Choice(None, None, "host", (), source)
+    found = LaunchChoice(None, None, "host", (), source)
     return _on_host(op, types, found, where, "", found.why)
 
 
 def _on_host(
     op: Op,
     types: tuple[TensorType, ...],
-    found: Choice,
+    found: LaunchChoice,
     where: CompNode,
     purpose: str,
     why: Support,
@@ -151,7 +152,7 @@ def _on_host(
 def _decision(
     op: Op,
     types: tuple[TensorType, ...],
-    found: Choice,
+    found: LaunchChoice,
     runner: str,
     where: CompNode,
     purpose: str,

@@ -23,7 +23,7 @@ from treadle.ops.op import Op
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """One op of a chain: it has one result, and one operand unless it is the first."""
 
     op: Op
@@ -36,7 +36,7 @@ class Chain:
 
     __slots__ = ("first", "kind", "links", "made", "rest")
 
-    def __init__(self, links: tuple[Link, ...], made: type) -> None:
+    def __init__(self, links: tuple[ChainLink, ...], made: type) -> None:
         self.links = links
         self.made = made
         self.kind = links[-1].result
@@ -203,7 +203,7 @@ class _Notes:
             entry = known(op, tuple(x._kind for x in inputs), tuple(x._data for x in inputs))
             if entry is None or entry.results[0] is not results[0]._kind:
                 return None
-            links.append(Link(op, entry.launch, entry.results[0]))
+            links.append(ChainLink(op, entry.launch, entry.results[0]))
             operands = results
         return Chain(tuple(links), type(result)) if links and result is operands[0] else None
 
@@ -215,4 +215,4 @@ def _forget() -> None:
 
 RUNTIME.after("launches", _forget)
 
-__all__ = ["Chain", "Link", "repeated", "repeated_of_several"]
+__all__ = ["Chain", "ChainLink", "repeated", "repeated_of_several"]

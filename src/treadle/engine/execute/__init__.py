@@ -1,7 +1,7 @@
 """Stage 6, execute: a loaded program run on arrays, once, or many times in one native loop."""
 
 from treadle.engine.execute.device_executor import DeviceExecutor
-from treadle.engine.execute.executor import Executor, Instance
+from treadle.engine.execute.executor import Executor, ProgramInstance
 from treadle.engine.execute.runner import Runner
 from treadle.engine.execute.scheduler import Scheduler
 from treadle.engine.execute.stepwise import Stepwise
@@ -10,7 +10,7 @@ from treadle.engine.execute.timeline import Span, Timeline
 __all__ = [
     "DeviceExecutor",
     "Executor",
-    "Instance",
+    "ProgramInstance",
     "Runner",
     "Scheduler",
     "Span",

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.program import Compiler, DeviceExecutable, WatchedExecutable
+from treadle.base.array import Array
 from treadle.base.errors import (
     DeviceError,
     DeviceLost,
@@ -41,7 +42,6 @@ from treadle.runtime.array import DeviceArray, to_device
 from treadle.runtime.opened import OpenDevice
 from treadle.runtime.synchronous import SYNCHRONOUS
 
-Array = npt.NDArray[Any]
 _SMALL = 64
 """Bytes up to which a host array is compared with the one of the run before."""
 

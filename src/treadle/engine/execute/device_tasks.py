@@ -14,10 +14,10 @@ from operator import is_
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.backends.api import Support, no
 from treadle.backends.program import Address, Compiler, Host, Jump
+from treadle.base.array import Array
 from treadle.base.errors import CompileError
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode
@@ -28,9 +28,8 @@ from treadle.engine.plan import CHECK, HostTask, Plan, Span
 from treadle.ops.check import CheckIndices
 from treadle.ops.op import as_tuple
 from treadle.runtime.array import DeviceArray, to_host
-from treadle.runtime.opened import Block, OpenDevice, copy_within
+from treadle.runtime.opened import MemoryBlock, OpenDevice, copy_within
 
-Array = npt.NDArray[Any]
 _Place = tuple[Address, TensorType]
 
 
@@ -220,7 +219,7 @@ class DeviceTasks:
         if not type_.nbytes:
             return DeviceArray(device, type_.dtype.numpy, shape, device.alloc(0))
         # The device does not know this block, and frees nothing when its array goes.
-        part = Block(device.piece(memory, int(at.offset), type_.nbytes), type_.nbytes)
+        part = MemoryBlock(device.piece(memory, int(at.offset), type_.nbytes), type_.nbytes)
         return DeviceArray(device, type_.dtype.numpy, shape, part)
 
     def _taken(self, visit: Visit, place: _Place, result: Any) -> None:

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.native_code import Executable
-from treadle.backends.watch import Watch
+from treadle.backends.watch import SlotWatch
+from treadle.base.array import Array
 from treadle.base.errors import CompileError
 from treadle.base.references import references
 from treadle.base.types import TensorType
@@ -28,7 +29,6 @@ from treadle.engine.execute.serving import HostTasks, Many
 from treadle.engine.plan import Loaded
 from treadle.runtime.host import HostBuffer, address, memory
 
-Array = npt.NDArray[Any]
 _OWN_BASES = 3  # constants, what is packed, scratch memory: behind inputs and results
 _UNUSED = 3
 """References to what is packed where only the executor has it: a local name, and two for
@@ -90,7 +90,7 @@ class Executor:
         index_error: what to raise where check number so-and-so of the program finds an index that
             is out of range.
         packs: of programs that share what is packed with this one.
-        many: for a program for many extents, whose runs are at an `Instance` each.
+        many: for a program for many extents, whose runs are at an `ProgramInstance` each.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Executor:
             self._leave(frame)
 
     def run_if_unchanged(
-        self, inputs: Sequence[Any], watch: Watch, at: At | None = None
+        self, inputs: Sequence[Any], watch: SlotWatch, at: At | None = None
     ) -> list[Array] | None:
         """Run as `run` does, in one native call, if all inputs but the first ones are unchanged.
 
@@ -387,7 +387,7 @@ class Executor:
             return made
 
 
-class Instance:
+class ProgramInstance:
     """A program for many extents at certain ones: a `Runner`."""
 
     __slots__ = ("at", "executor")
@@ -410,7 +410,7 @@ class Instance:
         """Run once; see `Executor.run`."""
         return self.executor.run(inputs, varying, version, self.at)
 
-    def run_if_unchanged(self, inputs: Sequence[Any], watch: Watch) -> list[Array] | None:
+    def run_if_unchanged(self, inputs: Sequence[Any], watch: SlotWatch) -> list[Array] | None:
         """Run once if all is as it was; see `Executor.run_if_unchanged`."""
         return self.executor.run_if_unchanged(inputs, watch, self.at)
 

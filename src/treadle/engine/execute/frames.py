@@ -10,14 +10,13 @@ import numpy.typing as npt
 
 from treadle.backends.native_code import Executable
 from treadle.backends.program import Address
+from treadle.base.array import Array
 from treadle.base.types import TensorType
 from treadle.engine.execute.arenas import Arena
 from treadle.engine.execute.counters import Tally
 from treadle.engine.execute.reductions import Reductions
 from treadle.engine.plan import HostTask, Loaded
 from treadle.runtime.host import HostBuffer, address
-
-Array = npt.NDArray[Any]
 
 
 class At:

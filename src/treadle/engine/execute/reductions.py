@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.errors import CompileError
 from treadle.engine.plan import START, HostTask
 from treadle.ops.bucket import AllReduceBucket
 from treadle.runtime.comm.api import Agreement, CommunicationError, Handle
 from treadle.runtime.host import address
-
-Array = npt.NDArray[Any]
 
 
 class Reductions:

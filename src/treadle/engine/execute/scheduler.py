@@ -23,7 +23,7 @@ from treadle.engine.devices.names import CompNode
 from treadle.engine.execute.counters import Counters, Tally, total
 from treadle.engine.execute.runner import Runner
 from treadle.engine.execute.timeline import Span, Timeline
-from treadle.engine.spread import Memory, Part, PartInput, Spread
+from treadle.engine.spread import DevicePart, Memory, PartInput, Spread
 from treadle.graph.ir import Value
 from treadle.ops.constant import Constant
 from treadle.runtime.array import DeviceArray, to_device
@@ -115,11 +115,11 @@ class Scheduler:
         """The run before; times of devices that work asynchronously are those of submission."""
 
     @classmethod
-    def of_one(cls, part: Part, runner: Runner) -> Scheduler:
+    def of_one(cls, part: DevicePart, runner: Runner) -> Scheduler:
         """A scheduler of a program that is one part, to measure it as others are."""
         sources = tuple(PartInput(-1, i) for i in range(len(part.graph.inputs)))
         outputs = tuple(PartInput(0, i) for i in range(len(part.graph.outputs)))
-        whole = Part(part.graph, part.home, sources)
+        whole = DevicePart(part.graph, part.home, sources)
         return cls(part.graph.name, Spread((whole,), outputs, frozenset()), [runner])
 
     @property
@@ -297,7 +297,7 @@ class Scheduler:
             run.spans.append(span)
 
 
-def _leaving(parts: Sequence[Part]) -> list[list[int]]:
+def _leaving(parts: Sequence[DevicePart]) -> list[list[int]]:
     """Return for each part the numbers of its results that other devices read."""
     found: list[set[int]] = [set() for _ in parts]
     for part in parts:

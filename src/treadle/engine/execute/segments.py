@@ -52,7 +52,7 @@ MOST_REPLACED = 4
 """So often frozen inputs may be others before they are taken for inputs like any other."""
 
 
-class Store(Protocol):
+class BlobStore(Protocol):
     """The interface of stores of blobs that outlive a process."""
 
     def save(self, key: str, data: bytes, /) -> None:
@@ -120,7 +120,7 @@ class SegmentLaunch:
         others: Others | None = None,
         *,
         strict: bool = False,
-        store: Store | None = None,
+        store: BlobStore | None = None,
         report: CompileReport | None = None,
     ) -> None:
         self.engine = engine
@@ -400,7 +400,7 @@ def launches_of(
     plan: Plan,
     frozen: Sequence[bool],
     others: Others,
-    store: Store,
+    store: BlobStore,
     report: CompileReport,
     *,
     strict: bool = False,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.backends.native_code import Executable
 from treadle.backends.program import Address
+from treadle.base.array import Array
 from treadle.base.errors import CompileError, IndexRangeError
 from treadle.base.types import TensorType
 from treadle.engine.execute.arenas import Arenas
@@ -20,7 +20,6 @@ from treadle.engine.plan import HostTask, Loaded
 from treadle.ops.check import CheckIndices
 from treadle.ops.op import as_tuple
 
-Array = npt.NDArray[Any]
 _Split = tuple[list[tuple[Address, TensorType]], list[tuple[Address, TensorType]]]
 
 

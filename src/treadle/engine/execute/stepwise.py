@@ -40,7 +40,7 @@ _ALIASES = (Identity, Transfer)
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _OpStep:
     """One op: where its operands and results are kept, and what is not needed afterwards."""
 
     op: Op
@@ -113,7 +113,7 @@ def _steps(
     kept: set[int],
     where: CompNode,
     segment: Segment | None,
-) -> list[_Step]:
+) -> list[_OpStep]:
     """Steps in order, each with the values that nobody reads after it."""
     used: set[int] = set(kept)
     steps = []
@@ -123,7 +123,7 @@ def _steps(
         dead = tuple({i for i in (*inputs, *outputs) if i not in used})
         used.update(inputs)
         run, single = _launch(node, where, segment), node.op.n_outputs == 1
-        steps.append(_Step(node.op, node.loc, run, inputs, outputs, dead, single))
+        steps.append(_OpStep(node.op, node.loc, run, inputs, outputs, dead, single))
     return steps[::-1]
 
 
@@ -257,7 +257,7 @@ class _Turns:
 # -- the program -------------------------------------------------------------------------------
 
 
-def _describe(step: _Step) -> list[tuple[str, str, str]]:
+def _describe(step: _OpStep) -> list[tuple[str, str, str]]:
     """The ops of a step, who runs them, and the last reason of those who do not."""
     run = step.run.make if isinstance(step.run, _Once) else step.run
     decision = decision_of(run)

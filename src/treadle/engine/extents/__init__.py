@@ -9,19 +9,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from treadle.engine.extents.regime import Origin, Regime
+    from treadle.engine.extents.regime import Regime, SharedGraph
 
 __all__ = ["compile_regime", "refusal"]
 
 
-def refusal(origin: Origin) -> str:
+def refusal(origin: SharedGraph) -> str:
     """Return what keeps a graph from having programs for many extents, as known beforehand."""
     from treadle.engine.extents import making
 
     return making.refusal(origin)
 
 
-def compile_regime(origin: Origin, extents: Mapping[str, int], number: int) -> Regime | str:
+def compile_regime(origin: SharedGraph, extents: Mapping[str, int], number: int) -> Regime | str:
     """A program for these extents, and for all that answer alike; or why there is none.
 
     Args:

@@ -9,19 +9,19 @@ from treadle.backends.measuring import MEASURING
 from treadle.backends.program import OpenCompiler, runs_of
 from treadle.base.log import get_logger
 from treadle.base.symbol import Expr
-from treadle.engine.cache import Entry
+from treadle.engine.cache import CachedProgram
 from treadle.engine.extents.cells import Cell, cell_of
 from treadle.engine.extents.numbering import first_placements, numbered
-from treadle.engine.extents.regime import Origin, Regime, Symbolic
+from treadle.engine.extents.regime import Regime, SharedGraph, Symbolic
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Plan
 from treadle.engine.scheme import Open
-from treadle.engine.targets.compiled import Compiled, results_of
+from treadle.engine.targets.compiled import CompiledTarget, results_of
 from treadle.ops.collective import Collective
 from treadle.ops.fused import Fused
 
 
-def compile_regime(origin: Origin, extents: Mapping[str, int], number: int) -> Regime | str:
+def compile_regime(origin: SharedGraph, extents: Mapping[str, int], number: int) -> Regime | str:
     """A program for these extents, and for all that answer alike; or why there is none.
 
     Args:
@@ -41,22 +41,22 @@ def compile_regime(origin: Origin, extents: Mapping[str, int], number: int) -> R
         return reason
     made = origin.stages(origin.graph)
     entry = _entry(symbolic, cell, made)
-    if isinstance(made.target, Compiled):
+    if isinstance(made.target, CompiledTarget):
         made.target.keep(made.source, entry, f"{cell} #{number}")
     return Regime(origin, cell, entry, symbolic)
 
 
-def _entry(symbolic: Symbolic, cell: Cell, stages: Stages) -> Entry:
+def _entry(symbolic: Symbolic, cell: Cell, stages: Stages) -> CachedProgram:
     """The program in memory, with code for its numbers."""
     planned, guards = symbolic
     results = results_of(planned.captured, planned.graph)
     plan, scheme = numbered(planned.plan, [t.shape for t in results], tuple(cell.ranges), guards)
     loaded = stages.target.load(replace(planned, plan=plan), stages.report)
     dtypes = tuple(t.dtype.name for t in results)
-    return Entry(loaded, (), (), Open(scheme, dtypes, first_placements(scheme, cell)))
+    return CachedProgram(loaded, (), (), Open(scheme, dtypes, first_placements(scheme, cell)))
 
 
-def refusal(origin: Origin) -> str:
+def refusal(origin: SharedGraph) -> str:
     """Return what keeps a graph from having programs for many extents, as known beforehand."""
     graph, options, home = origin.graph, origin.options, origin.home
     if all(t.is_static for t in graph.input_types):

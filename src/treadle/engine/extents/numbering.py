@@ -11,7 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from treadle.backends.program import Address, Jump, Run, Step, Together
-from treadle.base.arithmetic import ADD, DONE, MOST, MULTIPLY, ZERO, Rows, Writer, evaluate
+from treadle.base.arithmetic import (
+    ADD,
+    DONE,
+    MOST,
+    MULTIPLY,
+    ZERO,
+    ExpressionWriter,
+    Rows,
+    evaluate,
+)
 from treadle.base.symbol import Dim, Expr, Relation, Symbol
 from treadle.engine.extents.cells import Cell
 from treadle.engine.extents.ordering import placed
@@ -63,7 +72,7 @@ class _Numbering:
 
     def __init__(self, plan: Plan, symbols: Sequence[str]) -> None:
         self._plan = plan
-        self.writer = Writer(symbols)
+        self.writer = ExpressionWriter(symbols)
         buffers = plan.memory.open
         self._offsets = {b.name: self.writer.unknown(b.name) for b in buffers}
         self._starts = {b.name: b.offset for b in buffers}
@@ -182,7 +191,9 @@ class _Numbering:
         return Scheme(tuple(symbols), made, registers, lives, places)
 
 
-def _alive(buffers: Sequence[OpenBuffer], sizes: Sequence[int], writer: Writer) -> Iterator[int]:
+def _alive(
+    buffers: Sequence[OpenBuffer], sizes: Sequence[int], writer: ExpressionWriter
+) -> Iterator[int]:
     """Registers of the bytes that are needed at each step at which buffers begin to be."""
     minus = writer.number(-1)
     changes: dict[int, tuple[list[int], list[int]]] = {}

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from treadle.engine.devices.names import CompNode
 from treadle.engine.execute.arenas import Arenas
-from treadle.engine.execute.executor import Instance
+from treadle.engine.execute.executor import ProgramInstance
 from treadle.engine.extents import compile_regime, refusal
 from treadle.engine.extents.cells import cell_of
-from treadle.engine.extents.regime import Origin, Regime, recall_regime
+from treadle.engine.extents.regime import Regime, SharedGraph, recall_regime
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface
 from treadle.graph.ir import Graph
@@ -43,11 +43,11 @@ class Plans:
         self.regimes: list[Regime] = []
         self.alone = alone
         self._given = graph, interface, options, home, Arenas()
-        self._origin: Origin | None = None
+        self._origin: SharedGraph | None = None
         self._numbers: dict[str, int] = {}
         """The number of programs that each cell has had."""
 
-    def at(self, extents: Mapping[str, int]) -> tuple[Regime, Instance] | None:
+    def at(self, extents: Mapping[str, int]) -> tuple[Regime, ProgramInstance] | None:
         """The program at extents, by symbol; None where they have one of their own."""
         if self.alone:
             return None
@@ -58,10 +58,10 @@ class Plans:
                     return regime, found
         return self._made(extents)
 
-    def _made(self, extents: Mapping[str, int]) -> tuple[Regime, Instance] | None:
+    def _made(self, extents: Mapping[str, int]) -> tuple[Regime, ProgramInstance] | None:
         """The program at extents that none of those in memory serves: out of the cache, or new."""
         if self._origin is None:
-            self._origin = Origin(*self._given)
+            self._origin = SharedGraph(*self._given)
             self.alone = refusal(self._origin)
         cell = cell_of(extents)
         number = self._numbers.get(str(cell), 0)

@@ -20,10 +20,10 @@ from treadle.base.errors import CompileError, IndexRangeError, ShapeError
 from treadle.base.guards import deciding
 from treadle.base.symbol import Relation
 from treadle.engine.artifacts import Planned
-from treadle.engine.cache import Entry
+from treadle.engine.cache import CachedProgram
 from treadle.engine.devices.names import CompNode
 from treadle.engine.execute.arenas import Arenas
-from treadle.engine.execute.executor import Executor, Instance, Packs
+from treadle.engine.execute.executor import Executor, Packs, ProgramInstance
 from treadle.engine.execute.frames import At
 from treadle.engine.extents.cells import Cell
 from treadle.engine.extents.late import at_extents, prove, task_at
@@ -32,7 +32,7 @@ from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import HostTask, Interface
 from treadle.engine.scheme import Open, Scheme
-from treadle.engine.targets.compiled import Compiled, results_of
+from treadle.engine.targets.compiled import CompiledTarget, results_of
 from treadle.graph.evaluate import specialize
 from treadle.graph.index_findings import index_error
 from treadle.graph.ir import Graph
@@ -45,7 +45,7 @@ class Symbolic(NamedTuple):
     guards: tuple[Relation, ...]
 
 
-class Origin(NamedTuple):
+class SharedGraph(NamedTuple):
     """A graph, and all that its programs for many extents have in common.
 
     Attributes:
@@ -85,11 +85,15 @@ class Regime:
     Attributes:
         origin, cell, entry: the same.
         is_recalled: whether it came from the cache.
-        executor: runs the program at an `Instance`.
+        executor: runs the program at an `ProgramInstance`.
     """
 
     def __init__(
-        self, origin: Origin, cell: Cell, entry: Entry, symbolic: Symbolic | None = None
+        self,
+        origin: SharedGraph,
+        cell: Cell,
+        entry: CachedProgram,
+        symbolic: Symbolic | None = None,
     ) -> None:
         self.origin, self.cell, self.entry = origin, cell, entry
         self.arenas = origin.arenas
@@ -113,7 +117,7 @@ class Regime:
         registers[: len(extents)] = extents
         return registers
 
-    def at(self, extents: tuple[int, ...]) -> Instance | None:
+    def at(self, extents: tuple[int, ...]) -> ProgramInstance | None:
         """The program at extents in its cell; None where they have another one.
 
         Raises:
@@ -138,7 +142,7 @@ class Regime:
         if self.origin.options.check:
             symbolic = self.symbolic(self.named(extents))
             prove(at_extents(symbolic.planned.plan, self.named(extents), made))
-        return Instance(self.executor, made)
+        return ProgramInstance(self.executor, made)
 
     # -- what an executor asks -------------------------------------------------------------
 
@@ -178,16 +182,16 @@ class Regime:
         return made
 
 
-def recall_regime(origin: Origin, cell: Cell, number: int) -> Regime | None:
+def recall_regime(origin: SharedGraph, cell: Cell, number: int) -> Regime | None:
     """Number so-and-so of the programs that earlier processes kept for a cell."""
     made = origin.stages(origin.graph)
-    if not isinstance(made.target, Compiled):
+    if not isinstance(made.target, CompiledTarget):
         return None
     entry = made.target.recall(made.source, f"{cell} #{number}")
     return None if entry is None or entry.open is None else Regime(origin, cell, entry)
 
 
-def known(entry: Entry) -> Open:
+def known(entry: CachedProgram) -> Open:
     """The part of a program for many extents that stands beside its words.
 
     Raises:
@@ -198,7 +202,7 @@ def known(entry: Entry) -> Open:
     return entry.open
 
 
-def _evaluator_of(origin: Origin) -> Evaluator:
+def _evaluator_of(origin: SharedGraph) -> Evaluator:
     """Return the function that makes code callable where the program runs."""
     compiler = origin.stages(origin.graph).target.compiler()
     if isinstance(compiler, OpenCompiler):

@@ -14,7 +14,7 @@ from treadle.base.estimates import estimate
 from treadle.base.shape import product
 from treadle.base.symbol import is_identical
 from treadle.engine.optimize.bodies import Note, Trial, accepted
-from treadle.engine.optimize.groups import Group, Groups
+from treadle.engine.optimize.groups import Groups, NodeGroup
 from treadle.engine.optimize.kinds import (
     is_attention,
     is_contraction,
@@ -81,7 +81,7 @@ def _bits(numbers: Iterable[int]) -> int:
 # -- before the anchor -------------------------------------------------------------------------
 
 
-def _with_operands(groups: Groups, anchor: int, kind: str, trial: Trial, note: Note) -> Group:
+def _with_operands(groups: Groups, anchor: int, kind: str, trial: Trial, note: Note) -> NodeGroup:
     """The anchor with those moves before it that it can read through."""
     group = groups.owner[anchor]
     whole = _between_transposes(groups, anchor, kind, trial)
@@ -100,7 +100,7 @@ def _with_operands(groups: Groups, anchor: int, kind: str, trial: Trial, note: N
     return group
 
 
-def _between_transposes(groups: Groups, anchor: int, kind: str, trial: Trial) -> Group | None:
+def _between_transposes(groups: Groups, anchor: int, kind: str, trial: Trial) -> NodeGroup | None:
     """The anchor with all moves before it and the transpose after it, as another layout has them.
 
     They are asked about together, since what mixes layouts may be refused where one is not.
@@ -115,7 +115,9 @@ def _between_transposes(groups: Groups, anchor: int, kind: str, trial: Trial) ->
     return groups.keep(made) if accepted(groups, made, trial) else None
 
 
-def _read_through(groups: Groups, group: Group, chain: list[int], trial: Trial, note: Note) -> None:
+def _read_through(
+    groups: Groups, group: NodeGroup, chain: list[int], trial: Trial, note: Note
+) -> None:
     """Copy a chain's moves into a group, or as many of its last ones as it accepts."""
     reason = ""
     while chain:
@@ -130,7 +132,7 @@ def _read_through(groups: Groups, group: Group, chain: list[int], trial: Trial, 
         note(groups.nodes[group.members[0]], "operand is copied", reason)
 
 
-def _read_narrow(groups: Groups, group: Group, anchor: int, trial: Trial) -> None:
+def _read_narrow(groups: Groups, group: NodeGroup, anchor: int, trial: Trial) -> None:
     """Copy into a product's group what widens an operand, where its kernel does that by itself."""
     node = groups.nodes[anchor]
     if not isinstance(node.op, MatrixProduct):
@@ -229,8 +231,8 @@ _OUTSIDE = "outside"
 
 
 def _epilogue(
-    groups: Groups, group: Group, heavy: int, trial: Trial, note: Note, plain: bool
-) -> Group:
+    groups: Groups, group: NodeGroup, heavy: int, trial: Trial, note: Note, plain: bool
+) -> NodeGroup:
     """The group with what is applied to its result."""
     anchor, *turned = group.members
     turned = turned or _turned(groups, anchor)
@@ -370,7 +372,7 @@ def _excess(groups: Groups, anchor: int, chosen: list[int]) -> list[int]:
 # -- moves of the result -----------------------------------------------------------------------
 
 
-def _with_final_moves(groups: Groups, group: Group, trial: Trial) -> None:
+def _with_final_moves(groups: Groups, group: NodeGroup, trial: Trial) -> None:
     """Write the group's results where a move would put them, if it accepts that."""
     if not is_static(groups.nodes[group.members[0]]):
         return
@@ -384,7 +386,7 @@ def _with_final_moves(groups: Groups, group: Group, trial: Trial) -> None:
                 group = groups.keep(grown)
 
 
-def _with_statistics(groups: Groups, group: Group, trial: Trial) -> None:
+def _with_statistics(groups: Groups, group: NodeGroup, trial: Trial) -> None:
     """Append statistics of what the group has just stored, if it accepts them."""
     values = [v for i in group.members for v in groups.nodes[i].outputs]
     for i in [u for v in values for u in groups.users[v]]:
@@ -394,7 +396,7 @@ def _with_statistics(groups: Groups, group: Group, trial: Trial) -> None:
                 group = groups.keep(grown)
 
 
-def _puts_back(groups: Groups, group: Group, move: int) -> bool:
+def _puts_back(groups: Groups, group: NodeGroup, move: int) -> bool:
     """Return whether a move puts back what a transpose in the group moved, as borders of layouts
     do.
 
@@ -404,7 +406,7 @@ def _puts_back(groups: Groups, group: Group, move: int) -> bool:
     return any(_undoes(groups.nodes[move], groups.nodes[i]) for i in group.members)
 
 
-def _with_concat(groups: Groups, group: Group, trial: Trial) -> None:
+def _with_concat(groups: Groups, group: NodeGroup, trial: Trial) -> None:
     """Write the group's results side by side where all they become is one concatenation.
 
     That is what becomes of the gradients of heads split from one packed projection.
@@ -442,7 +444,7 @@ def _concat_after(groups: Groups, value: Value) -> tuple[list[int], int]:
     return [], -1
 
 
-def _kind(groups: Groups, group: Group) -> str:
+def _kind(groups: Groups, group: NodeGroup) -> str:
     if group.kind:
         return group.kind
     node = groups.nodes[group.members[0]]

@@ -15,7 +15,7 @@ from treadle.backends.program import (
 )
 from treadle.base.errors import GraphError
 from treadle.base.types import TensorType
-from treadle.engine.optimize.groups import Group, Groups
+from treadle.engine.optimize.groups import Groups, NodeGroup
 from treadle.engine.optimize.kinds import is_view
 from treadle.graph.analysis import has_effect
 from treadle.graph.builder import GraphBuilder
@@ -93,7 +93,7 @@ def _alive(groups: Groups, order: Iterable[int], made: Sequence[Value]) -> set[i
     return wanted
 
 
-def proposed(groups: Groups, group: Group, made: Sequence[Value]) -> tuple[Fused, list[Value]]:
+def proposed(groups: Groups, group: NodeGroup, made: Sequence[Value]) -> tuple[Fused, list[Value]]:
     """A group as an op with the given results, and what it reads."""
     order, read = _outline(groups, group, made)
     key = group.kind, tuple(order), tuple(made)
@@ -103,7 +103,9 @@ def proposed(groups: Groups, group: Group, made: Sequence[Value]) -> tuple[Fused
     return op, read
 
 
-def _outline(groups: Groups, group: Group, made: Sequence[Value]) -> tuple[list[int], list[Value]]:
+def _outline(
+    groups: Groups, group: NodeGroup, made: Sequence[Value]
+) -> tuple[list[int], list[Value]]:
     """The nodes that a group with the given results has to run, and what they read."""
     order, _ = groups.operands(group)
     wanted = _alive(groups, order, made)
@@ -117,7 +119,7 @@ def _outline(groups: Groups, group: Group, made: Sequence[Value]) -> tuple[list[
     return order, list(read)
 
 
-def accepted(groups: Groups, group: Group, trial: Trial) -> Support:
+def accepted(groups: Groups, group: NodeGroup, trial: Trial) -> Support:
     """Return whether the compiler takes a group as one op."""
     op, read = proposed(groups, group, groups.needed(group))
     return trial(op, [v.type for v in read])
@@ -146,7 +148,7 @@ def assemble(groups: Groups) -> Graph:
     return graph.with_nodes(nodes, (known[v] for v in graph.outputs))
 
 
-def stands_alone(groups: Groups, group: Group) -> bool:
+def stands_alone(groups: Groups, group: NodeGroup) -> bool:
     """Return whether a group is one node that reads nothing through others, and so stays
     as it is.
     """
@@ -154,10 +156,10 @@ def stands_alone(groups: Groups, group: Group) -> bool:
     return len(group.members) == 1 and (len(order) == 1 or is_view(groups.nodes[order[-1]].op))
 
 
-def _in_order(groups: Groups) -> list[tuple[Group, list[Value]]]:
+def _in_order(groups: Groups) -> list[tuple[NodeGroup, list[Value]]]:
     """The groups that run, with the values each has to make, in an order in which they can."""
     needed = set(groups.graph.outputs)
-    running: list[tuple[Group, list[Value]]] = []
+    running: list[tuple[NodeGroup, list[Value]]] = []
     for group in reversed(_sorted(groups)):
         made = [v for i in group.members for v in groups.nodes[i].outputs if v in needed]
         if not made and not _matters(groups, group):
@@ -167,21 +169,21 @@ def _in_order(groups: Groups) -> list[tuple[Group, list[Value]]]:
     return running[::-1]
 
 
-def _matters(groups: Groups, group: Group) -> bool:
+def _matters(groups: Groups, group: NodeGroup) -> bool:
     return any(has_effect(groups.nodes[i].op) for i in group.members)
 
 
-def _reads(groups: Groups, group: Group, made: Sequence[Value]) -> Sequence[Value]:
+def _reads(groups: Groups, group: NodeGroup, made: Sequence[Value]) -> Sequence[Value]:
     if not group.kind or stands_alone(groups, group):
         return groups.nodes[group.members[0]].inputs
     return _outline(groups, group, made)[1]
 
 
-def _sorted(groups: Groups) -> list[Group]:
+def _sorted(groups: Groups) -> list[NodeGroup]:
     """Each group after those it reads from; by position where that leaves a choice."""
     every = groups.all()
     number = {g: i for i, g in enumerate(every)}
-    readers: dict[Group, list[Group]] = {g: [] for g in every}
+    readers: dict[NodeGroup, list[NodeGroup]] = {g: [] for g in every}
     waiting = dict.fromkeys(every, 0)
     for group in every:
         sources = {groups.owner[i] for i in _dependences(groups, group)} - {group}
@@ -190,7 +192,7 @@ def _sorted(groups: Groups) -> list[Group]:
         waiting[group] = len(sources)
     ready = [number[g] for g in every if not waiting[g]]
     heapify(ready)
-    order: list[Group] = []
+    order: list[NodeGroup] = []
     while ready:
         group = every[heappop(ready)]
         order.append(group)
@@ -203,7 +205,7 @@ def _sorted(groups: Groups) -> list[Group]:
     return order
 
 
-def _dependences(groups: Groups, group: Group) -> Iterable[int]:
+def _dependences(groups: Groups, group: NodeGroup) -> Iterable[int]:
     """The nodes that make what a group reads."""
     alone = not group.kind or stands_alone(groups, group)
     read = groups.nodes[group.members[0]].inputs if alone else groups.operands(group)[1]

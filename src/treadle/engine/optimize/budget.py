@@ -38,7 +38,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class BudgetOutcome:
     """Outcome of a budget, in bytes of values alive at once and modelled seconds.
 
     Attributes:
@@ -53,7 +53,7 @@ class Kept:
     repeated: int
 
 
-def keep_to_budget(graph: Graph, budget: int) -> tuple[Graph, Kept]:
+def keep_to_budget(graph: Graph, budget: int) -> tuple[Graph, BudgetOutcome]:
     """A graph that keeps to a budget of bytes, or as near to it as can be.
 
     Args:
@@ -62,7 +62,7 @@ def keep_to_budget(graph: Graph, budget: int) -> tuple[Graph, Kept]:
     """
     life = _Life(graph)
     before, made, seconds, repeated = life.peak, graph, 0.0, 0
-    best, kept = (life.peak, life.places), (graph, Kept(before, before, 0.0, 0))
+    best, kept = (life.peak, life.places), (graph, BudgetOutcome(before, before, 0.0, 0))
     left = PATIENCE
     while life.peak > budget and left and len(made.nodes) <= MOST_GROWTH * len(graph.nodes):
         choice = _best(life)
@@ -75,8 +75,8 @@ def keep_to_budget(graph: Graph, budget: int) -> tuple[Graph, Kept]:
         left -= 1
         if (life.peak, life.places) < best:
             best, left = (life.peak, life.places), PATIENCE
-            kept = made, Kept(before, life.peak, seconds, repeated)
-    return kept if kept[1].after < before else (graph, Kept(before, before, 0.0, 0))
+            kept = made, BudgetOutcome(before, life.peak, seconds, repeated)
+    return kept if kept[1].after < before else (graph, BudgetOutcome(before, before, 0.0, 0))
 
 
 def plan_within(
@@ -91,7 +91,7 @@ def plan_within(
         CompileError: the budget cannot be kept, and is a strict one.
     """
     budget = options.memory_budget
-    target, kept = budget, Kept(0, 0, 0.0, 0)
+    target, kept = budget, BudgetOutcome(0, 0, 0.0, 0)
     best: tuple[Graph, Plan] | None = None
     for _ in range(MOST_PLANS):
         made, now = keep_to_budget(graph, target)
@@ -301,4 +301,4 @@ def _late(
     return tuple(inputs)
 
 
-__all__ = ["Kept", "keep_to_budget", "plan_within"]
+__all__ = ["BudgetOutcome", "keep_to_budget", "plan_within"]

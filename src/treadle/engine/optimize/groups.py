@@ -20,7 +20,7 @@ from treadle.ops.fused import Fused
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class NodeGroup:
     """Nodes by position in the graph.
 
     Attributes:
@@ -42,7 +42,7 @@ class Group:
     lead: int = 0
     above: int = 0
     below: int = 0
-    parts: tuple[Group, ...] = ()
+    parts: tuple[NodeGroup, ...] = ()
     name: str = ""
 
     @property
@@ -90,10 +90,10 @@ class Groups:
                 self._fixed |= 1 << i
                 if node.op.strided or isinstance(node.op, Constant):
                     self._moved |= 1 << i
-        self._holders: dict[int, list[Group]] = {}
+        self._holders: dict[int, list[NodeGroup]] = {}
         self.bodies: dict[tuple[str, tuple[int, ...], tuple[Value, ...]], Fused] = {}
         """Groups as ops, by kind, nodes and results: each is asked about more than once."""
-        self.owner: list[Group] = []
+        self.owner: list[NodeGroup] = []
         self._leads = (1 << len(graph.nodes)) - 1
         self._start()
 
@@ -106,7 +106,7 @@ class Groups:
                     p = self.position[value.producer]
                     bits |= above[p] | 1 << p
             above.append(bits)
-            self.owner.append(Group("", [i], bits=1 << i, lead=1 << i, above=bits))
+            self.owner.append(NodeGroup("", [i], bits=1 << i, lead=1 << i, above=bits))
         for i in range(len(self.nodes) - 1, -1, -1):
             below = self.owner[i].below | 1 << i
             for value in self.nodes[i].inputs:
@@ -115,7 +115,7 @@ class Groups:
 
     # -- merging ---------------------------------------------------------------------------
 
-    def closes_cycle(self, groups: Iterable[Group]) -> bool:
+    def closes_cycle(self, groups: Iterable[NodeGroup]) -> bool:
         """Return whether some other group would both need and feed the merged loop groups.
 
         A lone move between them is none: what is merged reads through it.
@@ -129,18 +129,18 @@ class Groups:
         """Return whether a node is computed once."""
         return bool(self._fixed & (1 << self.position[node]))
 
-    def is_apart(self, group: Group, other: Group) -> bool:
+    def is_apart(self, group: NodeGroup, other: NodeGroup) -> bool:
         """Return whether one of the two is computed once, and the other in every run."""
         bits, rest = group.bits & ~self._moved, other.bits & ~self._moved
         return bool(bits and rest) and bool(bits & self._fixed) != bool(rest & self._fixed)
 
-    def joined(self, groups: Iterable[Group], kind: str) -> Group:
+    def joined(self, groups: Iterable[NodeGroup], kind: str) -> NodeGroup:
         """Return the group that merging the groups would give; nothing changes until it is passed
         to `keep`.
         """
         parts = tuple(dict.fromkeys(groups))
         members = sorted(i for g in parts for i in g.members)
-        made = Group(kind, members, lead=parts[0].lead, parts=parts)
+        made = NodeGroup(kind, members, lead=parts[0].lead, parts=parts)
         for g in parts:
             made.copies |= g.copies
             made.bits |= g.bits
@@ -151,7 +151,7 @@ class Groups:
         made.below &= ~made.bits
         return made
 
-    def keep(self, made: Group) -> Group:
+    def keep(self, made: NodeGroup) -> NodeGroup:
         """Put a joined group in the place of its parts; it must not close a cycle."""
         for i in made.members:
             self.owner[i] = made
@@ -167,7 +167,9 @@ class Groups:
             other.below |= below
         return made
 
-    def _uninformed(self, made: Group, known: list[bool], sets: list[int]) -> Iterator[Group]:
+    def _uninformed(
+        self, made: NodeGroup, known: list[bool], sets: list[int]
+    ) -> Iterator[NodeGroup]:
         """The groups on one side of a merge that do not know all that it has on its other side.
 
         Those beside all parts do, and those beside a part that knows it.
@@ -180,13 +182,13 @@ class Groups:
         for i in positions(some & ~every & ~made.bits & self._leads):
             yield self.owner[i]
 
-    def add_copies(self, group: Group, nodes: Iterable[int]) -> None:
+    def add_copies(self, group: NodeGroup, nodes: Iterable[int]) -> None:
         """Copy some nodes into a group, which then makes their results itself."""
         for i in tuple(nodes):
             group.copies.add(i)
             self._holders.setdefault(i, []).append(group)
 
-    def split(self, group: Group) -> tuple[Group, ...]:
+    def split(self, group: NodeGroup) -> tuple[NodeGroup, ...]:
         """Undo the merge that made a group; what lies around may be kept apart needlessly."""
         for part in group.parts:
             part.above |= group.above
@@ -196,18 +198,18 @@ class Groups:
                 self.owner[i] = part
         return group.parts
 
-    def between(self, group: Group) -> list[int]:
+    def between(self, group: NodeGroup) -> list[int]:
         """The nodes of the groups that need a group and feed it."""
         found = {self.owner[i] for i in positions(group.above & group.below)}
         return sorted(i for g in found for i in g.members)
 
-    def all(self) -> list[Group]:
+    def all(self) -> list[NodeGroup]:
         """Every group, by its first member."""
         return list(dict.fromkeys(self.owner))
 
     # -- what crosses a group's border -----------------------------------------------------
 
-    def operands(self, group: Group) -> tuple[list[int], list[Value]]:
+    def operands(self, group: NodeGroup) -> tuple[list[int], list[Value]]:
         """The nodes a group computes, copies included, and the values it reads from outside."""
         inside = group.inside
         waiting = sorted(inside)
@@ -226,12 +228,12 @@ class Groups:
         used = dict.fromkeys(v for i in order for v in self.nodes[i].inputs if v in outside)
         return order, list(used)
 
-    def _makes_itself(self, group: Group, value: Value) -> bool:
+    def _makes_itself(self, group: NodeGroup, value: Value) -> bool:
         if not group.kind:
             return False
         return value in (self._clear if group.kind == "loop" else self._free)
 
-    def needed(self, group: Group) -> list[Value]:
+    def needed(self, group: NodeGroup) -> list[Value]:
         """The members' results that are read outside, or are results of the graph."""
         own = {self.owner[i] for i in group.members}
         inside = frozenset(group.members)
@@ -242,29 +244,29 @@ class Groups:
                     found.append(value)
         return found
 
-    def _is_read(self, value: Value, inside: frozenset[int], own: set[Group]) -> bool:
+    def _is_read(self, value: Value, inside: frozenset[int], own: set[NodeGroup]) -> bool:
         """Return whether somebody else reads a value; nodes `inside` a group only thought of do
         not.
         """
         return any(group not in own for group in self._reading(value, inside))
 
-    def readers(self, value: Value) -> set[Group]:
+    def readers(self, value: Value) -> set[NodeGroup]:
         """The groups that read a value, those that do so through a lone move included."""
         return set(self._reading(value, frozenset()))
 
-    def few_readers(self, value: Value, most: int) -> set[Group]:
+    def few_readers(self, value: Value, most: int) -> set[NodeGroup]:
         """Return the groups that read a value if they are no more than `most`, else none.
 
         A value that thousands read is asked about for each of them.
         """
-        found: set[Group] = set()
+        found: set[NodeGroup] = set()
         for group in self._reading(value, frozenset()):
             found.add(group)
             if len(found) > most:
                 return set()
         return found
 
-    def _reading(self, value: Value, inside: frozenset[int]) -> Iterator[Group]:
+    def _reading(self, value: Value, inside: frozenset[int]) -> Iterator[NodeGroup]:
         maker = -1 if value.producer is None else self.position[value.producer]
         for user in self.users[value]:
             # Groups that hold a copy of the user; those that were merged away do not count.

@@ -22,7 +22,7 @@ from treadle.ops.slicing import Pad, Slice
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class LayoutForm:
     """An op on values that are held in layouts.
 
     Attributes:
@@ -53,18 +53,18 @@ class Remapped:
     after: Moves = ()
 
 
-def form_of(node: Node, layouts: Sides) -> Form | None:
+def form_of(node: Node, layouts: Sides) -> LayoutForm | None:
     """Return the form of an op on these layouts; None if it does not work on them."""
     main = layouts.main
     if not main.block:
-        return Form(
+        return LayoutForm(
             node.op,
             tuple(_back(v.type.shape, x) for v, x in _pairs(node.inputs, layouts.operands)),
             tuple(_into(v.type.shape, x) for v, x in _pairs(node.outputs, layouts.results)),
         )
     if isinstance(node.op, Convolution):
         return _convolution(node, node.op, layouts, main)
-    return Form(
+    return LayoutForm(
         node.op,
         tuple(_as_images(v.type.shape, main) for v in node.inputs),
         tuple(_from_images(v.type.shape, main) for v in node.outputs),
@@ -92,7 +92,7 @@ def _into(shape: Shape, layout: Layout | None) -> Moves:
     return () if layout is None else layout.into(shape)
 
 
-def _convolution(node: Node, op: Convolution, layouts: Sides, main: Layout) -> Form | None:
+def _convolution(node: Node, op: Convolution, layouts: Sides, main: Layout) -> LayoutForm | None:
     """A convolution or a gradient, some of whose maps are held in blocks."""
     if is_depthwise(node):
         return _depthwise(node, layouts, main)
@@ -106,10 +106,10 @@ def _convolution(node: Node, op: Convolution, layouts: Sides, main: Layout) -> F
     if groups > 1 and (int(x[1]) // groups % main.block or int(y[1]) // groups % main.block):
         return None
     more = _more(weight, 1 if op.side == "input" else 0, filled - int(y[1]))
-    return Form(op, (_back(x, read), more), (_into((y[0], filled, *y[2:]), made),))
+    return LayoutForm(op, (_back(x, read), more), (_into((y[0], filled, *y[2:]), made),))
 
 
-def _depthwise(node: Node, layouts: Sides, main: Layout) -> Form | None:
+def _depthwise(node: Node, layouts: Sides, main: Layout) -> LayoutForm | None:
     """A convolution of as many groups as there are channels: those that fill up are some more."""
     if any(x not in (None, main) for x in (*layouts.operands, *layouts.results)):
         return None
@@ -121,9 +121,9 @@ def _depthwise(node: Node, layouts: Sides, main: Layout) -> Form | None:
     if op.side == "weight":
         rank = len(result)
         few = (Slice((0,) * rank, result, (1,) * rank),) if filled != channels else ()
-        return Form(op, (read, _back(second, main, whole=True)), (few,))
+        return LayoutForm(op, (read, _back(second, main, whole=True)), (few,))
     made = _into((result[0], filled, *result[2:]), main)
-    return Form(op, (read, _more(second, 0, filled - channels)), (made,))
+    return LayoutForm(op, (read, _more(second, 0, filled - channels)), (made,))
 
 
 def _more(weight: Shape, axis: int, count: int) -> Moves:

@@ -25,7 +25,7 @@ from treadle.engine.optimize.layout_costs import conversion
 from treadle.engine.optimize.layout_forms import Remapped
 from treadle.engine.optimize.layout_offers import Offer, cares, offers
 from treadle.graph.ir import Graph, Node, Value
-from treadle.graph.pbqp import NEVER, Problem
+from treadle.graph.pbqp import NEVER, AssignmentProblem
 from treadle.ops.movement import Transpose
 
 
@@ -70,7 +70,7 @@ def assign(graph: Graph, trial: Trial, domain: Sequence[Layout] = LAYOUTS) -> As
         trial: asks the compiler for the layouts that it takes.
         domain: the layouts to choose from, row-major first.
     """
-    model = Model(graph, trial, domain)
+    model = LayoutModel(graph, trial, domain)
     considered = tuple(model.caring)
     if not model.has_choice:
         return Assignment({}, {}, considered)
@@ -91,7 +91,7 @@ def assign(graph: Graph, trial: Trial, domain: Sequence[Layout] = LAYOUTS) -> As
 
 
 @dataclass(slots=True)
-class Model:
+class LayoutModel:
     """Variables and costs of one program.
 
     Attributes:
@@ -111,7 +111,7 @@ class Model:
     caring: dict[Node, list[Offer]] = field(default_factory=dict)
     number: dict[Node, int] = field(default_factory=dict)
     clusters: dict[Node, int] = field(default_factory=dict)
-    problem: Problem = field(default_factory=Problem)
+    problem: AssignmentProblem = field(default_factory=AssignmentProblem)
     count: int = 0
     _forms: dict[Node, Remapped] = field(default_factory=dict)
     _layouts: dict[Node, tuple[Layout, ...]] = field(default_factory=dict)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import GraphError
 from treadle.base.loc import UNKNOWN
 from treadle.base.shape import Shape
@@ -30,7 +31,7 @@ from treadle.graph.ir import Graph, Node, Value, constant_of, remake
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.creation import Full
 from treadle.ops.movement import Reshape, Transpose
-from treadle.ops.op import Array, Op, as_tuple
+from treadle.ops.op import Op, as_tuple
 from treadle.ops.orders import placed
 from treadle.ops.slicing import Pad
 

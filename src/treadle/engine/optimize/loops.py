@@ -15,7 +15,7 @@ from treadle.base.estimates import estimate
 from treadle.base.shape import Shape, product
 from treadle.base.symbol import Dim, is_identical
 from treadle.engine.optimize.bodies import Note, Trial, accepted, stands_alone
-from treadle.engine.optimize.groups import Group, Groups
+from treadle.engine.optimize.groups import Groups, NodeGroup
 from treadle.engine.optimize.kinds import is_closed, is_free, is_loop, is_read_through, is_static
 from treadle.engine.optimize.model import cost
 from treadle.engine.optimize.recompute import recompute
@@ -103,13 +103,13 @@ def loop_groups(
             pass
 
 
-def _settle_all(groups: Groups, trial: Trial, note: Note) -> list[Group]:
+def _settle_all(groups: Groups, trial: Trial, note: Note) -> list[NodeGroup]:
     """Judge every loop group; return the pieces of those that were split."""
     loops = [g for g in groups.all() if g.kind == "loop"]
     return [piece for g in loops for piece in _settle(groups, g, trial, note)]
 
 
-def _settle(groups: Groups, group: Group, trial: Trial, note: Note) -> list[Group]:
+def _settle(groups: Groups, group: NodeGroup, trial: Trial, note: Note) -> list[NodeGroup]:
     """Split what the compiler refuses, in the reverse order of the merges; what is left of it."""
     if stands_alone(groups, group) or not groups.needed(group):
         return []
@@ -120,7 +120,7 @@ def _settle(groups: Groups, group: Group, trial: Trial, note: Note) -> list[Grou
     if not group.parts:
         group.kind, group.copies = "", set()
         return [group]
-    found: list[Group] = []
+    found: list[NodeGroup] = []
     for part in groups.split(group):
         found += _settle(groups, part, trial, note) or [part]
     return found
@@ -133,14 +133,14 @@ class _Merger:
         self.groups = groups
         self.alone = alone
         self.plain = plain
-        self.domains: dict[Group, Domain] = {}
-        self.known: dict[Group, Domain] = {}
+        self.domains: dict[NodeGroup, Domain] = {}
+        self.known: dict[NodeGroup, Domain] = {}
         self.trial: Trial | None = None
         self.single: dict[int, Domain] = {}
-        self.cost: dict[Group, int] = {}
-        self.reads: dict[Group, list[Value]] = {}
+        self.cost: dict[NodeGroup, int] = {}
+        self.reads: dict[NodeGroup, list[Value]] = {}
         self.count = count()
-        self.heap: list[tuple[int, int, int, int, Group, Group]] = []
+        self.heap: list[tuple[int, int, int, int, NodeGroup, NodeGroup]] = []
 
     def run(self) -> None:
         """Merge until no pair saves time."""
@@ -152,7 +152,7 @@ class _Merger:
                     self.domains[group] = self.single[i] = domain_of(node)
         self._run()
 
-    def run_again(self, pieces: Iterable[Group], trial: Trial) -> None:
+    def run_again(self, pieces: Iterable[NodeGroup], trial: Trial) -> None:
         """Merge the pieces of refused groups otherwise, asking the compiler every time."""
         self.domains = {p: self.known[p] for p in pieces if p in self.known and p.kind}
         self.trial = trial
@@ -174,11 +174,11 @@ class _Merger:
         apart = is_closed(node) or isinstance(node.op, self.alone)
         return apart or is_read_through(node.op) or is_free(node.output)
 
-    def _refresh(self, group: Group) -> None:
+    def _refresh(self, group: NodeGroup) -> None:
         self.reads[group] = self.groups.operands(group)[1]
         self.cost[group] = cost(self.groups, group, self.reads[group])
 
-    def _merge(self, a: Group, b: Group) -> None:
+    def _merge(self, a: NodeGroup, b: NodeGroup) -> None:
         domain = self._domain(a, b)
         if domain is None or self.groups.closes_cycle((a, b)):
             return
@@ -192,7 +192,7 @@ class _Merger:
         self._refresh(made)
         self._propose(made)
 
-    def _propose(self, group: Group) -> None:
+    def _propose(self, group: NodeGroup) -> None:
         for other in self._neighbors(group):
             domain = self._domain(group, other)
             if domain is None or self.groups.closes_cycle((group, other)):
@@ -211,17 +211,17 @@ class _Merger:
                 key = -saved, first.members[0], second.members[0]
                 heappush(self.heap, (*key, next(self.count), first, second))
 
-    def _feeds(self, group: Group, other: Group) -> bool:
+    def _feeds(self, group: NodeGroup, other: NodeGroup) -> bool:
         """Return whether all that a group makes is read by the other alone."""
         made = self.groups.needed(group)
         return all(v not in self.groups.results and self.groups.readers(v) == {other} for v in made)
 
-    def _domain(self, a: Group, b: Group) -> Domain | None:
+    def _domain(self, a: NodeGroup, b: NodeGroup) -> Domain | None:
         if len(a.members) + len(b.members) > MOST_OPS or self.groups.is_apart(a, b):
             return None
         return self.domains[a].merged(self.domains[b])
 
-    def _stores_in_order(self, group: Group, domain: Domain) -> bool:
+    def _stores_in_order(self, group: NodeGroup, domain: Domain) -> bool:
         """Return whether results as large as what is reduced have their axes in its order.
 
         A nest walks over its domain in one order; it may read in others, but not store.
@@ -234,7 +234,7 @@ class _Merger:
                 return False
         return True
 
-    def _ends_with_columns(self, group: Group) -> bool:
+    def _ends_with_columns(self, group: NodeGroup) -> bool:
         """Return whether, of reductions both ways, those one way are results that nothing inside
         reads.
 
@@ -251,7 +251,7 @@ class _Merger:
             for nodes in reductions.values()
         )
 
-    def _is_read_inside(self, value: Value, group: Group) -> bool:
+    def _is_read_inside(self, value: Value, group: NodeGroup) -> bool:
         for user in self.groups.users[value]:
             if group.bits >> user & 1:
                 return True
@@ -260,9 +260,9 @@ class _Merger:
                 return True
         return False
 
-    def _neighbors(self, group: Group) -> list[Group]:
+    def _neighbors(self, group: NodeGroup) -> list[NodeGroup]:
         """Groups that feed it, that it feeds, and that read an array with it."""
-        found: dict[Group, None] = {}
+        found: dict[NodeGroup, None] = {}
         for value in self.reads[group]:
             if value.producer is not None:
                 found[self.groups.owner[self.groups.position[value.producer]]] = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treadle.base.estimates import estimate
-from treadle.engine.optimize.groups import Group, Groups
+from treadle.engine.optimize.groups import Groups, NodeGroup
 from treadle.engine.optimize.kinds import is_view
 from treadle.graph.ir import Graph, Value
 from treadle.ops.constant import Constant
@@ -18,7 +18,7 @@ LAUNCH = 32 << 10
 """Starting a kernel and waiting for all threads, in bytes: 2 us at 16 GB/s."""
 
 
-def cost(groups: Groups, group: Group, reads: Sequence[Value]) -> int:
+def cost(groups: Groups, group: NodeGroup, reads: Sequence[Value]) -> int:
     """Modelled time of a memory-bound group that reads these values, in bytes."""
     values = (*reads, *groups.needed(group))
     return LAUNCH + sum([groups.nbytes[v] for v in values])

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from treadle.engine.optimize.bodies import Trial, accepted, assemble
-from treadle.engine.optimize.groups import Group, Groups
+from treadle.engine.optimize.groups import Groups, NodeGroup
 from treadle.engine.optimize.kinds import (
     is_attention,
     is_contraction,
@@ -57,7 +57,7 @@ def _kind(nodes: Sequence[Node]) -> str:
     return "window" if any(is_window(n) for n in nodes) else "loop"
 
 
-def _join(groups: Groups, members: Sequence[int], kind: str) -> Group:
+def _join(groups: Groups, members: Sequence[int], kind: str) -> NodeGroup:
     """The nodes as a group, and the moves between them, such as those of layouts."""
     made = groups.joined([groups.owner[i] for i in members], kind)
     between = groups.between(made)
@@ -67,7 +67,7 @@ def _join(groups: Groups, members: Sequence[int], kind: str) -> Group:
 
 
 def _reason(
-    groups: Groups, made: Group, nodes: Sequence[Node], trial: Trial, options: Options
+    groups: Groups, made: NodeGroup, nodes: Sequence[Node], trial: Trial, options: Options
 ) -> str:
     """Return why the nodes of a group are not merged, `""` where they can be."""
     if len(nodes) == 1:
@@ -87,7 +87,7 @@ def _reason(
     return "" if answer else answer.message
 
 
-def _with_moves(groups: Groups, made: Group, trial: Trial) -> Group:
+def _with_moves(groups: Groups, made: NodeGroup, trial: Trial) -> NodeGroup:
     """The group with the moves next to it that it can do itself; loops read through them anyway."""
     refused: set[int] = set()
     while made.kind != "loop":
@@ -103,7 +103,7 @@ def _with_moves(groups: Groups, made: Group, trial: Trial) -> Group:
     return made
 
 
-def _moves_around(groups: Groups, made: Group) -> Iterator[int]:
+def _moves_around(groups: Groups, made: NodeGroup) -> Iterator[int]:
     """Moves that nothing but the group reads, or that are all that becomes of a result of it."""
     inside = set(made.members)
     read = [v for v in groups.operands(made)[1] if v not in groups.results]

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from treadle.base.estimates import estimate
 from treadle.engine.optimize.bodies import Trial, accepted
-from treadle.engine.optimize.groups import Group, Groups
+from treadle.engine.optimize.groups import Groups, NodeGroup
 from treadle.engine.optimize.kinds import is_closed, is_free
 from treadle.graph.cells import is_scalar_op
 from treadle.graph.ir import Node, Value
@@ -30,7 +30,7 @@ def recompute(groups: Groups) -> None:
                 _try(groups, group, value)
 
 
-def _try(groups: Groups, group: Group, value: Value) -> None:
+def _try(groups: Groups, group: NodeGroup, value: Value) -> None:
     readers = groups.readers(value) - {group}
     if value in groups.results or any(not _may_copy(groups, r) for r in readers):
         return
@@ -53,14 +53,14 @@ def _try(groups: Groups, group: Group, value: Value) -> None:
             groups.add_copies(reader, cone)
 
 
-def _may_copy(groups: Groups, reader: Group) -> bool:
+def _may_copy(groups: Groups, reader: NodeGroup) -> bool:
     if reader.kind != "loop":
         return False
     first = groups.nodes[reader.members[0]]
     return len(reader.members) > 1 or (is_scalar_op(first.op) and not is_closed(first))
 
 
-def _cone(groups: Groups, group: Group, value: Value) -> tuple[set[int], set[Value]] | None:
+def _cone(groups: Groups, group: NodeGroup, value: Value) -> tuple[set[int], set[Value]] | None:
     """The elementwise nodes that make a value, and what they make it of; None if too many."""
     order, outside = groups.operands(group)
     needed = set(groups.needed(group)) - {value}
@@ -113,7 +113,7 @@ def widen_again(groups: Groups, trial: Trial) -> None:
                 _widen_again(groups, group, value, trial)
 
 
-def _widen_again(groups: Groups, group: Group, value: Value, trial: Trial) -> None:
+def _widen_again(groups: Groups, group: NodeGroup, value: Value, trial: Trial) -> None:
     readers = groups.readers(value) - {group}
     if value in groups.results or not readers:
         return
@@ -129,7 +129,7 @@ def _widen_again(groups: Groups, group: Group, value: Value, trial: Trial) -> No
         groups.add_copies(reader, cone)
 
 
-def _widening(groups: Groups, group: Group, value: Value) -> set[int]:
+def _widening(groups: Groups, group: NodeGroup, value: Value) -> set[int]:
     """The elementwise nodes between a value and a narrower one that it is made of alone."""
     chain: list[int] = []
     best, size = 0, _nbytes(value)

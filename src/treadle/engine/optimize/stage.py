@@ -75,7 +75,7 @@ def optimize(
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PassInput:
     """Input of every pass of the stage besides the graph.
 
     Attributes:
@@ -97,19 +97,19 @@ class Work:
 
 def _work(
     compiler: Compiler, options: Options, report: CompileReport, frozen: Collection[Value]
-) -> Work:
+) -> PassInput:
     once = frozen if options.allows("precompute", 1) else ()
     kinds = tuple(kind for kind in KINDS if options.fuses(kind))
-    return Work(Trial(compiler), options, report, frozen, once, kinds)
+    return PassInput(Trial(compiler), options, report, frozen, once, kinds)
 
 
-def _fold_scales(graph: Graph, work: Work) -> Graph:
+def _fold_scales(graph: Graph, work: PassInput) -> Graph:
     graph, folded = fold_scales(graph, work.once, narrow=work.options.fast)
     _say(folded, work.report)
     return graph
 
 
-def _choose_algorithms(graph: Graph, work: Work) -> Graph:
+def _choose_algorithms(graph: Graph, work: PassInput) -> Graph:
     tiles = work.options.winograd
     if not has_channels_last(layouts_of(work.trial.layouts, work.options.layouts)):
         return graph
@@ -119,7 +119,7 @@ def _choose_algorithms(graph: Graph, work: Work) -> Graph:
     return graph
 
 
-def _lay_out(graph: Graph, work: Work) -> Graph:
+def _lay_out(graph: Graph, work: PassInput) -> Graph:
     domain = layouts_of(work.trial.layouts, work.options.layouts)
     graph, layouts = lay_out(graph, work.trial, domain)
     if layouts.ops or layouts.row_major:
@@ -129,7 +129,7 @@ def _lay_out(graph: Graph, work: Work) -> Graph:
     return graph
 
 
-def _fuse(graph: Graph, work: Work) -> Graph:
+def _fuse(graph: Graph, work: PassInput) -> Graph:
     notes: Notes = Counter()
 
     def inside(op: Op) -> Op:
@@ -156,7 +156,7 @@ def _say(notes: Notes, report: CompileReport) -> None:
         report.decide("optimize", subject, outcome + times, reason)
 
 
-def _measured(graph: Graph, work: Work) -> tuple[Graph, Notes]:
+def _measured(graph: Graph, work: PassInput) -> tuple[Graph, Notes]:
     """The groups of a graph, some of which leave statistics of their results."""
 
     def best(part: Graph) -> tuple[Graph, Notes]:
@@ -172,7 +172,7 @@ def _measured(graph: Graph, work: Work) -> tuple[Graph, Notes]:
     return best(graph)
 
 
-def _best(graph: Graph, work: Work, fixed: Collection[Value]) -> tuple[Graph, Notes]:
+def _best(graph: Graph, work: PassInput, fixed: Collection[Value]) -> tuple[Graph, Notes]:
     """The groups of a level; greedy choices are held against the plain ones where that is quick."""
     level = work.options.level
     made = _fused(graph, work, fixed, plain=level == 1)
@@ -183,7 +183,7 @@ def _best(graph: Graph, work: Work, fixed: Collection[Value]) -> tuple[Graph, No
 
 
 def _fused(
-    graph: Graph, work: Work, fixed: Collection[Value], *, plain: bool
+    graph: Graph, work: PassInput, fixed: Collection[Value], *, plain: bool
 ) -> tuple[Graph, Notes]:
     groups, trial = Groups(graph, fixed), work.trial
     notes: Notes = Counter()
@@ -215,10 +215,10 @@ class StagePass:
     """
 
     summary: str
-    run: Callable[[Graph, Work], Graph]
+    run: Callable[[Graph, PassInput], Graph]
 
 
-def _only(kind: str) -> Callable[[Graph, Work], Graph]:
+def _only(kind: str) -> Callable[[Graph, PassInput], Graph]:
     return lambda graph, work: _fuse(graph, replace(work, kinds=(kind,)))
 
 

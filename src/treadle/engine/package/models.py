@@ -17,8 +17,9 @@ from typing import IO, Any
 import numpy as np
 
 from treadle.backends.segments import seal
+from treadle.base.array import Array
 from treadle.base.errors import CheckpointError, CompileError, GraphError, ShapeError
-from treadle.base.files.container import Array, as_bytes
+from treadle.base.files.container import as_bytes
 from treadle.base.files.sealed import Kind, Sealed, chunks_of, write
 from treadle.base.files.source import PathLike, SizedStream, open_source
 from treadle.base.files.trust import Signer
@@ -98,7 +99,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class FileSizes:
     """Size of a file, and of the tensors in it, in bytes; names of its tensors."""
 
     nbytes: int
@@ -108,7 +109,7 @@ class Written:
 
 def write_models(
     f: PathLike | IO[Any], models: Sequence[Model], function: str, signer: Signer | None = None
-) -> Written:
+) -> FileSizes:
     """Write models into one file.
 
     Where there is code in them, all of it made here or by one who is trusted, the file bears this
@@ -131,7 +132,7 @@ def write_models(
     content = {"models": [{**s, **p} for s, p in zip(saved, parts, strict=True)]}
     own = any(m.has_code for m in models) and all(m.own for m in models)
     size = write(f, chunks_of(kind, content, arrays, own=own, signer=signer), function)
-    return Written(size, sum(a.nbytes for a in arrays.values()), tuple(arrays))
+    return FileSizes(size, sum(a.nbytes for a in arrays.values()), tuple(arrays))
 
 
 def _native(model: Model, arrays: dict[str, Array], prefix: str) -> dict[str, Any]:
@@ -455,10 +456,10 @@ def _fitting(value: Value, array: Any) -> Any:
 
 __all__ = [
     "Case",
+    "FileSizes",
     "Model",
     "OpenRunner",
     "Runner",
-    "Written",
     "read_models",
     "with_segments",
     "write_models",

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.backends.native_code import Machine, NativeCode, NativeProgram
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.base.files.checksum import checksum
 from treadle.base.files.container import as_bytes
@@ -35,7 +36,6 @@ from treadle.engine.package.extents import (
 )
 from treadle.engine.report import Partition
 
-Array = npt.NDArray[Any]
 Bytes = bytes | memoryview
 SCHEMA = 3
 """Of the entry in the manifest: raised when its meaning changes."""
@@ -49,7 +49,7 @@ _MOST_ITEMS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class NativeStop:
     """A step at which a program stops because an index is out of range.
 
     Attributes:
@@ -86,7 +86,7 @@ class Gear:
     launches: int
     streams: int = 1
     events: int = 0
-    stops: tuple[Stop, ...] = ()
+    stops: tuple[NativeStop, ...] = ()
     partitions: tuple[Partition, ...] = ()
     many: Many | None = None
 
@@ -342,7 +342,7 @@ def _gear(entry: Any) -> Gear:
     return gear
 
 
-def _stop(given: Any, entry: Any, is_open: bool) -> Stop:
+def _stop(given: Any, entry: Any, is_open: bool) -> NativeStop:
     step, base, offset, op, low, high = _list(given)
     places = _count(step, _MOST_ITEMS), _count(base, _MOST_ITEMS), _count(offset)
     inside = base < entry["bases"] if is_open else base == entry["bases"] - 1
@@ -350,7 +350,7 @@ def _stop(given: Any, entry: Any, is_open: bool) -> Stop:
         raise ValueError("a check lies outside of its program")
     if type(low) is not int or type(high) is not int:
         raise ValueError("the range of an index is not a pair of numbers")
-    return Stop(*places, _text(op), low, high)
+    return NativeStop(*places, _text(op), low, high)
 
 
 def _partition(given: Any) -> Partition:
@@ -434,8 +434,8 @@ __all__ = [
     "Described",
     "Gear",
     "NativePart",
+    "NativeStop",
     "NewerSchema",
-    "Stop",
     "described",
     "entry_of",
     "members_of",

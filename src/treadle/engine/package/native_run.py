@@ -15,10 +15,10 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.backends import registry
 from treadle.backends.native_code import Executable, Machine, NativeLoader
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, LoadError, ShapeError, TreadleError, out_of_range
 from treadle.base.shape import Shape
 from treadle.base.types import TensorType
@@ -26,7 +26,6 @@ from treadle.engine.package.extents import ManyNumbers, Numbers
 from treadle.engine.package.native_part import Gear, NativePart
 from treadle.runtime.host import ALIGNMENT, HostBuffer, address, memory
 
-Array = npt.NDArray[Any]
 Shapes = tuple[Shape, ...]
 """Of all inputs; those of gears are numbers."""
 _Kind = tuple[tuple[int, ...], np.dtype[Any]]
@@ -65,7 +64,7 @@ def best_of(offers: Sequence[tuple[str, Machine]]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Instance:
+class GearInstance:
     """A gear at one set of shapes.
 
     Attributes:
@@ -93,7 +92,7 @@ class _Frame:
         self.last = last
         """The place of the arena's address."""
         self.bases[last - 2 : last] = weights
-        self.at: Instance | None = None
+        self.at: GearInstance | None = None
         """The instance whose numbers are in the table."""
         self._grow(nbytes)
 
@@ -102,7 +101,7 @@ class _Frame:
         self.arena.bytes[:_MOST_TOUCHED:_PAGE] = 0
         self.bases[self.last] = address(self.arena.bytes)
 
-    def turn_to(self, instance: Instance) -> None:
+    def turn_to(self, instance: GearInstance) -> None:
         """Write the numbers of certain extents into the table, with scratch memory for them."""
         numbers = instance.numbers
         if numbers is None or self.at is instance:
@@ -130,12 +129,12 @@ class NativeRunner:
         loader = loader_of(part.engine)
         programs = loader.open_native(part.code)
         self.gears, self.ranges = part.gears, part.ranges
-        self._instances: dict[Shapes, Instance] = {}
+        self._instances: dict[Shapes, GearInstance] = {}
         self._many: list[tuple[ManyNumbers, Executable, Gear]] = []
         for gear, program in zip(part.gears, programs, strict=True):
             if gear.many is None:
                 kinds = [(extents(t), t.dtype.numpy) for t in gear.outputs]
-                self._instances[gear.shapes] = Instance(program, gear, gear.outputs, kinds)
+                self._instances[gear.shapes] = GearInstance(program, gear, gear.outputs, kinds)
             else:
                 code = ManyNumbers(gear.many, len(gear.outputs), gear.arena, loader.evaluator)
                 self._many.append((code, program, gear))
@@ -149,7 +148,7 @@ class NativeRunner:
         self._bases = max(program.bases for program in part.code.programs)
         self._frames = [self._frame()]
 
-    def at(self, shapes: Shapes) -> Instance | None:
+    def at(self, shapes: Shapes) -> GearInstance | None:
         """The program for inputs of these shapes; None where there is none.
 
         Raises:
@@ -161,7 +160,7 @@ class NativeRunner:
             found = self._made(shapes)
         return found
 
-    def _made(self, shapes: Shapes) -> Instance | None:
+    def _made(self, shapes: Shapes) -> GearInstance | None:
         numbered = [tuple(int(d) for d in shape) for shape in shapes]
         for code, program, gear in self._many:
             asked = code.many.extents(numbered)
@@ -173,7 +172,7 @@ class NativeRunner:
                 for type_, shape in zip(gear.outputs, numbers.results, strict=True)
             )
             kinds = [(extents(t), t.dtype.numpy) for t in outputs]
-            made = Instance(program, gear, outputs, kinds, numbers)
+            made = GearInstance(program, gear, outputs, kinds, numbers)
             with self._lock:
                 if len(self._instances) >= self._fixed + _MOST_INSTANCES:
                     keys = list(self._instances)  # The oldest go; those of numbers come first.
@@ -243,7 +242,7 @@ class NativeRunner:
         return _Frame(self._bases, last, address(self._weights), self.arena)
 
 
-def _stopped(found: Instance, step: int, frame: _Frame) -> TreadleError:
+def _stopped(found: GearInstance, step: int, frame: _Frame) -> TreadleError:
     """Return the error of a program that has stopped at a step."""
     for number, stop in enumerate(found.gear.stops):
         if stop.step == step:
@@ -332,4 +331,4 @@ def _listed(arrays: Sequence[Array]) -> str:
     return ", ".join(str(list(a.shape)) for a in arrays)
 
 
-__all__ = ["Instance", "NativeRunner", "as_input", "best_of", "loader_of", "usable"]
+__all__ = ["GearInstance", "NativeRunner", "as_input", "best_of", "loader_of", "usable"]

@@ -22,8 +22,8 @@ from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.base.edition import COMPILED
 from treadle.base.env import ENGINES
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from treadle.engine.package.models import Model, OpenRunner
     from treadle.graph.ir import Graph
 
-Array = npt.NDArray[Any]
 Inputs = Mapping[str, Any] | Sequence[Any]
 _POPULATE_READ = 22
 """Linux's MADV_POPULATE_READ, which Python's mmap has no name for."""

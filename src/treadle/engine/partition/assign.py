@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from treadle.base.types import TensorType
 from treadle.engine.partition.candidates import Candidates
 from treadle.engine.partition.domains import Domains
-from treadle.engine.partition.model import Model, shares_memory
+from treadle.engine.partition.model import CostModel, shares_memory
 from treadle.graph.analysis import users
 from treadle.graph.flop_count import nbytes
 from treadle.graph.flow import FOREVER, Cut
@@ -43,7 +43,7 @@ class Assigner:
         self,
         graph: Graph,
         candidates: Candidates,
-        model: Model,
+        model: CostModel,
         fixed: Collection[Value] = (),
     ) -> None:
         self.graph = graph

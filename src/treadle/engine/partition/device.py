@@ -9,12 +9,12 @@ from treadle.backends.api import Engine, Support
 from treadle.backends.program import Compiler
 from treadle.backends.segments import SegmentEngine
 from treadle.base.types import TensorType
-from treadle.engine.cost import CARD, RATES, Link, Links, links_of, rates_of
+from treadle.engine.cost import CARD, RATES, Links, MemoryLink, links_of, rates_of
 from treadle.engine.options import Options
 from treadle.engine.partition.candidates import is_plain
 from treadle.engine.partition.check import without_borders
 from treadle.engine.partition.hosted import leave_to_host
-from treadle.engine.partition.model import Model, PricingEngine
+from treadle.engine.partition.model import CostModel, PricingEngine
 from treadle.engine.partition.stage import partition
 from treadle.engine.plan import REFERENCE
 from treadle.engine.report import CompileReport
@@ -26,7 +26,7 @@ from treadle.ops.op import Op
 from treadle.runtime.opened import OpenDevice
 
 
-class Device(PricingEngine):
+class DeviceEngine(PricingEngine):
     """Stands for what runs the ops of a device, where parts go to engines that compile them.
 
     Whatever its compiler or kernels refuse, it sees to it that the host runs that, and reckons with
@@ -91,7 +91,7 @@ class Device(PricingEngine):
 def part_on_device(
     graph: Graph,
     engines: Sequence[SegmentEngine],
-    device: Device,
+    device: DeviceEngine,
     options: Options,
     report: CompileReport,
     frozen: Collection[Value] = (),
@@ -106,11 +106,11 @@ def part_on_device(
     if device.compiles:
         link = f"{_describe(device.links.up)} to the device, {_describe(device.links.down)} back"
         report.decide("partition", "copies", link, "as the device says, or as measured")
-    model = Model({**RATES, device.name: device.rates}, links=links)
+    model = CostModel({**RATES, device.name: device.rates}, links=links)
     every: list[Engine] = [*engines, device]
     parts = partition(graph, every, options, report, model, frozen)
     return without_borders(leave_to_host(parts, every, device.name))
 
 
-def _describe(link: Link) -> str:
+def _describe(link: MemoryLink) -> str:
     return f"{link.latency * 1e6:.1f} us and {link.bandwidth / 1e9:.1f} GB/s"

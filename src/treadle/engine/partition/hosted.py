@@ -14,7 +14,7 @@ from treadle.backends.segments import SegmentEngine
 from treadle.base.types import TensorType
 from treadle.engine.partition.assign import Assigner
 from treadle.engine.partition.candidates import Candidates
-from treadle.engine.partition.model import Model
+from treadle.engine.partition.model import CostModel
 from treadle.engine.partition.segments import Segment, Segmented
 from treadle.graph.analysis import live_nodes
 from treadle.graph.builder import GraphBuilder
@@ -45,7 +45,7 @@ def leave_to_host(
     def region(graph: Graph) -> Graph:
         if candidates is None:
             return graph
-        best = Assigner(graph, candidates, Model()).best()
+        best = Assigner(graph, candidates, CostModel()).best()
         return _marked(graph, {n: candidates.engines[e].name for n, e in best.items()}, own, region)
 
     own = compiling

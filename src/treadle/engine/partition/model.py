@@ -16,17 +16,17 @@ from typing import TypeGuard
 from treadle.backends.api import Engine
 from treadle.backends.segments import CostingEngine, Rates, SegmentEngine
 from treadle.base.types import TensorType
-from treadle.engine.cost import CARD, LINK, RATES, Link
+from treadle.engine.cost import CARD, LINK, RATES, MemoryLink
 from treadle.graph.flop_count import flops, nbytes
 from treadle.graph.ir import Node
 from treadle.ops.constant import Constant
 from treadle.ops.movement import Reshape
 
-HANDOVER = Link(2e-6, 8e9)
+HANDOVER = MemoryLink(2e-6, 8e9)
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class CostModel:
     """Rates by engine name and for an engine that is not listed; ways between engines.
 
     Attributes:
@@ -39,9 +39,9 @@ class Model:
 
     rates: Mapping[str, Rates] = field(default_factory=lambda: RATES)
     usual: Rates = CARD
-    link: Link = LINK
-    handover: Link = HANDOVER
-    links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+    link: MemoryLink = LINK
+    handover: MemoryLink = HANDOVER
+    links: Mapping[tuple[str, str], MemoryLink] = field(default_factory=dict)
 
     def of(self, engine: Engine) -> Rates:
         """The rates of an engine."""
@@ -63,7 +63,7 @@ class Model:
         moved = sum(map(nbytes, (*node.inputs, *node.outputs)))
         return rates.seconds(flops(node), moved)
 
-    def way(self, engine: Engine, other: Engine) -> Link | None:
+    def way(self, engine: Engine, other: Engine) -> MemoryLink | None:
         """Return the way of a value from one engine to another one; None where it is
         there already.
         """

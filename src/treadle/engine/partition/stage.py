@@ -13,7 +13,7 @@ from treadle.engine.partition.borders import with_borders
 from treadle.engine.partition.candidates import Candidates
 from treadle.engine.partition.check import check_partition
 from treadle.engine.partition.claims import Claims, Unit, claims_of
-from treadle.engine.partition.model import Model, shares_memory
+from treadle.engine.partition.model import CostModel, shares_memory
 from treadle.engine.partition.prune import Pruner
 from treadle.engine.partition.segments import Segmented, keys, levels, needs, segments_of
 from treadle.engine.report import CompileReport, Partition
@@ -32,7 +32,7 @@ def partition(
     engines: Sequence[Engine],
     options: Options,
     report: CompileReport,
-    model: Model | None = None,
+    model: CostModel | None = None,
     frozen: Collection[Value] = (),
 ) -> Segmented:
     """Choose an engine for every node, and cut the program where the engine changes.
@@ -53,7 +53,7 @@ def partition(
     claims = claims_of(graph, engines, report)
     candidates = Candidates(engines, options.force_fallback, claims)
     fixed = fixed_values(graph, frozen) if apart else ()
-    assigner = Assigner(graph, candidates, model or Model(), fixed)
+    assigner = Assigner(graph, candidates, model or CostModel(), fixed)
     pruner = Pruner(assigner)
     domains = pruner.best()
     chosen = assigner.fastest(domains)

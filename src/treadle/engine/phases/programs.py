@@ -18,7 +18,7 @@ from treadle.base.table import lines
 from treadle.engine.devices.names import CompNode, resolve
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.eager.dispatch import eager_type, run
-from treadle.engine.execute import Instance, Runner
+from treadle.engine.execute import ProgramInstance, Runner
 from treadle.engine.execute.counters import Counters
 from treadle.engine.extents.plans import Plans
 from treadle.engine.extents.regime import Regime
@@ -33,8 +33,8 @@ from treadle.engine.phases.parting import (
 )
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
-from treadle.engine.spread import Places
-from treadle.engine.targets import StagedProgram, Target
+from treadle.engine.spread import ValuePlaces
+from treadle.engine.targets import EngineTarget, StagedProgram
 from treadle.graph.analysis import found_by, has_effect
 from treadle.graph.evaluate import bind, op_at, specialize
 from treadle.graph.ir import Graph, Node, Value, regions_of, symbols_in
@@ -137,7 +137,7 @@ class _Programs:
             runner.close()
 
 
-def _stages_at(regime: Regime, instance: Instance) -> Stages:
+def _stages_at(regime: Regime, instance: ProgramInstance) -> Stages:
     return regime.stages(instance.at)
 
 
@@ -418,7 +418,7 @@ def decisions_of(graph: Graph) -> list[str]:
     return [_decision(n) for n in graph.nodes if found_by(n) or finds_inside(n)]
 
 
-class InPhases(Target):
+class InPhases(EngineTarget):
     """The place of a program that runs in phases; each passes the stages by itself.
 
     Args:
@@ -467,7 +467,7 @@ def stages_of(
     interface: Interface | None = None,
     options: Options | None = None,
     home: CompNode | None = None,
-    places: Places | None = None,
+    places: ValuePlaces | None = None,
 ) -> Stages:
     """A program on its way through the stages, whether data decide extents in it or not."""
     if places is not None or not finds_extents(graph):

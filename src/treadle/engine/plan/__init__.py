@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.backends.native_code import Executable
 from treadle.backends.program import (
@@ -19,9 +18,10 @@ from treadle.backends.program import (
     Program,
     Run,
     Step,
-    Stop,
+    StopStep,
     Together,
 )
+from treadle.base.array import Array
 from treadle.base.symbol import Dim, Expr, symbol
 from treadle.base.types import TensorType
 from treadle.runtime.host import HostBuffer
@@ -29,7 +29,6 @@ from treadle.runtime.host import HostBuffer
 if TYPE_CHECKING:  # Processes that run compiled code need no op.
     from treadle.ops.op import Op
 
-Array = npt.NDArray[Any]
 ALIGNMENT = 64
 D = TypeVar("D", int, Dim)
 
@@ -187,7 +186,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StreamEvent:
     """Recorded on its stream when step `source` is done; step `target` waits for it.
 
     Loops and branches wait when they are entered, and are done when they are left.
@@ -212,7 +211,7 @@ class Streams:
     """
 
     of: tuple[int, ...]
-    events: tuple[Event, ...] = ()
+    events: tuple[StreamEvent, ...] = ()
     crossing: int = 0
     single: float = 0.0
     makespan: float = 0.0
@@ -230,7 +229,7 @@ class Streams:
 
 
 @dataclass(slots=True)
-class Pool:
+class ConstantPool:
     """Constant data, laid out one after the other; equal arrays are kept once."""
 
     nbytes: int = 0
@@ -275,7 +274,7 @@ class Plan:
     host: tuple[HostTask, ...]
     inputs: int
     outputs: int
-    constants: Pool
+    constants: ConstantPool
     kept: int
     prelude: tuple[Step, ...]
     memory: MemoryPlan
@@ -324,7 +323,7 @@ def step_names(plan: Plan, step: Step) -> tuple[str, str]:
         return step.label, str(step.kernel.name)
     if isinstance(step, Together):
         return step.label, "together"
-    if isinstance(step, Stop):
+    if isinstance(step, StopStep):
         return "stop: an index is out of range", "stop"
     if isinstance(step, Host):
         return plan.host[step.task].name, "host"

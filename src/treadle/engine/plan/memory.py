@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from treadle.backends.program import Jump, Stop
+from treadle.backends.program import Jump, StopStep
 from treadle.base.table import lines, shortened
 from treadle.engine.plan import ALIGNMENT, Facts, Plan, Span, aligned, parts_of, step_names
 
@@ -45,7 +45,7 @@ def steps_memory(plan: Plan) -> tuple[StepMemory, ...]:
     """Every step's memory in the order of the plan; jumps need none."""
     found = []
     for number, (step, facts) in enumerate(zip(plan.steps, plan.facts, strict=True)):
-        if isinstance(step, Jump | Stop):
+        if isinstance(step, Jump | StopStep):
             continue
         parts = parts_of(step, facts)
         for run, (part, own) in enumerate(parts):

@@ -13,7 +13,7 @@ from treadle.backends.program import (
     Launch,
     Run,
     Step,
-    Stop,
+    StopStep,
     Together,
     runs_of,
 )
@@ -104,7 +104,7 @@ def _action(plan: Plan, step: Step) -> list[list[str]]:
     if isinstance(step, Together):
         how = "together, serial" if step.serial else "together"
         return [[how], *(row for run in step.runs for row in _action(plan, run))]
-    if isinstance(step, Stop):
+    if isinstance(step, StopStep):
         return [["stop: an index is out of range"]]
     if isinstance(step, Host):
         return [[f"host {plan.host[step.task].name}"]]

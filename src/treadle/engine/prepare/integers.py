@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.shape import Shape, product
 from treadle.base.types import TensorType
@@ -46,7 +46,6 @@ from treadle.ops.slicing import Pad
 from treadle.ops.transfer import Identity
 from treadle.ops.unary import Relu
 
-Array = npt.NDArray[Any]
 Notes: TypeAlias = Counter[tuple[str, str, str]]
 """Number of times something was said: about what, the outcome, and why."""
 BYTES = (dt.int8, dt.uint8)

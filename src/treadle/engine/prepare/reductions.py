@@ -156,8 +156,8 @@ def _cut(
     """Return the members of each bucket, the same on all ranks."""
     comm = groups.find(group)
     if comm is None:
-        return _proposal(members, len(members), buckets.Link(0.0, 0.0))
-    how, link = options.reductions, buckets.Link(0.0, 0.0)
+        return _proposal(members, len(members), buckets.ReductionCost(0.0, 0.0))
+    how, link = options.reductions, buckets.ReductionCost(0.0, 0.0)
     what = repr(([(*m.kind, m.bucket, m.operand.type.nbytes) for m in members], how))
     if how == "auto" and not buckets.is_agreed(comm, what):
         # Found out by all ranks together, so not within the proposal, which is the first one's.
@@ -167,7 +167,7 @@ def _cut(
     return cut
 
 
-def _proposal(members: Sequence[_Reduction], how: Any, link: buckets.Link) -> Buckets:
+def _proposal(members: Sequence[_Reduction], how: Any, link: buckets.ReductionCost) -> Buckets:
     """The cut that this rank would choose: by name, and the rest as `Options.reductions` says."""
     order = sorted(range(len(members)), key=lambda i: (members[i].ready, i))
     found: list[tuple[int, ...]] = []

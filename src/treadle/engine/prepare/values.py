@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.errors import TreadleError
 from treadle.base.shape import size_of
 from treadle.base.types import TensorType
@@ -29,14 +30,12 @@ from treadle.ops.op import Op, as_tuple
 from treadle.ops.select import Where
 from treadle.ops.slicing import Pad
 
-Array = npt.NDArray[Any]
-
 LIMIT = 64
 """Elements of a tensor that are followed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Known:
+class KnownElements:
     """Elements, and which of them are known; the others hold anything."""
 
     array: Array
@@ -85,9 +84,9 @@ def _replaced(graph: Graph, made: dict[Value, Node]) -> Graph:
     return graph.with_nodes(nodes, (instead.get(v, v) for v in graph.outputs))
 
 
-def known_values(graph: Graph) -> dict[Value, Known]:
+def known_values(graph: Graph) -> dict[Value, KnownElements]:
     """Return the known values of the small integer and bool tensors of a graph."""
-    known: dict[Value, Known] = {}
+    known: dict[Value, KnownElements] = {}
     for node in graph.nodes:
         if not all(_is_small(v.type) for v in node.outputs):
             continue
@@ -108,7 +107,7 @@ def _is_small(type_: TensorType) -> bool:
     return kind and type_.is_static and 0 < size_of(type_.shape) <= LIMIT
 
 
-def _evaluate(node: Node, known: dict[Value, Known]) -> Sequence[Known]:
+def _evaluate(node: Node, known: dict[Value, KnownElements]) -> Sequence[KnownElements]:
     """Return the known values of a node's results, nothing where the op is none of those
     followed.
     """
@@ -139,43 +138,43 @@ def _evaluate(node: Node, known: dict[Value, Known]) -> Sequence[Known]:
     return ()
 
 
-def _whole(array: Array) -> Known:
+def _whole(array: Array) -> KnownElements:
     array = np.asarray(array)
-    return Known(array, np.ones(array.shape, np.bool_))
+    return KnownElements(array, np.ones(array.shape, np.bool_))
 
 
-def _unknown(value: Value) -> Known | None:
+def _unknown(value: Value) -> KnownElements | None:
     """A small tensor of which nothing is known; 1 is an operand that no op refuses."""
     type_ = value.type
     if not type_.is_static or size_of(type_.shape) > LIMIT or type_.dtype.kind == "complex":
         return None
-    return Known(np.ones(type_.shape, type_.dtype.numpy), np.zeros(type_.shape, np.bool_))
+    return KnownElements(np.ones(type_.shape, type_.dtype.numpy), np.zeros(type_.shape, np.bool_))
 
 
-def _moved(op: Op, operands: Sequence[Known]) -> Known:
+def _moved(op: Op, operands: Sequence[KnownElements]) -> KnownElements:
     array = op.reference(*(x.array for x in operands))
-    return Known(np.asarray(array), np.asarray(op.reference(*(x.mask for x in operands))))
+    return KnownElements(np.asarray(array), np.asarray(op.reference(*(x.mask for x in operands))))
 
 
-def _picked(op: Op, operands: Sequence[Known]) -> Known:
+def _picked(op: Op, operands: Sequence[KnownElements]) -> KnownElements:
     x, index = operands
     if not index.is_whole:
         shape = op.reference(x.mask, np.zeros_like(index.array)).shape
-        return Known(np.ones(shape, x.array.dtype), np.zeros(shape, np.bool_))
+        return KnownElements(np.ones(shape, x.array.dtype), np.zeros(shape, np.bool_))
     places = index.array
-    return Known(np.asarray(op.reference(x.array, places)), op.reference(x.mask, places))
+    return KnownElements(np.asarray(op.reference(x.array, places)), op.reference(x.mask, places))
 
 
-def _chosen(operands: Sequence[Known]) -> Known:
+def _chosen(operands: Sequence[KnownElements]) -> KnownElements:
     condition, x, y = operands
     array = np.asarray(np.where(condition.array, x.array, y.array))
     one = np.where(condition.array, x.mask, y.mask)
-    return Known(array.astype(x.array.dtype), np.asarray(condition.mask & one))
+    return KnownElements(array.astype(x.array.dtype), np.asarray(condition.mask & one))
 
 
-def _elementwise(op: Op, operands: Sequence[Known]) -> Known:
+def _elementwise(op: Op, operands: Sequence[KnownElements]) -> KnownElements:
     array = np.asarray(op.reference(*(x.array for x in operands)))
     mask = np.ones(array.shape, np.bool_)
     for x in operands:
         mask = mask & x.mask
-    return Known(array, mask)
+    return KnownElements(array, mask)

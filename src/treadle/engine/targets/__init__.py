@@ -10,22 +10,22 @@ from treadle.backends.program import Compiler
 from treadle.engine.devices.names import CompNode
 from treadle.engine.devices.placement import compiling, engines_of
 from treadle.engine.options import Options
-from treadle.engine.spread import Places
-from treadle.engine.targets.compiled import Compiled
-from treadle.engine.targets.device import Device
+from treadle.engine.spread import ValuePlaces
+from treadle.engine.targets.compiled import CompiledTarget
+from treadle.engine.targets.device import DeviceTarget
 from treadle.engine.targets.host import Host
 from treadle.engine.targets.op_by_op import OpByOp
 from treadle.engine.targets.several import Several
-from treadle.engine.targets.target import Build, Divided, Made, StagedProgram, Target
+from treadle.engine.targets.target import Build, Divided, EngineTarget, Made, StagedProgram
 
 
 def target_of(
     options: Options,
     home: CompNode | None,
-    places: Places | None,
+    places: ValuePlaces | None,
     crossing: Compiler | None,
     build: Build,
-) -> Target:
+) -> EngineTarget:
     """The target of a program.
 
     Args:
@@ -43,8 +43,8 @@ def target_of(
     if home is None or home.on_host:
         return Host(options, build, crossing)
     if compiling(engines_of(options, home.kind)):
-        return Device(options, build, crossing, home)
+        return DeviceTarget(options, build, crossing, home)
     return OpByOp(options, home, crossing)
 
 
-__all__ = ["Compiled", "Divided", "Made", "StagedProgram", "Target", "target_of"]
+__all__ = ["CompiledTarget", "Divided", "EngineTarget", "Made", "StagedProgram", "target_of"]

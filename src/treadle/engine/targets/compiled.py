@@ -28,11 +28,11 @@ from treadle.engine.execute.segments import SegmentLaunch, is_apart, kept_whole,
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface, Loaded, Plan
 from treadle.engine.report import CompileReport
-from treadle.engine.targets.target import Build, StagedProgram, Target
+from treadle.engine.targets.target import Build, EngineTarget, StagedProgram
 from treadle.graph.ir import Graph
 
 
-class Compiled(Target):
+class CompiledTarget(EngineTarget):
     """A place that has a compiler.
 
     Args:
@@ -142,13 +142,13 @@ class Compiled(Target):
         if entry is None:
             loaded = program.loaded
             results = results_of(program.source, program.lowered.graph)
-            entry = cache.Entry(loaded, results, tuple(program.report.cuts))
+            entry = cache.CachedProgram(loaded, results, tuple(program.report.cuts))
             if self._on_host or not loaded.plan.left:
                 cache.save(key, entry, compiler)
         cache.settle(graph, options, entry.cuts)
         return self.executor(program.source, entry.loaded, entry.results, program.report)
 
-    def recall(self, captured: Captured, box: str) -> cache.Entry | None:
+    def recall(self, captured: Captured, box: str) -> cache.CachedProgram | None:
         """Return a program for many extents that `keep` left in the cache."""
         compiler = self.compiler()
         if DUMP.get():
@@ -156,7 +156,7 @@ class Compiled(Target):
         key = self._key(captured, compiler, box)
         return cache.fetch(key, compiler, on_host=self._on_host)
 
-    def keep(self, captured: Captured, entry: cache.Entry, box: str) -> None:
+    def keep(self, captured: Captured, entry: cache.CachedProgram, box: str) -> None:
         """Keep a program for many extents in the cache.
 
         Args:

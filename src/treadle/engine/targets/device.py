@@ -19,7 +19,7 @@ from treadle.engine.execute import DeviceExecutor
 from treadle.engine.options import Options
 from treadle.engine.plan import Loaded
 from treadle.engine.report import CompileReport
-from treadle.engine.targets.compiled import Compiled
+from treadle.engine.targets.compiled import CompiledTarget
 from treadle.graph.index_findings import index_error, reporting
 from treadle.graph.ir import Graph
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from treadle.engine.devices.names import CompNode
 
 
-class Device(Compiled):
+class DeviceTarget(CompiledTarget):
     """A device; what its compiler refuses returns to the host, segment engines get what they take.
 
     Nothing else leaves the device.
@@ -90,7 +90,9 @@ def part_on_device(
     graph, apart = forced_to_host(prepared.graph, options.force_fallback), segment_engines(engines)
     if not apart:
         return graph
-    device = stages.Device(home.kind, compiling(engines), home.open(), compiler, prepared.whole)
+    device = stages.DeviceEngine(
+        home.kind, compiling(engines), home.open(), compiler, prepared.whole
+    )
     return stages.part_on_device(
         graph, apart, device, replace(options, force_fallback=()), report, prepared.frozen
     )

@@ -13,12 +13,12 @@ from treadle.engine.devices.placement import compiling, engines_of
 from treadle.engine.execute import Executor
 from treadle.engine.plan import Loaded
 from treadle.engine.report import CompileReport
-from treadle.engine.targets.compiled import Compiled
+from treadle.engine.targets.compiled import CompiledTarget
 from treadle.graph.index_findings import index_error
 from treadle.graph.ir import Graph
 
 
-class Host(Compiled):
+class Host(CompiledTarget):
     """The processor; ops that its compiler refuses are run by other engines in its memory."""
 
     def _finished(self, graph: Graph, compiler: Compiler, report: CompileReport) -> Graph:

@@ -15,12 +15,12 @@ from treadle.engine.execute.segments import SegmentLaunch, body_of, engine_of
 from treadle.engine.options import Options
 from treadle.engine.report import CompileReport
 from treadle.engine.targets.device import part_on_device
-from treadle.engine.targets.target import StagedProgram, Target
+from treadle.engine.targets.target import EngineTarget, StagedProgram
 from treadle.graph.ir import Graph
 from treadle.ops.fused import Fused
 
 
-class OpByOp(Target):
+class OpByOp(EngineTarget):
     """A device whose backend has kernels only.
 
     Args:

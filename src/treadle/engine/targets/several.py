@@ -10,11 +10,11 @@ from treadle.engine.execute import Runner, Scheduler
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface
 from treadle.engine.report import CompileReport
-from treadle.engine.spread import Places, cut
-from treadle.engine.targets.target import Build, Divided, StagedProgram, Target
+from treadle.engine.spread import ValuePlaces, cut
+from treadle.engine.targets.target import Build, Divided, EngineTarget, StagedProgram
 
 
-class Several(Target):
+class Several(EngineTarget):
     """More than one device.
 
     Args:
@@ -23,7 +23,7 @@ class Several(Target):
         build: takes the parts through the stages.
     """
 
-    def __init__(self, options: Options, places: Places, build: Build) -> None:
+    def __init__(self, options: Options, places: ValuePlaces, build: Build) -> None:
         self._options = options
         self._places = places
         self._build = build

@@ -76,7 +76,7 @@ Build = Callable[[Captured, CompNode | None], StagedProgram]
 """Starts another program, for the host or a device."""
 
 
-class Target(ABC):
+class EngineTarget(ABC):
     """Place of a program, and what each stage does for that place.
 
     Stages get the artifact of the one before and return their own; what they decide goes into the

@@ -45,7 +45,7 @@ class At(str):
     """Place of a name: "package.module" or "package.module:member"."""
 
 
-class Room(types.ModuleType):
+class Facade(types.ModuleType):
     """A module whose members live elsewhere.
 
     Args:
@@ -409,7 +409,7 @@ def _of_tensors() -> dict[str, dict[str, Any]]:
     }
 
 
-def _rooms() -> dict[str, Room]:
+def _rooms() -> dict[str, Facade]:
     """All modules of the core, by their path below the package."""
     devices = {"CompNode": CompNode, "DeviceType": DeviceType}
     tables: dict[str, dict[str, Any]] = {
@@ -461,7 +461,7 @@ def _rooms() -> dict[str, Room]:
         "core.ops.builtin": MEMBERS,
         "version": {"__version__": VERSION, "git_version": ""},
     }
-    rooms = {path: Room(f"treadle.{path}", dict(members)) for path, members in tables.items()}
+    rooms = {path: Facade(f"treadle.{path}", dict(members)) for path, members in tables.items()}
     for path, room in rooms.items():
         above, _, name = path.rpartition(".")
         if above in rooms:

@@ -14,7 +14,7 @@ from treadle.base.files.atomic import write_atomically
 from treadle.base.version import VERSION
 from treadle.graph.ir import Graph
 from treadle.interop.onnx import exporters  # noqa: F401  (registers them)
-from treadle.interop.onnx.writer import IR_VERSION, OPSET, OnnxOperand, Writer
+from treadle.interop.onnx.writer import IR_VERSION, OPSET, GraphWriter, OnnxOperand
 from treadle.jit.capture import capture
 from treadle.jit.dump import Ends, argument_names, model_of
 
@@ -65,7 +65,7 @@ def graph_to_onnx(
         inputs, outputs: names of its ends.
         name: of the ONNX graph.
     """
-    writer = Writer()
+    writer = GraphWriter()
     ends = [writer.input(v.type, n) for v, n in zip(graph.inputs, inputs, strict=True)]
     made = writer.body(graph, ends)
     results = [_named(writer, v, n) for v, n in zip(made, outputs, strict=True)]
@@ -87,7 +87,7 @@ def graph_to_onnx(
     return model
 
 
-def _named(writer: Writer, value: OnnxOperand, name: str) -> OnnxOperand:
+def _named(writer: GraphWriter, value: OnnxOperand, name: str) -> OnnxOperand:
     """The value under the name of a result."""
     with writer.naming([name]):
         return writer.copied(value)

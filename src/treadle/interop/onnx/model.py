@@ -14,11 +14,11 @@ from onnx import numpy_helper
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import LoadError
 from treadle.interop.onnx import converters  # noqa: F401  (registers them)
-from treadle.interop.onnx.nodes import Node, Value, extent_of, known, supported
+from treadle.interop.onnx.nodes import OnnxNode, Value, extent_of, known, supported
 from treadle.interop.onnx.registry import find
-from treadle.interop.onnx.runner import Runner, attribute_value
+from treadle.interop.onnx.runner import OnnxRunner, attribute_value
 from treadle.interop.onnx.sizes import Extents
-from treadle.interop.onnx.stored import Room, dense
+from treadle.interop.onnx.stored import MemoryBudget, dense
 from treadle.module.module import Module
 from treadle.ops.abstract import ArrayOperand
 from treadle.tensor import Parameter, Tensor
@@ -51,7 +51,7 @@ class OnnxModel(Module):
         LoadError: the model has no graph, or uses names twice.
     """
 
-    def __init__(self, model: onnx.ModelProto, room: Room | None = None) -> None:
+    def __init__(self, model: onnx.ModelProto, room: MemoryBudget | None = None) -> None:
         super().__init__()
         graph = model.graph
         self._proto = model
@@ -69,7 +69,7 @@ class OnnxModel(Module):
             i.name for i in graph.input if i.type.WhichOneof("value") == "optional_type"
         }
 
-    def _take_constants(self, graph: onnx.GraphProto, room: Room | None) -> None:
+    def _take_constants(self, graph: onnx.GraphProto, room: MemoryBudget | None) -> None:
         """Initializers and what nodes make of them alone, as parameters or as arrays."""
         deciding = _deciding(graph, self._opsets)
         self._scales = _scales(graph)
@@ -102,8 +102,8 @@ class OnnxModel(Module):
         setattr(self, attribute, kind(array, dtype=array.dtype))
         self._weights[name] = attribute
 
-    def _runner(self, room: Room | None = None) -> Runner:
-        return Runner(self._opsets, self._functions, room=room)
+    def _runner(self, room: MemoryBudget | None = None) -> OnnxRunner:
+        return OnnxRunner(self._opsets, self._functions, room=room)
 
     def _attribute(self, name: str) -> str:
         """A name for Python that no other attribute has."""
@@ -265,7 +265,7 @@ def _deciding(graph: onnx.GraphProto, opsets: dict[str, int]) -> set[str]:
     found: set[str] = set()
     for proto in graph.node:
         domain = _plain(proto.domain)
-        node = Node(proto.op_type, domain, opsets.get(domain, 1), {}, "", 0, 0)
+        node = OnnxNode(proto.op_type, domain, opsets.get(domain, 1), {}, "", 0, 0)
         entry = find(node)
         for position, name in enumerate(proto.input):
             if entry is not None and (entry.host == (-1,) or position in entry.host):

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import DTypeError, TraceError, UnsupportedOp
 from treadle.ops.abstract import ArrayOperand
 
-Array = npt.NDArray[Any]
 Value = Any
 """An operand, None, or a list of values."""
 T = TypeVar("T")
@@ -40,7 +39,7 @@ def known(array: Any) -> ArrayOperand:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class OnnxNode:
     """One node on its way into ops.
 
     Attributes:
@@ -108,7 +107,7 @@ class Node:
         return UnsupportedOp(f"onnx {self.op_type}", f"{problem} (node {self.name!r})", hint=hint)
 
 
-def concrete(value: Value, node: Node, what: str) -> Array:
+def concrete(value: Value, node: OnnxNode, what: str) -> Array:
     """The array of a value that decides shapes or results of this node.
 
     Raises:
@@ -181,7 +180,7 @@ ALIGNED = frozenset(
 """Operators whose second operand was placed by an attribute before version 7 of the standard."""
 
 
-def aligned(node: Node, x: Value, y: Value) -> Value:
+def aligned(node: OnnxNode, x: Value, y: Value) -> Value:
     """The second operand of such an operator, with axes of 1 behind it so that NumPy places it."""
     rank, own = len(x.type.shape), len(y.type.shape)
     first = node.attr("axis", 1 if node.op_type == "PRelu" and own == 1 else rank - own)

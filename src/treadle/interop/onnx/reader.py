@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from treadle.base.errors import LoadError, OutOfMemory, TreadleError
 from treadle.interop.onnx.model import OnnxModel
-from treadle.interop.onnx.stored import DAMAGE, Room, plain_file, take_all, tensors
+from treadle.interop.onnx.stored import DAMAGE, MemoryBudget, plain_file, take_all, tensors
 
 OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
 """Versions of ONNX's own operators that are read."""
@@ -55,13 +55,13 @@ def read(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[onnx
 
 def _read(
     source: str | os.PathLike[str] | bytes | onnx.ModelProto, limit: int | None
-) -> tuple[onnx.ModelProto, str, Room]:
+) -> tuple[onnx.ModelProto, str, MemoryBudget]:
     name, folder = "the model", None
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         name, folder = str(path), path.parent
         source = _contents(path)
-    room = Room(name, limit)
+    room = MemoryBudget(name, limit)
     with _errors_of(name):
         model = _parsed(source, name) if isinstance(source, bytes) else source
         room.read(len(source) if isinstance(source, bytes) else source.ByteSize())

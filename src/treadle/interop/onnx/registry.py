@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import UnsupportedOp
-from treadle.interop.onnx.nodes import Node, Value
+from treadle.interop.onnx.nodes import OnnxNode, Value
 from treadle.ops import REGISTRY
 from treadle.ops.custom import custom_op_of_onnx
 from treadle.ops.op import Op
@@ -77,7 +77,7 @@ def converts(
     return add
 
 
-def find(node: Node) -> Converter | None:
+def find(node: OnnxNode) -> Converter | None:
     """The converter of a node's operator in its version; None if there is none."""
     for entry in CONVERTERS.get((_domain(node.domain), node.op_type), ()):
         if entry.since <= node.opset:
@@ -89,13 +89,13 @@ def _domain(name: str) -> str:
     return "" if name == "ai.onnx" else name
 
 
-def _custom(node: Node) -> Converter | None:
+def _custom(node: OnnxNode) -> Converter | None:
     """A converter made of the op that a user registered for the operator."""
     kernel = custom_op_of_onnx(node.domain, node.op_type)
     if kernel is None:
         return None
 
-    def convert(node: Node, *inputs: Value) -> Value:
+    def convert(node: OnnxNode, *inputs: Value) -> Value:
         if any(x is None for x in inputs):
             raise node.refuse(f"{kernel.name} takes all of its inputs")
         return kernel(**{k: _setting(v) for k, v in node.attributes.items()}).outputs(*inputs)
@@ -112,14 +112,14 @@ def _setting(value: Any) -> Any:
     return value
 
 
-def _declared(node: Node) -> Converter | None:
+def _declared(node: OnnxNode) -> Converter | None:
     """A converter made of the declaration of an op that is the operator."""
     cls = _DECLARED.get(node.op_type)
     if cls is None or cls.onnx is None:
         return None
     pairs = cls.onnx.attributes
 
-    def convert(node: Node, *inputs: Value) -> Value:
+    def convert(node: OnnxNode, *inputs: Value) -> Value:
         given = {mine: node.attributes[his] for mine, his in pairs if his in node.attributes}
         operator: Any = cls
         try:

@@ -18,7 +18,7 @@ from treadle.base.errors import LoadError, OutOfMemory, TreadleError, Unsupporte
 from treadle.base.modes import ACTIVE, LOCAL
 from treadle.interop.onnx.nodes import (
     ALIGNED,
-    Node,
+    OnnxNode,
     Value,
     aligned,
     concrete,
@@ -27,7 +27,7 @@ from treadle.interop.onnx.nodes import (
 )
 from treadle.interop.onnx.registry import Converter, find
 from treadle.interop.onnx.sizes import Extents, with_extents
-from treadle.interop.onnx.stored import Room
+from treadle.interop.onnx.stored import MemoryBudget
 from treadle.ops.abstract import ArrayOperand
 
 DEEPEST = 32
@@ -43,7 +43,7 @@ MOST_STEPS = 10_000_000
 Names = dict[str, Value]
 
 
-class Runner:
+class OnnxRunner:
     """One model's operators, functions and versions.
 
     Args:
@@ -58,7 +58,7 @@ class Runner:
         opsets: Mapping[str, int],
         functions: Mapping[tuple[str, str], onnx.FunctionProto],
         observe: Callable[[str, Value], None] | None = None,
-        room: Room | None = None,
+        room: MemoryBudget | None = None,
     ) -> None:
         self._opsets = {("" if k == "ai.onnx" else k): v for k, v in opsets.items()}
         self._functions = functions
@@ -179,7 +179,7 @@ class Runner:
                 hint="check the model with onnx.checker",
             ) from error
 
-    def _described(self, proto: onnx.NodeProto, version: int, names: Names, depth: int) -> Node:
+    def _described(self, proto: onnx.NodeProto, version: int, names: Names, depth: int) -> OnnxNode:
         def run(graph: onnx.GraphProto, inputs: Sequence[Value]) -> list[Value]:
             inside = dict(names)
             inside.update((i.name, known(numpy_helper.to_array(i))) for i in graph.initializer)
@@ -191,7 +191,7 @@ class Runner:
         wanted = tuple(bool(o) for o in proto.output)
         counts = len(proto.input), len(proto.output)
         ask = None if self._room is None else self._room.ask
-        return Node(
+        return OnnxNode(
             proto.op_type, proto.domain, version, attributes, name, *counts, wanted, run, ask
         )
 
@@ -231,7 +231,7 @@ def _has_graph(attribute: onnx.AttributeProto) -> bool:
     return attribute.HasField("g") or bool(attribute.graphs)
 
 
-def _convert(entry: Converter, node: Node, inputs: list[Value]) -> Sequence[Value]:
+def _convert(entry: Converter, node: OnnxNode, inputs: list[Value]) -> Sequence[Value]:
     if any(isinstance(v, Extents) for v in inputs):
         made = with_extents(node, inputs, entry)
         if made is not None:
@@ -288,7 +288,7 @@ def attribute_value(attribute: onnx.AttributeProto) -> Any:
 
 
 def _schema_function(
-    proto: onnx.NodeProto, node: Node, inputs: Sequence[Value]
+    proto: onnx.NodeProto, node: OnnxNode, inputs: Sequence[Value]
 ) -> onnx.FunctionProto | None:
     """The body that ONNX defines for an operator, or None."""
     try:

@@ -15,6 +15,7 @@ import numpy as np
 from onnx import helper
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.guards import data_decide
 from treadle.base.symbol import (
@@ -27,7 +28,7 @@ from treadle.base.symbol import (
     maximum,
     minimum,
 )
-from treadle.interop.onnx.nodes import Array, Node, Value, known
+from treadle.interop.onnx.nodes import OnnxNode, Value, known
 from treadle.interop.onnx.registry import Converter
 from treadle.ops import logic
 from treadle.ops.abstract import ArrayOperand
@@ -118,7 +119,7 @@ def extent_as(like: Value, extent: Dim, kind: DType | None = None) -> Value:
     return like.constant(extent, dtype)
 
 
-def with_extents(node: Node, inputs: Sequence[Value], entry: Converter) -> Any:
+def with_extents(node: OnnxNode, inputs: Sequence[Value], entry: Converter) -> Any:
     """The result of a node some of whose inputs are extents; None where they are numbers to it.
 
     Args:
@@ -258,7 +259,7 @@ def _found(array: Any, dtype: np.dtype[Any], anchor: Value) -> Value:
     return known(made.astype(dtype))
 
 
-def _cast(node: Node, x: Extents) -> Value:
+def _cast(node: OnnxNode, x: Extents) -> Value:
     target = np.dtype(helper.tensor_dtype_to_np_dtype(int(node.attributes["to"])))
     if target == x.dtype:
         return x

@@ -21,7 +21,7 @@ DAMAGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, R
 """Errors of ONNX's own functions for values that its format does not allow."""
 
 
-class Room:
+class MemoryBudget:
     """The memory that is left for what a model holds and makes of its constants.
 
     Args:
@@ -94,7 +94,7 @@ def _stored(model: onnx.ModelProto) -> Iterator[onnx.TensorProto | onnx.SparseTe
             yield one.indices
 
 
-def take_all(model: onnx.ModelProto, folder: Path | None, name: str, room: Room) -> None:
+def take_all(model: onnx.ModelProto, folder: Path | None, name: str, room: MemoryBudget) -> None:
     """Count every tensor, and fetch the data that lies in other files.
 
     Raises:
@@ -164,7 +164,7 @@ def plain_file(path: Path) -> int:
 
 
 def _fetch(
-    tensor: onnx.TensorProto, folder: Path | None, name: str, room: Room, seen: set[Path]
+    tensor: onnx.TensorProto, folder: Path | None, name: str, room: MemoryBudget, seen: set[Path]
 ) -> None:
     """Put the data of a tensor into it.
 

@@ -13,7 +13,7 @@ import onnx
 from onnx import defs
 
 from treadle.interop.onnx import converters  # noqa: F401  (registers them)
-from treadle.interop.onnx.nodes import Node, extent_of
+from treadle.interop.onnx.nodes import OnnxNode, extent_of
 from treadle.interop.onnx.registry import find
 
 
@@ -65,7 +65,7 @@ def _spelled(value: onnx.ValueInfoProto) -> str:
 
 def _is_known(domain: str, name: str, versions: Mapping[str, int]) -> bool:
     version = versions.get(domain, 1)
-    if find(Node(name, domain, version, {}, "", 0, 0)) is not None:
+    if find(OnnxNode(name, domain, version, {}, "", 0, 0)) is not None:
         return True
     try:
         schema: Any = defs.get_schema(name, version, domain)

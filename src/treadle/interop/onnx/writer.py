@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, defs, helper, numpy_helper
 
+from treadle.base.array import Array
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.errors import UnsupportedOp
 from treadle.base.types import TensorType
 from treadle.graph.ir import Graph, Value
-from treadle.interop.onnx.nodes import Array
 from treadle.ops.abstract import constant_array
 from treadle.ops.composite import Composite, expand
 from treadle.ops.constant import Constant
@@ -32,7 +32,7 @@ class OnnxOperand(Operators):
 
     __slots__ = ("_type", "name", "writer")
 
-    def __init__(self, writer: Writer, type_: TensorType, name: str) -> None:
+    def __init__(self, writer: GraphWriter, type_: TensorType, name: str) -> None:
         self.writer = writer
         self._type = type_
         self.name = name
@@ -83,14 +83,14 @@ def exports(*names: str) -> Callable[[Export], Export]:
     return add
 
 
-class Writer:
+class GraphWriter:
     """Nodes and initializers of one graph; those of graphs inside share the names.
 
     Args:
         outer: the writer of the graph around this one.
     """
 
-    def __init__(self, outer: Writer | None = None) -> None:
+    def __init__(self, outer: GraphWriter | None = None) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = outer.initializers if outer else []
         self._names: dict[str, int] = outer._names if outer else {}
@@ -270,7 +270,7 @@ class Writer:
 
     def subgraph(self, graph: Graph, inputs: Sequence[OnnxOperand], name: str) -> onnx.GraphProto:
         """A graph inside of a node that reads its inputs from outside."""
-        inner = Writer(self)
+        inner = GraphWriter(self)
         outputs = [inner.copied(o) for o in inner.body(graph, [inner.adopted(x) for x in inputs])]
         return inner.proto(name, (), outputs)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import torch
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
-
-Array = np.ndarray[Any, Any]
 
 DTYPES: dict[torch.dtype, DType] = {
     torch.bool: dt.bool_,

@@ -10,7 +10,7 @@ from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.arrays import DTYPES
 from treadle.interop.torch.shaping import extents
-from treadle.interop.torch.table import Call, lowers
+from treadle.interop.torch.table import OperatorCall, lowers
 from treadle.ops import logic, reduce
 from treadle.ops.attention import Attention, AttentionGrad
 from treadle.ops.select import Where
@@ -61,7 +61,7 @@ def _split(x: V | None, groups: int) -> Any:
 
 @lowers("scaled_dot_product_attention.default")
 def _attention(
-    call: Call,
+    call: OperatorCall,
     q: V,
     k: V,
     v: V,
@@ -83,7 +83,7 @@ def _attention(
 
 @lowers("_scaled_dot_product_flash_attention_for_cpu.default")
 def _flash_attention(
-    call: Call,
+    call: OperatorCall,
     q: V,
     k: V,
     v: V,
@@ -110,7 +110,7 @@ def _flash_attention(
 
 @lowers("_scaled_dot_product_flash_attention_for_cpu_backward.default")
 def _flash_attention_backward(
-    call: Call,
+    call: OperatorCall,
     dy: V,
     q: V,
     k: V,

@@ -76,7 +76,7 @@ def _breaks() -> Counter[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BackendSettings:
     """Options of `torch.compile(model, backend="treadle", options={...})`.
 
     Attributes:
@@ -90,19 +90,19 @@ class Settings:
     recompute: bool = False
 
 
-def _settings(options: Mapping[str, Any] | None) -> Settings:
+def _settings(options: Mapping[str, Any] | None) -> BackendSettings:
     """Options that the backend has.
 
     Raises:
         GraphError: another name, or another type of value.
     """
     given = dict(options or {})
-    for entry in fields(Settings):
+    for entry in fields(BackendSettings):
         value = given.get(entry.name, entry.default)
         if type(value) is not type(entry.default):
             wanted = type(entry.default).__name__
             raise GraphError("torch.compile", f"{entry.name}={value!r} is not of type {wanted}")
-    known = [entry.name for entry in fields(Settings)]
+    known = [entry.name for entry in fields(BackendSettings)]
     for name in given:
         if name not in known:
             raise GraphError(
@@ -110,7 +110,7 @@ def _settings(options: Mapping[str, Any] | None) -> Settings:
                 f"the backend has no option {name!r}",
                 hint=f"it has {', '.join(known)}",
             )
-    return Settings(**given)
+    return BackendSettings(**given)
 
 
 def backend(
@@ -128,7 +128,7 @@ def backend(
 
     Args:
         module, inputs: what PyTorch's tracer captured.
-        options: see `Settings`.
+        options: see `BackendSettings`.
         mode: of PyTorch's own backend; there is none here.
 
     Raises:
@@ -166,7 +166,7 @@ def _all_results() -> None:
     return None
 
 
-def _compiler(settings: Settings, results: Callable[[], int | None]) -> Any:
+def _compiler(settings: BackendSettings, results: Callable[[], int | None]) -> Any:
     """Return the function that AOTAutograd calls for a graph; `results`: see
     `note_what_is_read`.
     """
@@ -180,7 +180,7 @@ def _compiler(settings: Settings, results: Callable[[], int | None]) -> Any:
 
 
 def _boxed(
-    module: fx.GraphModule, results: int | None, settings: Settings
+    module: fx.GraphModule, results: int | None, settings: BackendSettings
 ) -> Callable[[list[Any]], Any]:
     """Compile one graph of ATen operators."""
     set_apart(module.graph, results)
@@ -191,7 +191,9 @@ _BODIES = ("cond", "invoke_subgraph", "map_impl", "scan", "strict_mode", "while_
 """Operators that PyTorch runs by calling graphs, as often as data say."""
 
 
-def _compiled(module: fx.GraphModule, results: int | None, settings: Settings) -> fx.GraphModule:
+def _compiled(
+    module: fx.GraphModule, results: int | None, settings: BackendSettings
+) -> fx.GraphModule:
     """A graph with programs in it, and those that it calls."""
     for name in _bodies(module.graph):
         body = module.get_submodule(name)
@@ -247,7 +249,7 @@ class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # tor
     """Finds nodes that have a counterpart, by writing each one on its own."""
 
     def __init__(
-        self, settings: Settings, symbols: Mapping[str, Range], device: torch.device
+        self, settings: BackendSettings, symbols: Mapping[str, Range], device: torch.device
     ) -> None:
         self.reasons: dict[fx.Node, str] = {}
         self.symbols, self.device = symbols, device
@@ -275,7 +277,9 @@ class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # tor
 # -- parts -------------------------------------------------------------------------------------
 
 
-def _partitioned(module: fx.GraphModule, results: int | None, settings: Settings) -> fx.GraphModule:
+def _partitioned(
+    module: fx.GraphModule, results: int | None, settings: BackendSettings
+) -> fx.GraphModule:
     """The graph with every part that is taken over as one call of a program, device by device."""
     symbols = ranges(module.graph)
     reasons: dict[fx.Node, str] = {}

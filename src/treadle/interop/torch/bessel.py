@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.graph.builder import GraphOperand
-from treadle.interop.torch.arrays import Array
 from treadle.interop.torch.shaping import extents
 from treadle.interop.torch.special import function, less, polynomial, where
-from treadle.interop.torch.table import Call, lowers
+from treadle.interop.torch.table import OperatorCall, lowers
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce, unary
 
@@ -307,7 +307,7 @@ def _zeta_from_zero(s: V, q: V) -> V:
 
 
 @lowers("special_zeta.default", "special_zeta.self_scalar", "special_zeta.other_scalar")
-def _zeta(call: Call, s: Any, q: Any) -> V:
+def _zeta(call: OperatorCall, s: Any, q: Any) -> V:
     """Hurwitz's zeta function; terms of negative numbers are those of positive ones, turned."""
     like = s if isinstance(s, GraphOperand) else q
     s, q = (call.operand(v, dt.float64, like).broadcast_to(call.shape) for v in (s, q))

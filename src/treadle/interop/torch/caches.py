@@ -46,7 +46,7 @@ def cacheable(compiles: Callable[..., Any]) -> Any:
 
 
 @dataclass
-class Kept(OutputCode):  # type: ignore[misc, unused-ignore]  # torch may be missing
+class CachedGraph(OutputCode):  # type: ignore[misc, unused-ignore]  # torch may be missing
     """A compiled graph that PyTorch may write to disk.
 
     Attributes:
@@ -83,10 +83,10 @@ class Kept(OutputCode):  # type: ignore[misc, unused-ignore]  # torch may be mis
         """Do nothing: there are no kernels of Triton's."""
 
 
-def kept(compile: Compile, module: fx.GraphModule, *arguments: Any) -> Kept:
+def kept(compile: Compile, module: fx.GraphModule, *arguments: Any) -> CachedGraph:
     """A compiled graph that can be kept."""
     for node in module.graph.nodes:
         for name in _TRACES:
             node.meta.pop(name, None)
     graph = GraphPickler.dumps(module, Options(ops_filter=None))
-    return Kept(compile, arguments, graph, compile(module, *arguments))
+    return CachedGraph(compile, arguments, graph, compile(module, *arguments))

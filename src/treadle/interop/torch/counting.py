@@ -14,7 +14,7 @@ from treadle.interop.torch.elementwise import truth
 from treadle.interop.torch.indexing import searched
 from treadle.interop.torch.reductions import ordered
 from treadle.interop.torch.shaping import extents, flat, part
-from treadle.interop.torch.table import Call, along_axes, axis_of, lowers
+from treadle.interop.torch.table import OperatorCall, along_axes, axis_of, lowers
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce, unary
 from treadle.ops.cumulative import CumSum
@@ -32,7 +32,7 @@ def _numbers(x: V, count: int, start: int = 0) -> V:
 
 @lowers("mode.default")
 @along_axes
-def _mode(call: Call, x: V, dim: int = -1, keepdim: bool = False) -> Any:
+def _mode(call: OperatorCall, x: V, dim: int = -1, keepdim: bool = False) -> Any:
     """The least of the most frequent elements, and its last place.
 
     In order, an element's run up to it is as long as its distance from the first of its equals.
@@ -53,7 +53,7 @@ def _mode(call: Call, x: V, dim: int = -1, keepdim: bool = False) -> Any:
 
 
 @lowers("nonzero_static.default")
-def _nonzero_static(call: Call, x: V, *, size: int, fill_value: int = -1) -> V:
+def _nonzero_static(call: OperatorCall, x: V, *, size: int, fill_value: int = -1) -> V:
     """Return places of nonzero elements, int64 [size, rank]; missing ones hold `fill_value`."""
     shape, count = extents(x), math.prod(extents(x))
     if 0 in (*call.shape, count):
@@ -74,7 +74,9 @@ def _nonzero_static(call: Call, x: V, *, size: int, fill_value: int = -1) -> V:
 
 
 @lowers("tril_indices.default", "triu_indices.default")
-def _triangle_indices(call: Call, rows: int, columns: int, offset: int = 0, **kwargs: Any) -> V:
+def _triangle_indices(
+    call: OperatorCall, rows: int, columns: int, offset: int = 0, **kwargs: Any
+) -> V:
     """Rows and columns of the elements of a triangle, which no data decide."""
     find = np.tril_indices if call.name.startswith("tril") else np.triu_indices
     return call.builder.constant(np.stack(find(rows, offset, columns)).astype(call.dtype.numpy))
@@ -84,7 +86,7 @@ def _triangle_indices(call: Call, rows: int, columns: int, offset: int = 0, **kw
 
 
 @lowers("histc.default")
-def _histc(call: Call, x: V, bins: int = 100, min: Any = 0, max: Any = 0) -> V:
+def _histc(call: OperatorCall, x: V, bins: int = 100, min: Any = 0, max: Any = 0) -> V:
     line = flat(x)
     least, most = line.constant(min), line.constant(max)
     if min == max:
@@ -157,7 +159,7 @@ def _per_volume(counts: V, edges: Sequence[V]) -> V:
 
 @lowers("histogram.bin_ct", "histogram.bins_tensor")
 def _histogram(
-    call: Call,
+    call: OperatorCall,
     x: V,
     bins: Any,
     *,
@@ -178,7 +180,7 @@ def _rows(x: V) -> V:
 
 @lowers("_histogramdd_bin_edges.default")
 def _histogram_edges(
-    call: Call,
+    call: OperatorCall,
     x: V,
     bins: Sequence[int],
     *,
@@ -195,7 +197,7 @@ def _histogram_edges(
 
 @lowers("_histogramdd_from_bin_cts.default")
 def _histogram_of_counts(
-    call: Call,
+    call: OperatorCall,
     x: V,
     bins: Sequence[int],
     *,
@@ -209,6 +211,6 @@ def _histogram_of_counts(
 
 @lowers("_histogramdd_from_bin_tensors.default")
 def _histogram_of_edges(
-    call: Call, x: V, bins: Sequence[V], *, weight: V | None = None, density: bool = False
+    call: OperatorCall, x: V, bins: Sequence[V], *, weight: V | None = None, density: bool = False
 ) -> V:
     return _filled(_rows(x), bins, weight, density)

@@ -10,7 +10,7 @@ import numpy as np
 
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.shaping import extents
-from treadle.interop.torch.table import Call, lowers
+from treadle.interop.torch.table import OperatorCall, lowers
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce, unary
 from treadle.ops.gather import IndexAdd, Take
@@ -66,12 +66,12 @@ def _between(x: V, y: V) -> V:
 
 
 @lowers("_cdist_forward.default")
-def _cdist(call: Call, x: V, y: V, p: float, mode: Any) -> V:
+def _cdist(call: OperatorCall, x: V, y: V, p: float, mode: Any) -> V:
     return _size(_between(x, y), p).broadcast_to(call.shape)
 
 
 @lowers("_cdist_backward.default")
-def _cdist_backward(call: Call, dy: V, x: V, y: V, p: float, distance: V) -> V:
+def _cdist_backward(call: OperatorCall, dy: V, x: V, y: V, p: float, distance: V) -> V:
     wide = (*extents(distance), 1)
     slope = _slope(_between(x, y), p, distance.reshape(wide)) * dy.reshape(wide)
     made = reduce.Sum((slope.type.ndim - 2,), False)(slope)
@@ -83,7 +83,7 @@ def _cdist_backward(call: Call, dy: V, x: V, y: V, p: float, distance: V) -> V:
     return reduce.Sum(narrow, True)(made) if narrow else made
 
 
-def _pairs(call: Call, rows: int) -> tuple[V, V]:
+def _pairs(call: OperatorCall, rows: int) -> tuple[V, V]:
     first, second = np.triu_indices(rows, 1)
     return (
         call.builder.constant(first.astype(np.int64)),
@@ -92,13 +92,13 @@ def _pairs(call: Call, rows: int) -> tuple[V, V]:
 
 
 @lowers("_pdist_forward.default")
-def _pdist(call: Call, x: V, p: float = 2.0) -> V:
+def _pdist(call: OperatorCall, x: V, p: float = 2.0) -> V:
     first, second = _pairs(call, extents(x)[0])
     return _size(Take(0)(x, first) - Take(0)(x, second), p)
 
 
 @lowers("_pdist_backward.default")
-def _pdist_backward(call: Call, dy: V, x: V, p: float, distance: V) -> V:
+def _pdist_backward(call: OperatorCall, dy: V, x: V, p: float, distance: V) -> V:
     first, second = _pairs(call, extents(x)[0])
     apart, wide = Take(0)(x, first) - Take(0)(x, second), (*extents(distance), 1)
     slope = _slope(apart, p, distance.reshape(wide)) * dy.reshape(wide)
@@ -109,7 +109,7 @@ def _pdist_backward(call: Call, dy: V, x: V, p: float, distance: V) -> V:
 
 @lowers("_trilinear.default")
 def _trilinear(
-    call: Call,
+    call: OperatorCall,
     x: V,
     y: V,
     z: V,

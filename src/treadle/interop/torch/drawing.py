@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.graph.builder import GraphOperand
-from treadle.interop.torch.arrays import Array
 from treadle.interop.torch.shaping import part
-from treadle.interop.torch.table import Call, Lower, lowers
+from treadle.interop.torch.table import Lower, OperatorCall, lowers
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce, unary
 from treadle.ops.cumulative import CumSum
@@ -51,29 +51,31 @@ def keys(count: int, generator: torch.Generator | None = None) -> list[Array]:
     return list(states)
 
 
-def _uniform(call: Call, shape: Sequence[int], dtype: DType) -> V:
+def _uniform(call: OperatorCall, shape: Sequence[int], dtype: DType) -> V:
     """Numbers in [0, 1)."""
     return call.draw(RandomUniform(tuple(shape), dtype))
 
 
-def _plain(call: Call, generator: Any) -> None:
+def _plain(call: OperatorCall, generator: Any) -> None:
     if generator is not None:
         raise NotImplementedError("it has a generator of its own")
 
 
 @_draws("rand.default", "rand_like.default")
-def _rand(call: Call, *args: Any, **kwargs: Any) -> V:
+def _rand(call: OperatorCall, *args: Any, **kwargs: Any) -> V:
     return _uniform(call, call.shape, call.dtype)
 
 
 @_draws("uniform.default")
-def _between(call: Call, x: V, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> V:
+def _between(
+    call: OperatorCall, x: V, low: float = 0.0, high: float = 1.0, *, generator: Any = None
+) -> V:
     _plain(call, generator)
     return _uniform(call, call.shape, call.dtype) * (high - low) + low
 
 
 @_draws("randn.default", "randn_like.default")
-def _randn(call: Call, *args: Any, **kwargs: Any) -> V:
+def _randn(call: OperatorCall, *args: Any, **kwargs: Any) -> V:
     return call.draw(RandomNormal(call.shape, call.dtype))
 
 
@@ -84,7 +86,7 @@ def _randn(call: Call, *args: Any, **kwargs: Any) -> V:
     "normal.Tensor_Tensor",
     "normal.float_float",
 )
-def _normal(call: Call, first: Any, *args: Any, generator: Any = None, **kwargs: Any) -> V:
+def _normal(call: OperatorCall, first: Any, *args: Any, generator: Any = None, **kwargs: Any) -> V:
     _plain(call, generator)
     filled = call.name.startswith("normal_functional")
     given = list(args) if filled else [first, *args]
@@ -98,20 +100,20 @@ def _normal(call: Call, first: Any, *args: Any, generator: Any = None, **kwargs:
 # -- truths ------------------------------------------------------------------------------------
 
 
-def _below(call: Call, p: float, shape: tuple[int, ...]) -> V:
+def _below(call: OperatorCall, p: float, shape: tuple[int, ...]) -> V:
     """True with a probability."""
     drawn = _uniform(call, shape, dt.float32)
     return logic.Less()(drawn, drawn.constant(p))
 
 
 @_draws("bernoulli.p")
-def _bernoulli(call: Call, x: V, p: float = 0.5, *, generator: Any = None) -> V:
+def _bernoulli(call: OperatorCall, x: V, p: float = 0.5, *, generator: Any = None) -> V:
     _plain(call, generator)
     return _below(call, p, call.shape).astype(call.dtype)
 
 
 @_draws("bernoulli.default", "bernoulli.Tensor")
-def _bernoulli_each(call: Call, x: V, p: V | None = None, *, generator: Any = None) -> V:
+def _bernoulli_each(call: OperatorCall, x: V, p: V | None = None, *, generator: Any = None) -> V:
     _plain(call, generator)
     chance = x if p is None else p
     drawn = _uniform(call, call.shape, chance.type.dtype)
@@ -119,7 +121,7 @@ def _bernoulli_each(call: Call, x: V, p: V | None = None, *, generator: Any = No
 
 
 @_draws("geometric.default")
-def _geometric(call: Call, x: V, p: float, *, generator: Any = None) -> V:
+def _geometric(call: OperatorCall, x: V, p: float, *, generator: Any = None) -> V:
     """Trials up to a success; PyTorch's own parts draw in x's type, which may be an integer."""
     _plain(call, generator)
     wide = dt.float64 if call.dtype.itemsize == 8 else dt.float32
@@ -128,7 +130,7 @@ def _geometric(call: Call, x: V, p: float, *, generator: Any = None) -> V:
 
 
 @_draws("native_dropout.default")
-def _dropout(call: Call, x: V, p: float, train: bool | None) -> tuple[V, V]:
+def _dropout(call: OperatorCall, x: V, p: float, train: bool | None) -> tuple[V, V]:
     shape = x.type.shape
     if train is False or p == 0:
         return x, x.builder.constant(np.True_).broadcast_to(shape)
@@ -140,7 +142,7 @@ def _dropout(call: Call, x: V, p: float, train: bool | None) -> tuple[V, V]:
 
 @_draws("rrelu_with_noise_functional.default")
 def _rrelu(
-    call: Call,
+    call: OperatorCall,
     x: V,
     noise: V,
     lower: float = 0.125,
@@ -161,7 +163,7 @@ def _rrelu(
 
 
 @_draws("randint.default", "randint.low", "randint_like.default", "randint_like.low_dtype")
-def _randint(call: Call, *args: Any, **kwargs: Any) -> V:
+def _randint(call: OperatorCall, *args: Any, **kwargs: Any) -> V:
     bounds = [a for a in args if isinstance(a, int)]
     low, high = (0, bounds[0]) if len(bounds) == 1 else bounds
     span = high - low
@@ -176,7 +178,7 @@ def _randint(call: Call, *args: Any, **kwargs: Any) -> V:
 
 
 @_draws("randperm.default")
-def _randperm(call: Call, n: int, **kwargs: Any) -> V:
+def _randperm(call: OperatorCall, n: int, **kwargs: Any) -> V:
     return call.draw(RandomPermutation(n)).astype(call.dtype)
 
 
@@ -184,7 +186,7 @@ def _randperm(call: Call, n: int, **kwargs: Any) -> V:
 
 
 @_draws("poisson.default", "_standard_gamma.default")
-def _sampled(call: Call, x: V, generator: Any = None) -> V:
+def _sampled(call: OperatorCall, x: V, generator: Any = None) -> V:
     _plain(call, generator)
     op: Sampler = RandomPoisson(()) if call.name.startswith("poisson") else RandomGamma(())
     return call.draw(op, x.astype(dt.float32)).astype(call.dtype)
@@ -192,7 +194,7 @@ def _sampled(call: Call, x: V, generator: Any = None) -> V:
 
 @_draws("multinomial.default")
 def _multinomial(
-    call: Call, x: V, count: int, replacement: bool = False, *, generator: Any = None
+    call: OperatorCall, x: V, count: int, replacement: bool = False, *, generator: Any = None
 ) -> V:
     _plain(call, generator)
     shape, axis = call.inputs[0].shape, x.type.ndim - 1

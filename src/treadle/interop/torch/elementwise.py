@@ -14,7 +14,7 @@ from treadle.graph.builder import GraphOperand
 from treadle.interop.conventions import remainder, truncated_quotient
 from treadle.interop.torch.arrays import DTYPES
 from treadle.interop.torch.symbols import LEAST, Described
-from treadle.interop.torch.table import Call, lowers
+from treadle.interop.torch.table import OperatorCall, lowers
 from treadle.ops import activation, logic, reduce, unary
 from treadle.ops import elementwise as ew
 from treadle.ops.op import Op
@@ -58,7 +58,7 @@ _UNARY: dict[str, Op] = {
 def _register_unary() -> None:
     for name, op in _UNARY.items():
 
-        def lower(call: Call, x: V, _op: Op = op, _name: str = name) -> V:
+        def lower(call: OperatorCall, x: V, _op: Op = op, _name: str = name) -> V:
             if x.type.dtype.is_integer and _name in ("ceil", "floor", "trunc"):
                 return x
             if x.type.dtype is dt.bool_ and _name == "sign":
@@ -72,7 +72,7 @@ _register_unary()
 
 
 def _scaled_log(base: float) -> Any:
-    def lower(call: Call, x: V) -> V:
+    def lower(call: OperatorCall, x: V) -> V:
         return unary.Log()(x.astype(call.dtype)) / math.log(base)
 
     return lower
@@ -83,13 +83,13 @@ lowers("log10.default")(_scaled_log(10))
 
 
 @lowers("exp2.default")
-def _exp2(call: Call, x: V) -> V:
+def _exp2(call: OperatorCall, x: V) -> V:
     y = x.astype(call.dtype)
     return ew.Pow()(y.constant(2.0), y)
 
 
 @lowers("round.default")
-def _round(call: Call, x: V) -> V:
+def _round(call: OperatorCall, x: V) -> V:
     made: V = unary.RoundEven()(x)
     return made
 
@@ -97,14 +97,14 @@ def _round(call: Call, x: V) -> V:
 # -- two operands ------------------------------------------------------------------------------
 
 
-def _both(call: Call, x: Any, y: Any, dtype: DType) -> tuple[V, V]:
+def _both(call: OperatorCall, x: Any, y: Any, dtype: DType) -> tuple[V, V]:
     anchor = x if isinstance(x, GraphOperand) else y
     like = anchor if isinstance(anchor, GraphOperand) else None
     return call.operand(x, dtype, like), call.operand(y, dtype, like)
 
 
 def _arithmetic(op: Op) -> Any:
-    def lower(call: Call, x: Any, y: Any, alpha: Any = 1) -> V:
+    def lower(call: OperatorCall, x: Any, y: Any, alpha: Any = 1) -> V:
         first, second = _both(call, x, y, call.dtype)
         if alpha != 1:
             second = second * alpha
@@ -117,7 +117,7 @@ def _arithmetic_of_truths(op: Op, of_truths: Op) -> Any:
     """Return a lowering: bools are added as "or", multiplied as "and"; alpha 0 makes y False."""
     of_numbers = _arithmetic(op)
 
-    def lower(call: Call, x: Any, y: Any, alpha: Any = 1) -> V:
+    def lower(call: OperatorCall, x: Any, y: Any, alpha: Any = 1) -> V:
         if call.dtype is dt.bool_:
             first, second = _both(call, x, y, dt.bool_)
             return of_truths(
@@ -157,7 +157,7 @@ for _side, _op in {"left": logic.ShiftLeft(), "right": logic.ShiftRight()}.items
 
 
 @lowers("fma.default")
-def _multiply_add(call: Call, x: Any, y: Any, z: Any) -> V:
+def _multiply_add(call: OperatorCall, x: Any, y: Any, z: Any) -> V:
     """Compute x + y z as in PyTorch's parts of `addcmul` and `lerp`; the product is
     rounded here.
     """
@@ -166,7 +166,7 @@ def _multiply_add(call: Call, x: Any, y: Any, z: Any) -> V:
 
 
 @lowers("lcm.default")
-def _lcm(call: Call, x: V, y: V) -> V:
+def _lcm(call: OperatorCall, x: V, y: V) -> V:
     first, second = (v.astype(call.dtype) for v in (x, y))
     common = _gcd(call, first, second)
     known = Where()(logic.Equal()(common, common.constant(0)), common.constant(1), common)
@@ -175,7 +175,7 @@ def _lcm(call: Call, x: V, y: V) -> V:
 
 
 @lowers("gcd.default")
-def _gcd(call: Call, x: V, y: V) -> V:
+def _gcd(call: OperatorCall, x: V, y: V) -> V:
     """Euclid's algorithm, until no element has a remainder."""
     first, second = (v.astype(call.dtype).broadcast_to(call.shape) for v in (x, y))
 
@@ -197,18 +197,18 @@ def _gcd(call: Call, x: V, y: V) -> V:
 
 
 @lowers("rsub.Scalar", "rsub.Tensor")
-def _rsub(call: Call, x: V, y: Any, alpha: Any = 1) -> V:
+def _rsub(call: OperatorCall, x: V, y: Any, alpha: Any = 1) -> V:
     first, second = _both(call, x, y, call.dtype)
     return second - (first if alpha == 1 else first * alpha)
 
 
 @lowers("div.Tensor", "div.Scalar", "true_divide.Tensor", "true_divide.Scalar")
-def _div(call: Call, x: Any, y: Any) -> V:
+def _div(call: OperatorCall, x: Any, y: Any) -> V:
     return ew.Div()(*_both(call, x, y, call.dtype))
 
 
 @lowers("div.Tensor_mode", "div.Scalar_mode")
-def _div_mode(call: Call, x: Any, y: Any, *, rounding_mode: str | None = None) -> V:
+def _div_mode(call: OperatorCall, x: Any, y: Any, *, rounding_mode: str | None = None) -> V:
     first, second = _both(call, x, y, call.dtype)
     if rounding_mode is None:
         return ew.Div()(first, second)
@@ -219,19 +219,19 @@ def _div_mode(call: Call, x: Any, y: Any, *, rounding_mode: str | None = None) -
 
 
 @lowers("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
-def _remainder(call: Call, x: Any, y: Any) -> V:
+def _remainder(call: OperatorCall, x: Any, y: Any) -> V:
     made: V = remainder(*_both(call, x, y, call.dtype), truncated=False)
     return made
 
 
 @lowers("fmod.Tensor", "fmod.Scalar")
-def _fmod(call: Call, x: Any, y: Any) -> V:
+def _fmod(call: OperatorCall, x: Any, y: Any) -> V:
     made: V = remainder(*_both(call, x, y, call.dtype), truncated=True)
     return made
 
 
 @lowers("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
-def _pow(call: Call, x: Any, y: Any) -> V:
+def _pow(call: OperatorCall, x: Any, y: Any) -> V:
     if isinstance(x, GraphOperand) and isinstance(y, (int, float)) and call.dtype.is_float:
         return x.astype(call.dtype) ** y
     wide = call.dtype if call.dtype.is_float else dt.int64
@@ -249,14 +249,14 @@ def _typed(value: Any) -> Any:
     return value.example() if isinstance(value, Described) else value
 
 
-def _compared_as(call: Call, x: Any, y: Any) -> DType:
+def _compared_as(call: OperatorCall, x: Any, y: Any) -> DType:
     given = (i if i is not None else v for i, v in zip(call.inputs, (x, y), strict=False))
     parts = [_typed(v) for v in given]
     return DTYPES[torch.result_type(*parts)]
 
 
 def _comparison(op: Op) -> Any:
-    def lower(call: Call, x: Any, y: Any) -> V:
+    def lower(call: OperatorCall, x: Any, y: Any) -> V:
         return op(*_both(call, x, y, _compared_as(call, x, y)))
 
     return lower
@@ -280,34 +280,34 @@ def truth(x: V) -> V:
 
 
 @lowers("logical_not.default")
-def _logical_not(call: Call, x: V) -> V:
+def _logical_not(call: OperatorCall, x: V) -> V:
     return logic.LogicalNot()(truth(x))
 
 
 @lowers("logical_and.default")
-def _logical_and(call: Call, x: V, y: V) -> V:
+def _logical_and(call: OperatorCall, x: V, y: V) -> V:
     return logic.LogicalAnd()(truth(x), truth(y))
 
 
 @lowers("logical_or.default")
-def _logical_or(call: Call, x: V, y: V) -> V:
+def _logical_or(call: OperatorCall, x: V, y: V) -> V:
     return logic.LogicalOr()(truth(x), truth(y))
 
 
 @lowers("logical_xor.default")
-def _logical_xor(call: Call, x: V, y: V) -> V:
+def _logical_xor(call: OperatorCall, x: V, y: V) -> V:
     return logic.LogicalXor()(truth(x), truth(y))
 
 
 @lowers("bitwise_not.default")
-def _bitwise_not(call: Call, x: V) -> V:
+def _bitwise_not(call: OperatorCall, x: V) -> V:
     return logic.LogicalNot()(x) if x.type.dtype is dt.bool_ else logic.BitNot()(x)
 
 
 def _asked_of_numbers(op: Op) -> Any:
     """Return a lowering of a question that is False for bools, neither NaN nor infinite."""
 
-    def lower(call: Call, x: V) -> V:
+    def lower(call: OperatorCall, x: V) -> V:
         if x.type.dtype is dt.bool_:
             return x.constant(False).broadcast_to(call.shape)
         return op(x)
@@ -320,13 +320,13 @@ lowers("isinf.default")(_asked_of_numbers(logic.IsInf()))
 
 
 @lowers("where.self")
-def _where(call: Call, mask: V, x: V, y: V) -> V:
+def _where(call: OperatorCall, mask: V, x: V, y: V) -> V:
     first, second = _both(call, x, y, call.dtype)
     return Where()(mask, first, second).broadcast_to(call.shape)
 
 
 @lowers("masked_fill.Scalar")
-def _masked_fill(call: Call, x: V, mask: V, value: Any) -> V:
+def _masked_fill(call: OperatorCall, x: V, mask: V, value: Any) -> V:
     return Where()(mask, call.operand(value, x.type.dtype, x), x).broadcast_to(call.shape)
 
 
@@ -334,12 +334,12 @@ def _masked_fill(call: Call, x: V, mask: V, value: Any) -> V:
 
 
 @lowers("gelu.default")
-def _gelu(call: Call, x: V, *, approximate: str = "none") -> V:
+def _gelu(call: OperatorCall, x: V, *, approximate: str = "none") -> V:
     return activation.Gelu(approximate)(x)
 
 
 @lowers("clamp.default", "hardtanh.default")
-def _clamp(call: Call, x: V, low: Any = None, high: Any = None) -> V:
+def _clamp(call: OperatorCall, x: V, low: Any = None, high: Any = None) -> V:
     if any(isinstance(v, GraphOperand) for v in (low, high)):  # numbers made of sizes
         made: V = _clamp_by_tensors(call, x, low, high)
         return made
@@ -351,39 +351,41 @@ def _clamp(call: Call, x: V, low: Any = None, high: Any = None) -> V:
 
 
 @lowers("clamp_min.default")
-def _clamp_min(call: Call, x: V, low: Any) -> V:
+def _clamp_min(call: OperatorCall, x: V, low: Any) -> V:
     made: V = _clamp(call, x, low)
     return made
 
 
 @lowers("clamp.Tensor")
-def _clamp_by_tensors(call: Call, x: V, low: Any = None, high: Any = None) -> V:
+def _clamp_by_tensors(call: OperatorCall, x: V, low: Any = None, high: Any = None) -> V:
     y = x.astype(call.dtype)
     y = y if low is None else LARGER(call, y, low)
     return y if high is None else SMALLER(call, y, high)
 
 
 @lowers("leaky_relu.default")
-def _leaky_relu(call: Call, x: V, slope: Any = 0.01) -> V:
+def _leaky_relu(call: OperatorCall, x: V, slope: Any = 0.01) -> V:
     if isinstance(slope, GraphOperand):
         return Where()(logic.Greater()(x, x.constant(0)), x, x * slope.astype(x.type.dtype))
     return activation.LeakyRelu(slope)(x)
 
 
 @lowers("elu.default")
-def _elu(call: Call, x: V, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> V:
+def _elu(
+    call: OperatorCall, x: V, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+) -> V:
     zero = x.constant(0)
     low = (unary.Expm1()(ew.Minimum()(x, zero) * input_scale)) * (alpha * scale)
     return ew.Maximum()(x, zero) * scale + low
 
 
 @lowers("hardsigmoid.default")
-def _hardsigmoid(call: Call, x: V) -> V:
+def _hardsigmoid(call: OperatorCall, x: V) -> V:
     return Clip(0.0, 1.0)(x / 6.0 + 0.5)
 
 
 @lowers("hardswish.default")
-def _hardswish(call: Call, x: V) -> V:
+def _hardswish(call: OperatorCall, x: V) -> V:
     return x * Clip(0.0, 6.0)(x + 3.0) / 6.0
 
 
@@ -395,7 +397,7 @@ def _hardswish(call: Call, x: V) -> V:
     "convert_element_type.default",
     "to.dtype",
 )
-def _to_copy(call: Call, x: Any, *args: Any, **kwargs: Any) -> V:
+def _to_copy(call: OperatorCall, x: Any, *args: Any, **kwargs: Any) -> V:
     if call.dtype is dt.bool_ and isinstance(x, GraphOperand):
         return truth(x)
     return call.operand(x, call.dtype)
@@ -409,7 +411,7 @@ def _to_copy(call: Call, x: Any, *args: Any, **kwargs: Any) -> V:
     "lift_fresh_copy.default",
     "copy.default",
 )
-def _same(call: Call, x: V, *args: Any, **kwargs: Any) -> V:
+def _same(call: OperatorCall, x: V, *args: Any, **kwargs: Any) -> V:
     if args and isinstance(args[0], GraphOperand):  # copy: the second argument's values
         given: V = args[0]
         return given.astype(call.dtype).broadcast_to(call.shape)

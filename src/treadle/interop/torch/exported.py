@@ -27,7 +27,7 @@ from treadle.interop.torch.program import TorchProgram
 from treadle.interop.torch.quantizing import zero_points
 from treadle.interop.torch.recurrent import RECURRENT
 from treadle.interop.torch.strides import look_at_bases
-from treadle.interop.torch.written import Place
+from treadle.interop.torch.written import OutputPlace
 from treadle.module.module import Module
 from treadle.tensor import Parameter, Tensor
 
@@ -93,7 +93,7 @@ def quiet_torch() -> Iterator[None]:
         yield
 
 
-class Weights(Module):
+class PartWeights(Module):
     """Holds the weights of a part of an exported program, under PyTorch's names."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -195,7 +195,7 @@ class ExportedModel(Module):
             pop_casting()
         for target, place in written.updates:
             self._at(target)._reset(made[place.index])
-        return [made[r.index] if isinstance(r, Place) else r for r in written.results]
+        return [made[r.index] if isinstance(r, OutputPlace) else r for r in written.results]
 
 
 # -- weights -----------------------------------------------------------------------------------
@@ -211,9 +211,9 @@ def _put(module: Module, path: Sequence[str], tensor: Tensor) -> tuple[str, ...]
     *rooms, last = path
     taken: list[str] = []
     for room in rooms:
-        name = _attribute(module, room, Weights)
+        name = _attribute(module, room, PartWeights)
         if name not in vars(module):
-            setattr(module, name, Weights())
+            setattr(module, name, PartWeights())
         module = getattr(module, name)
         taken.append(name)
     name = _attribute(module, last, type(None))

@@ -16,7 +16,7 @@ from treadle.base.dtype import DType
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.pairs import COMPLEX, Pair
 from treadle.interop.torch.shaping import extents, part
-from treadle.interop.torch.table import Call
+from treadle.interop.torch.table import OperatorCall
 from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Concat, Flip
 from treadle.ops.slicing import Pad
@@ -132,7 +132,9 @@ def _scaled(x: Any, normalization: int, cells: int) -> Any:
     return x * factor
 
 
-def _fft(call: Call, x: Pair, dims: Sequence[int], normalization: int, forward: bool) -> Pair:
+def _fft(
+    call: OperatorCall, x: Pair, dims: Sequence[int], normalization: int, forward: bool
+) -> Pair:
     rank = x.real.type.ndim
     cells = math.prod(extents(x.real)[d] for d in dims)
     for dim in dims:
@@ -141,7 +143,9 @@ def _fft(call: Call, x: Pair, dims: Sequence[int], normalization: int, forward: 
     return made
 
 
-def _of_reals(call: Call, x: V, dims: Sequence[int], normalization: int, onesided: bool) -> Pair:
+def _of_reals(
+    call: OperatorCall, x: V, dims: Sequence[int], normalization: int, onesided: bool
+) -> Pair:
     rank, last = x.type.ndim, dims[-1] % x.type.ndim
     cells = math.prod(extents(x)[d] for d in dims)
     made = _along(x, last, -1)
@@ -154,7 +158,9 @@ def _of_reals(call: Call, x: V, dims: Sequence[int], normalization: int, oneside
     return scaled
 
 
-def _to_reals(call: Call, x: Pair, dims: Sequence[int], normalization: int, length: int) -> V:
+def _to_reals(
+    call: OperatorCall, x: Pair, dims: Sequence[int], normalization: int, length: int
+) -> V:
     """Back from the half of a spectrum whose other half mirrors it."""
     rank, last = x.real.type.ndim, dims[-1] % x.real.type.ndim
     for dim in dims[:-1]:

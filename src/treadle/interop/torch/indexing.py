@@ -13,7 +13,7 @@ from treadle.graph.builder import GraphOperand
 from treadle.interop.conventions import extremum_last, scattered_products
 from treadle.interop.torch.reductions import ordered
 from treadle.interop.torch.shaping import extents, flat, part
-from treadle.interop.torch.table import Call, along_axes, axis_of, lowers
+from treadle.interop.torch.table import OperatorCall, along_axes, axis_of, lowers
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce
 from treadle.ops.check import InRange
@@ -28,13 +28,13 @@ V = GraphOperand
 
 
 @lowers("embedding.default")
-def _embedding(call: Call, weight: V, index: V, *args: Any) -> V:
+def _embedding(call: OperatorCall, weight: V, index: V, *args: Any) -> V:
     return Take(0)(weight, counted("embedding", index, weight, 0))
 
 
 @lowers("index_select.default")
 @along_axes
-def _index_select(call: Call, x: V, dim: int, index: V) -> V:
+def _index_select(call: OperatorCall, x: V, dim: int, index: V) -> V:
     index = index.reshape((1,)) if not index.type.ndim else index
     axis = axis_of(dim, x)
     return Take(axis)(x, counted("index_select", index, x, axis))
@@ -42,7 +42,7 @@ def _index_select(call: Call, x: V, dim: int, index: V) -> V:
 
 @lowers("gather.default")
 @along_axes
-def _gather(call: Call, x: V, dim: int, index: V, **kwargs: Any) -> V:
+def _gather(call: OperatorCall, x: V, dim: int, index: V, **kwargs: Any) -> V:
     axis = axis_of(dim, x)
     if 0 in call.shape:  # of any rank
         return x.constant(0, call.dtype).broadcast_to(call.shape)
@@ -78,7 +78,7 @@ def _source(x: V, index: V, src: Any) -> V:
 
 @lowers("scatter.src", "scatter.value")
 @along_axes
-def _scatter(call: Call, x: V, dim: int, index: V, src: Any) -> V:
+def _scatter(call: OperatorCall, x: V, dim: int, index: V, src: Any) -> V:
     if 0 in extents(index):  # of any rank
         return x
     axis = axis_of(dim, x)
@@ -88,7 +88,7 @@ def _scatter(call: Call, x: V, dim: int, index: V, src: Any) -> V:
 
 @lowers("scatter_add.default")
 @along_axes
-def _scatter_add(call: Call, x: V, dim: int, index: V, src: V) -> V:
+def _scatter_add(call: OperatorCall, x: V, dim: int, index: V, src: V) -> V:
     if 0 in extents(index):
         return x
     axis = axis_of(dim, x)
@@ -105,7 +105,7 @@ def _added(x: V, axis: int, index: V, src: V) -> V:
 
 @lowers("scatter.reduce", "scatter.value_reduce")
 @along_axes
-def _scatter_into(call: Call, x: V, dim: int, index: V, src: Any, *, reduce: str) -> V:
+def _scatter_into(call: OperatorCall, x: V, dim: int, index: V, src: Any, *, reduce: str) -> V:
     wanted = {"add": "sum", "multiply": "prod"}[reduce]
     return _combined(x, axis_of(dim, x), index, _source(x, index, src), wanted, True)
 
@@ -113,7 +113,7 @@ def _scatter_into(call: Call, x: V, dim: int, index: V, src: Any, *, reduce: str
 @lowers("scatter_reduce.two")
 @along_axes
 def _scatter_reduce(
-    call: Call, x: V, dim: int, index: V, src: V, reduce: str, *, include_self: bool = True
+    call: OperatorCall, x: V, dim: int, index: V, src: V, reduce: str, *, include_self: bool = True
 ) -> V:
     return _combined(x, axis_of(dim, x), index, _source(x, index, src), reduce, include_self)
 
@@ -121,7 +121,7 @@ def _scatter_reduce(
 @lowers("index_reduce.default")
 @along_axes
 def _index_reduce(
-    call: Call, x: V, dim: int, index: V, src: V, reduce: str, *, include_self: bool = True
+    call: OperatorCall, x: V, dim: int, index: V, src: V, reduce: str, *, include_self: bool = True
 ) -> V:
     axis = axis_of(dim, x)
     line = tuple(-1 if i == axis else 1 for i in range(x.type.ndim))
@@ -162,7 +162,7 @@ def _combined(x: V, axis: int, index: V, src: V, how: str, with_x: bool) -> V:
 
 
 @lowers("masked_scatter.default")
-def _masked_scatter(call: Call, x: V, mask: V, source: V) -> V:
+def _masked_scatter(call: OperatorCall, x: V, mask: V, source: V) -> V:
     """The true places of the mask take what the source holds, in order."""
     wide, taken = x.broadcast_to(call.shape), mask.broadcast_to(call.shape)
     if not math.prod(call.shape) or not math.prod(extents(source)):
@@ -174,7 +174,7 @@ def _masked_scatter(call: Call, x: V, mask: V, source: V) -> V:
 
 
 @lowers("masked_scatter_backward.default")
-def _masked_scatter_backward(call: Call, dy: V, mask: V, sizes: Sequence[int]) -> V:
+def _masked_scatter_backward(call: OperatorCall, dy: V, mask: V, sizes: Sequence[int]) -> V:
     """The gradients at the true places of the mask, in order, and zeros behind them."""
     count = math.prod(sizes)
     zeros = dy.constant(0).broadcast_to((count,))
@@ -188,7 +188,7 @@ def _masked_scatter_backward(call: Call, dy: V, mask: V, sizes: Sequence[int]) -
 
 
 @lowers("put.default")
-def _put(call: Call, x: V, index: V, source: V, accumulate: bool = False) -> V:
+def _put(call: OperatorCall, x: V, index: V, source: V, accumulate: bool = False) -> V:
     if not math.prod(extents(index)):
         return x
     places = [as_index(flat(index))]
@@ -197,20 +197,20 @@ def _put(call: Call, x: V, index: V, source: V, accumulate: bool = False) -> V:
 
 @lowers("index_add.default")
 @along_axes
-def _index_add(call: Call, x: V, dim: int, index: V, source: V, *, alpha: Any = 1) -> V:
+def _index_add(call: OperatorCall, x: V, dim: int, index: V, source: V, *, alpha: Any = 1) -> V:
     source = source if alpha == 1 else source * source.constant(alpha)
     return _lines_written("index_add", x, dim, index, source, True)
 
 
 @lowers("index_copy.default")
 @along_axes
-def _index_copy(call: Call, x: V, dim: int, index: V, source: V) -> V:
+def _index_copy(call: OperatorCall, x: V, dim: int, index: V, source: V) -> V:
     return _lines_written("index_copy", x, dim, index, source, False)
 
 
 @lowers("index_fill.int_Scalar", "index_fill.int_Tensor")
 @along_axes
-def _index_fill(call: Call, x: V, dim: int, index: V, value: Any) -> V:
+def _index_fill(call: OperatorCall, x: V, dim: int, index: V, value: Any) -> V:
     """Fill slices along an axis; of these operators, this one's index may count from the end."""
     axis, places = axis_of(dim, x), as_index(flat(index))
     value = call.operand(value, x.type.dtype, x).reshape(())
@@ -251,14 +251,14 @@ def _axes_of(x: V, indices: Sequence[V | None]) -> tuple[tuple[int, ...], list[V
 
 
 @lowers("index.Tensor")
-def _index(call: Call, x: V, indices: Sequence[V | None]) -> V:
+def _index(call: OperatorCall, x: V, indices: Sequence[V | None]) -> V:
     axes, given = _axes_of(x, indices)
     return Index(axes)(x, *given)
 
 
 @lowers("index_put.default", "_unsafe_index_put.default")
 def _index_put(
-    call: Call, x: V, indices: Sequence[V | None], values: V, accumulate: bool = False
+    call: OperatorCall, x: V, indices: Sequence[V | None], values: V, accumulate: bool = False
 ) -> V:
     if set(extents(values)) <= {1} and not accumulate and _is_mask(indices):
         return _filled(x, indices[0], values)
@@ -268,7 +268,7 @@ def _index_put(
 
 
 @lowers("flex_lib.zeros_and_scatter.default")
-def _sums_at(call: Call, shape: Sequence[Any], indices: Sequence[V | None], values: V) -> V:
+def _sums_at(call: OperatorCall, shape: Sequence[Any], indices: Sequence[V | None], values: V) -> V:
     """Gradients of what a change of attention's scores reads."""
     none = values.constant(0).broadcast_to(tuple(shape))
     made: V = _index_put(call, none, indices, values, True)
@@ -294,7 +294,13 @@ def _filled(x: V, mask: Any, value: V) -> V:
 
 @lowers("searchsorted.Tensor", "searchsorted.Scalar")
 def _searchsorted(
-    call: Call, line: V, x: Any, *, right: bool = False, side: str | None = None, **kwargs: Any
+    call: OperatorCall,
+    line: V,
+    x: Any,
+    *,
+    right: bool = False,
+    side: str | None = None,
+    **kwargs: Any,
 ) -> V:
     sorter = kwargs.get("sorter")
     if sorter is not None:
@@ -305,7 +311,7 @@ def _searchsorted(
 
 
 @lowers("bucketize.Tensor", "bucketize.Scalar")
-def _bucketize(call: Call, x: Any, line: V, *, right: bool = False, **kwargs: Any) -> V:
+def _bucketize(call: OperatorCall, x: Any, line: V, *, right: bool = False, **kwargs: Any) -> V:
     value = x if isinstance(x, GraphOperand) else line.constant(x)
     return searched(line, value, right).astype(call.dtype)
 
@@ -349,7 +355,7 @@ _SUM, _MEAN, _MAX = 0, 1, 2
 
 @lowers("_embedding_bag.default", "_embedding_bag_forward_only.default")
 def _embedding_bag(
-    call: Call,
+    call: OperatorCall,
     weight: V,
     indices: V,
     offsets: V,
@@ -393,7 +399,7 @@ def _embedding_bag(
     return tuple(_as_declared(call, i, v) for i, v in enumerate(found))
 
 
-def _as_declared(call: Call, number: int, result: V) -> V:
+def _as_declared(call: OperatorCall, number: int, result: V) -> V:
     """A result in the shape that PyTorch gives it: what it does not need is empty or undefined."""
     shape = tuple(call.values[number].shape)
     if shape == extents(result):
@@ -403,7 +409,7 @@ def _as_declared(call: Call, number: int, result: V) -> V:
 
 @lowers("_embedding_bag_backward.default")
 def _embedding_bag_backward(
-    call: Call,
+    call: OperatorCall,
     dy: V,
     indices: V,
     offsets: V,
@@ -445,7 +451,7 @@ def _kept(indices: V, like: V, padding_idx: int) -> V:
 
 @lowers("_embedding_bag_per_sample_weights_backward.default")
 def _bag_weights_backward(
-    call: Call,
+    call: OperatorCall,
     dy: V,
     weight: V,
     indices: V,
@@ -463,13 +469,19 @@ def _bag_weights_backward(
 
 
 @lowers("transformers.grouped_mm_fallback_backward.default")
-def _grouped_mm_backward(call: Call, x: V, y: V, offs: V, dy: V) -> tuple[V, V]:
+def _grouped_mm_backward(call: OperatorCall, x: V, y: V, offs: V, dy: V) -> tuple[V, V]:
     return _grouped(dy, y.transpose((0, 2, 1)), offs), _grouped(x.transpose((1, 0)), dy, offs)
 
 
 @lowers("_grouped_mm.default", "transformers.grouped_mm_fallback.default")
 def _grouped_mm(
-    call: Call, x: V, y: V, offs: V | None = None, bias: V | None = None, *rest: Any, **kw: Any
+    call: OperatorCall,
+    x: V,
+    y: V,
+    offs: V | None = None,
+    bias: V | None = None,
+    *rest: Any,
+    **kw: Any,
 ) -> V:
     if bias is not None:
         raise NotImplementedError("a bias of groups")

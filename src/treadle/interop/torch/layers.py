@@ -13,7 +13,7 @@ from treadle.base.dtype import DType
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.arrays import DTYPES
 from treadle.interop.torch.shaping import extents
-from treadle.interop.torch.table import Call, along_axes, amount, axis_of, lowers
+from treadle.interop.torch.table import OperatorCall, along_axes, amount, axis_of, lowers
 from treadle.ops import reduce, unary
 from treadle.ops.batch_norm import BatchNormInfer
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, WideConv
@@ -28,7 +28,7 @@ Ints = Sequence[int]
 
 
 @lowers("mm.default", "bmm.default")
-def _mm(call: Call, x: V, y: V) -> V:
+def _mm(call: OperatorCall, x: V, y: V) -> V:
     return product_of(x, y)
 
 
@@ -47,29 +47,29 @@ def _is_short(x: V) -> bool:
 
 
 @lowers("matmul.default", "mv.default", "dot.default")
-def _matmul(call: Call, x: V, y: V) -> V:
+def _matmul(call: OperatorCall, x: V, y: V) -> V:
     return x @ y
 
 
 @lowers("addmm.default", "baddbmm.default")
-def _addmm(call: Call, bias: V, x: V, y: V, *, beta: Any = 1, alpha: Any = 1) -> V:
+def _addmm(call: OperatorCall, bias: V, x: V, y: V, *, beta: Any = 1, alpha: Any = 1) -> V:
     made: V = _weighted(call, bias, _sums_of(x, y), beta, alpha)
     return made.astype(x.type.dtype)
 
 
 @lowers("addmv.default")
-def _addmv(call: Call, bias: V, x: V, y: V, *, beta: Any = 1, alpha: Any = 1) -> V:
+def _addmv(call: OperatorCall, bias: V, x: V, y: V, *, beta: Any = 1, alpha: Any = 1) -> V:
     made: V = _weighted(call, bias, x @ y, beta, alpha)
     return made
 
 
 @lowers("addbmm.default")
-def _addbmm(call: Call, bias: V, x: V, y: V, *, beta: Any = 1, alpha: Any = 1) -> V:
+def _addbmm(call: OperatorCall, bias: V, x: V, y: V, *, beta: Any = 1, alpha: Any = 1) -> V:
     made: V = _weighted(call, bias, reduce.Sum((0,), False)(product_of(x, y)), beta, alpha)
     return made
 
 
-def _weighted(call: Call, bias: V, product: V, beta: Any, alpha: Any) -> V:
+def _weighted(call: OperatorCall, bias: V, product: V, beta: Any, alpha: Any) -> V:
     """beta * bias + alpha * product; a beta of 0 leaves out even what is not a number."""
     product = product if alpha == 1 else product * alpha
     if beta == 0:
@@ -79,7 +79,7 @@ def _weighted(call: Call, bias: V, product: V, beta: Any, alpha: Any) -> V:
 
 
 @lowers("linear.default")
-def _linear(call: Call, x: V, weight: V, bias: V | None = None) -> V:
+def _linear(call: OperatorCall, x: V, weight: V, bias: V | None = None) -> V:
     if bias is None:
         return Matmul(False, True)(x, weight)
     sums = (WideMatmul if _is_short(x) else Matmul)(False, True)(x, weight)
@@ -101,7 +101,7 @@ def pairs(padding: Ints, rank: int) -> tuple[tuple[int, int], ...]:
 
 @lowers("convolution.default")
 def _convolution(
-    call: Call,
+    call: OperatorCall,
     x: V,
     weight: V,
     bias: V | None,
@@ -128,7 +128,7 @@ def _convolution(
 
 @lowers("convolution_backward.default")
 def _convolution_backward(
-    call: Call,
+    call: OperatorCall,
     dy: V,
     x: V,
     weight: V,
@@ -165,14 +165,14 @@ def _wide(x: V) -> V:
     return x.astype(dt.float32) if x.type.dtype.itemsize < 4 else x
 
 
-def _type(call: Call, number: int) -> DType:
+def _type(call: OperatorCall, number: int) -> DType:
     """The element type that PyTorch states for a result."""
     return DTYPES[call.values[number].dtype]
 
 
 @lowers("native_layer_norm.default")
 def _layer_norm(
-    call: Call, x: V, shape: Ints, weight: V | None, bias: V | None, eps: float
+    call: OperatorCall, x: V, shape: Ints, weight: V | None, bias: V | None, eps: float
 ) -> tuple[V, ...]:
     count = len(shape)
     axes = tuple(range(x.type.ndim - count, x.type.ndim))
@@ -197,7 +197,7 @@ def _per_channel(v: V, rank: int) -> V:
 
 @lowers("_native_batch_norm_legit_no_training.default")
 def _batch_norm_inference(
-    call: Call,
+    call: OperatorCall,
     x: V,
     weight: V | None,
     bias: V | None,
@@ -221,7 +221,7 @@ def _batch_norm_inference(
 
 @lowers("native_group_norm.default")
 def _group_norm(
-    call: Call,
+    call: OperatorCall,
     x: V,
     weight: V | None,
     bias: V | None,
@@ -248,7 +248,7 @@ def _group_norm(
 
 @lowers("_native_batch_norm_legit.no_stats")
 def _batch_norm_without_statistics(
-    call: Call,
+    call: OperatorCall,
     x: V,
     weight: V | None,
     bias: V | None,
@@ -261,7 +261,7 @@ def _batch_norm_without_statistics(
 
 
 def _normalized(
-    call: Call, x: V, weight: V | None, bias: V | None, eps: float
+    call: OperatorCall, x: V, weight: V | None, bias: V | None, eps: float
 ) -> tuple[V, V, V, V]:
     """The result, and mean, variance and inverse deviation of channels, in 32 bits at least."""
     rank, wide = x.type.ndim, _wide(x)
@@ -282,7 +282,7 @@ def _normalized(
 
 @lowers("_native_batch_norm_legit_functional.default")
 def _batch_norm_training(
-    call: Call,
+    call: OperatorCall,
     x: V,
     weight: V | None,
     bias: V | None,
@@ -319,11 +319,11 @@ def _batch_norm_training(
 
 @lowers("_softmax.default", "softmax.int")
 @along_axes
-def _softmax(call: Call, x: V, dim: int, *rest: Any) -> V:
+def _softmax(call: OperatorCall, x: V, dim: int, *rest: Any) -> V:
     return Softmax(axis_of(dim, x))(x.astype(call.dtype))
 
 
 @lowers("_log_softmax.default", "log_softmax.int")
 @along_axes
-def _log_softmax(call: Call, x: V, dim: int, *rest: Any) -> V:
+def _log_softmax(call: OperatorCall, x: V, dim: int, *rest: Any) -> V:
     return LogSoftmax(axis_of(dim, x))(x.astype(call.dtype))

@@ -10,7 +10,7 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.shaping import extents, part
-from treadle.interop.torch.table import Call, lowers
+from treadle.interop.torch.table import OperatorCall, lowers
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce, unary
 from treadle.ops.factorization import Cholesky, Lu, Qr, swapped, triangle
@@ -29,7 +29,7 @@ def _lead(x: V) -> tuple[int, ...]:
     return extents(x)[:-2]
 
 
-def _info(call: Call, number: int) -> V:
+def _info(call: OperatorCall, number: int) -> V:
     """Return zeros, the report that nothing went wrong: failures raise instead."""
     shape = tuple(call.values[number].shape)
     return call.builder.constant(np.zeros(shape, np.int32))
@@ -68,14 +68,14 @@ def _solved(matrix: V, right: V, left: bool = True) -> V:
 
 @lowers("linalg_solve_triangular.default")
 def _solve_triangular(
-    call: Call, x: V, y: V, *, upper: bool, left: bool = True, unitriangular: bool = False
+    call: OperatorCall, x: V, y: V, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> V:
     return _solved(_triangular(x, upper, unitriangular), y, left)
 
 
 @lowers("triangular_solve.default")
 def _solve_triangular_too(
-    call: Call,
+    call: OperatorCall,
     y: V,
     x: V,
     upper: bool = True,
@@ -88,7 +88,7 @@ def _solve_triangular_too(
 
 
 @lowers("linalg_inv_ex.default")
-def _inv(call: Call, x: V, *, check_errors: bool = False) -> tuple[V, V]:
+def _inv(call: OperatorCall, x: V, *, check_errors: bool = False) -> tuple[V, V]:
     return _inverse(x), _info(call, 1)
 
 
@@ -136,20 +136,20 @@ def _permutation(order: V, like: V) -> V:
 
 @lowers("linalg_lu_factor_ex.default")
 def _lu_factor(
-    call: Call, x: V, *, pivot: bool = True, check_errors: bool = False
+    call: OperatorCall, x: V, *, pivot: bool = True, check_errors: bool = False
 ) -> tuple[V, V, V]:
     return (*_factors(x), _info(call, 2))
 
 
 @lowers("linalg_lu.default")
-def _lu(call: Call, x: V, *, pivot: bool = True) -> tuple[V, V, V]:
+def _lu(call: OperatorCall, x: V, *, pivot: bool = True) -> tuple[V, V, V]:
     packed, _, order = Lu().outputs(x)
     return _permutation(order, x), _lower(packed), _upper(packed)
 
 
 @lowers("lu_unpack.default")
 def _lu_unpack(
-    call: Call, packed: V, pivots: V, unpack_data: bool = True, unpack_pivots: bool = True
+    call: OperatorCall, packed: V, pivots: V, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[V, V, V]:
     def empty(number: int) -> V:
         shape = tuple(call.values[number].shape)
@@ -165,7 +165,7 @@ def _lu_unpack(
 
 @lowers("linalg_lu_solve.default")
 def _lu_solve(
-    call: Call, packed: V, pivots: V, y: V, *, left: bool = True, adjoint: bool = False
+    call: OperatorCall, packed: V, pivots: V, y: V, *, left: bool = True, adjoint: bool = False
 ) -> V:
     place = _permutation(_order(pivots, extents(packed)[-2]), packed)
     inverse = _product(_inverse(_upper(packed)), _inverse(_lower(packed)))
@@ -174,7 +174,7 @@ def _lu_solve(
     return _product(inverse, y) if left else _product(y, inverse)
 
 
-def _sign_and_diagonal(call: Call, x: V) -> tuple[V, V, V, V]:
+def _sign_and_diagonal(call: OperatorCall, x: V) -> tuple[V, V, V, V]:
     """The sign of the exchanges, the diagonal of U, and the factors."""
     # PyTorch's gradient expects those of the transposed matrix, where that saves it a copy.
     packed, pivots = _factors(swapped(x) if call.inputs[0].is_contiguous() else x)
@@ -188,13 +188,13 @@ def _sign_and_diagonal(call: Call, x: V) -> tuple[V, V, V, V]:
 
 
 @lowers("_linalg_det.default")
-def _det(call: Call, x: V) -> tuple[V, V, V]:
+def _det(call: OperatorCall, x: V) -> tuple[V, V, V]:
     sign, diagonal, packed, pivots = _sign_and_diagonal(call, x)
     return sign * reduce.Prod((x.type.ndim - 2,), False)(diagonal), packed, pivots
 
 
 @lowers("_linalg_slogdet.default")
-def _slogdet(call: Call, x: V) -> tuple[V, V, V, V]:
+def _slogdet(call: OperatorCall, x: V) -> tuple[V, V, V, V]:
     sign, diagonal, packed, pivots = _sign_and_diagonal(call, x)
     last = (x.type.ndim - 2,)
     turned = sign * reduce.Prod(last, False)(unary.Sign()(diagonal))
@@ -204,7 +204,7 @@ def _slogdet(call: Call, x: V) -> tuple[V, V, V, V]:
 
 @lowers("_linalg_solve_ex.default")
 def _solve(
-    call: Call, x: V, y: V, *, left: bool = True, check_errors: bool = False
+    call: OperatorCall, x: V, y: V, *, left: bool = True, check_errors: bool = False
 ) -> tuple[V, V, V, V]:
     is_vector = y.type.ndim == 1 or (
         x.type.ndim - 1 == y.type.ndim and extents(y) == extents(x)[:-1]
@@ -219,33 +219,33 @@ def _solve(
 
 @lowers("linalg_cholesky_ex.default")
 def _cholesky_ex(
-    call: Call, x: V, *, upper: bool = False, check_errors: bool = False
+    call: OperatorCall, x: V, *, upper: bool = False, check_errors: bool = False
 ) -> tuple[V, V]:
     made: V = _cholesky(call, x, upper)
     return made, _info(call, 1)
 
 
 @lowers("cholesky.default")
-def _cholesky(call: Call, x: V, upper: bool = False) -> V:
+def _cholesky(call: OperatorCall, x: V, upper: bool = False) -> V:
     lower = Cholesky()(swapped(x) if upper else x)
     return swapped(lower) if upper else lower
 
 
 @lowers("cholesky_inverse.default")
-def _cholesky_inverse(call: Call, factor: V, upper: bool = False) -> V:
+def _cholesky_inverse(call: OperatorCall, factor: V, upper: bool = False) -> V:
     inverse = _inverse(triangle(factor, upper=upper))
     first, second = (inverse, swapped(inverse)) if upper else (swapped(inverse), inverse)
     return _product(first, second)
 
 
 @lowers("cholesky_solve.default")
-def _cholesky_solve(call: Call, y: V, factor: V, upper: bool = False) -> V:
+def _cholesky_solve(call: OperatorCall, y: V, factor: V, upper: bool = False) -> V:
     made: V = _product(_cholesky_inverse(call, factor, upper), y)
     return made
 
 
 @lowers("linalg_qr.default")
-def _qr(call: Call, x: V, mode: str = "reduced") -> tuple[V, V]:
+def _qr(call: OperatorCall, x: V, mode: str = "reduced") -> tuple[V, V]:
     q, r = Qr(mode == "complete").outputs(x)
     if mode != "r":
         return q, r
@@ -255,14 +255,19 @@ def _qr(call: Call, x: V, mode: str = "reduced") -> tuple[V, V]:
 # -- values and vectors ------------------------------------------------------------------------
 
 
-def _empty(call: Call, number: int, like: V) -> V:
+def _empty(call: OperatorCall, number: int, like: V) -> V:
     """A result that was not asked for."""
     return like.constant(0).broadcast_to(tuple(call.values[number].shape))
 
 
 @lowers("_linalg_svd.default")
 def _svd(
-    call: Call, x: V, full_matrices: bool = False, compute_uv: bool = True, *, driver: Any = None
+    call: OperatorCall,
+    x: V,
+    full_matrices: bool = False,
+    compute_uv: bool = True,
+    *,
+    driver: Any = None,
 ) -> tuple[V, V, V]:
     u, s, vh = Svd(full_matrices and compute_uv).outputs(x)
     return (u, s, vh) if compute_uv else (_empty(call, 0, x), s, _empty(call, 2, x))
@@ -283,14 +288,19 @@ def _eigen(x: V, upper: bool) -> tuple[V, V]:
 
 
 @lowers("_linalg_eigh.default")
-def _eigh(call: Call, x: V, uplo: str = "L", compute_v: bool = True) -> tuple[V, V]:
+def _eigh(call: OperatorCall, x: V, uplo: str = "L", compute_v: bool = True) -> tuple[V, V]:
     values, vectors = _eigen(x, uplo.upper() == "U")
     return values, vectors if compute_v else _empty(call, 1, x)
 
 
 @lowers("linalg_pinv.atol_rtol_tensor")
 def _pinv(
-    call: Call, x: V, *, atol: V | None = None, rtol: V | None = None, hermitian: bool = False
+    call: OperatorCall,
+    x: V,
+    *,
+    atol: V | None = None,
+    rtol: V | None = None,
+    hermitian: bool = False,
 ) -> V:
     """Return the pseudoinverse: large enough singular values are inverted, others dropped."""
     m, n = extents(x)[-2:]
@@ -326,7 +336,7 @@ def _beside(x: V) -> V:
 
 
 @lowers("linalg_householder_product.default", "orgqr.default")
-def _householder(call: Call, x: V, tau: V) -> V:
+def _householder(call: OperatorCall, x: V, tau: V) -> V:
     """The first columns of the product of reflections I - tau v v', v below the diagonal of x."""
     return _reflected(x, tau, _identity(x))
 
@@ -345,14 +355,14 @@ def _reflected(x: V, tau: V, y: V, backwards: bool = False) -> V:
 
 
 @lowers("ormqr.default")
-def _ormqr(call: Call, x: V, tau: V, y: V, left: bool = True, transpose: bool = False) -> V:
+def _ormqr(call: OperatorCall, x: V, tau: V, y: V, left: bool = True, transpose: bool = False) -> V:
     if left:
         return _reflected(x, tau, y, transpose)
     return swapped(_reflected(x, tau, swapped(y), not transpose))
 
 
 @lowers("geqrf.default")
-def _geqrf(call: Call, x: V) -> tuple[V, V]:
+def _geqrf(call: OperatorCall, x: V) -> tuple[V, V]:
     """R, and below its diagonal the vectors of the reflections that lead to it."""
     m, n = extents(x)[-2:]
     count = min(m, n)
@@ -389,7 +399,7 @@ def _one_column(x: V, i: int) -> tuple[V, V]:
 
 
 @lowers("linalg_matrix_exp.default")
-def _matrix_exp(call: Call, x: V) -> V:
+def _matrix_exp(call: OperatorCall, x: V) -> V:
     """Taylor's series of what is halved until its size is at most 1/2, squared as often."""
     if 0 in extents(x):
         return x

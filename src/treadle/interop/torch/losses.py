@@ -7,7 +7,7 @@ from typing import Any
 
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.shaping import extents
-from treadle.interop.torch.table import Call, amount, lowers
+from treadle.interop.torch.table import OperatorCall, amount, lowers
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce
 from treadle.ops.check import InRange
@@ -55,7 +55,7 @@ class _Labels:
 
 
 @lowers("multilabel_margin_loss_forward.default")
-def _multilabel_margin(call: Call, x: V, target: V, reduction: int) -> tuple[V, ...]:
+def _multilabel_margin(call: OperatorCall, x: V, target: V, reduction: int) -> tuple[V, ...]:
     if x.type.ndim < 2 and not reduction:
         raise NotImplementedError("PyTorch propagates another shape than its kernel gives")
     labels = _Labels(x, target)
@@ -70,7 +70,7 @@ def _multilabel_margin(call: Call, x: V, target: V, reduction: int) -> tuple[V, 
 
 @lowers("multilabel_margin_loss_backward.default")
 def _multilabel_margin_backward(
-    call: Call, dy: V, x: V, target: V, reduction: int, is_target: Any
+    call: OperatorCall, dy: V, x: V, target: V, reduction: int, is_target: Any
 ) -> V:
     labels = _Labels(x, target)
     count, classes = extents(labels.x)

@@ -10,8 +10,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from treadle.base.array import Array
 from treadle.base.errors import LoadError
-from treadle.interop.torch.arrays import Array, to_array, to_tensor
+from treadle.interop.torch.arrays import to_array, to_tensor
 from treadle.interop.torch.exported import quiet_torch
 
 

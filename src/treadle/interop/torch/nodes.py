@@ -50,7 +50,7 @@ from treadle.interop.torch.symbols import (
     number_of,
     real_of,
 )
-from treadle.interop.torch.table import LOWERINGS, Call, name_of
+from treadle.interop.torch.table import LOWERINGS, OperatorCall, name_of
 
 _KEPT = (
     "_log_softmax",
@@ -255,7 +255,7 @@ def lowered(builder: GraphBuilder, node: fx.Node, operands: Mapping[fx.Node, Any
         return arguments[0][arguments[1]]
     given = (a.meta.get("val") if isinstance(a, fx.Node) else None for a in node.args)
     inputs, values = described(tuple(given)), described(node.meta["val"])
-    call = Call(name_of(node.target), builder, values, inputs, node.meta.get(_WHOLE, True))
+    call = OperatorCall(name_of(node.target), builder, values, inputs, node.meta.get(_WHOLE, True))
     if is_complex((node.meta["val"], *(n.meta.get("val") for n in node.all_input_nodes))):
         made = lower_complex(call, arguments, keywords)
     elif call.name in LOWERINGS:

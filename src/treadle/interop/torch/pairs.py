@@ -19,7 +19,7 @@ from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.arrays import PARTS
 from treadle.interop.torch.shaping import extents, part
 from treadle.interop.torch.symbols import Described
-from treadle.interop.torch.table import LOWERINGS, Call, Lower
+from treadle.interop.torch.table import LOWERINGS, Lower, OperatorCall
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, unary
 from treadle.ops.movement import Concat
@@ -76,7 +76,7 @@ def is_complex(values: Any) -> bool:
     return isinstance(values, (Pair, complex))
 
 
-def lower_complex(call: Call, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+def lower_complex(call: OperatorCall, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
     """Write an operator of which some operand or result is complex.
 
     Raises:
@@ -187,7 +187,7 @@ def _part(value: Any, which: str) -> Any:
     return value
 
 
-def _pair(call: Call, value: Any, dtype: DType) -> Pair:
+def _pair(call: OperatorCall, value: Any, dtype: DType) -> Pair:
     """A value as a pair; real ones have no imaginary part."""
     if isinstance(value, Pair):
         return Pair(value.real.astype(dtype), value.imag.astype(dtype))
@@ -206,48 +206,48 @@ def _pair(call: Call, value: Any, dtype: DType) -> Pair:
 
 
 @_complex("view_as_real.default", "view_as_real_copy.default")
-def _as_real(call: Call, x: Pair) -> V:
+def _as_real(call: OperatorCall, x: Pair) -> V:
     return joined(x)
 
 
 @_complex("view_as_complex.default", "view_as_complex_copy.default")
-def _as_complex(call: Call, x: V) -> Pair:
+def _as_complex(call: OperatorCall, x: V) -> Pair:
     return parted(x)
 
 
 @_complex("complex.default")
-def _make(call: Call, real: V, imag: V) -> Pair:
+def _make(call: OperatorCall, real: V, imag: V) -> Pair:
     return Pair(real.broadcast_to(call.shape), imag.broadcast_to(call.shape))
 
 
 @_complex("polar.default")
-def _polar(call: Call, size: V, angle: V) -> Pair:
+def _polar(call: OperatorCall, size: V, angle: V) -> Pair:
     return Pair(size * unary.Cos()(angle), size * unary.Sin()(angle))
 
 
 @_complex("real.default")
-def _real(call: Call, x: Pair) -> V:
+def _real(call: OperatorCall, x: Pair) -> V:
     return x.real
 
 
 @_complex("imag.default")
-def _imag(call: Call, x: Pair) -> V:
+def _imag(call: OperatorCall, x: Pair) -> V:
     return x.imag
 
 
 @_complex("_conj.default", "_conj_physical.default", "conj_physical.default", "_conj_copy.default")
-def _conj(call: Call, x: Any) -> Pair:
+def _conj(call: OperatorCall, x: Any) -> Pair:
     pair = _pair(call, x, call.dtype)
     return Pair(pair.real, -pair.imag)
 
 
 @_complex("resolve_conj.default", "resolve_neg.default", "positive.default")
-def _same(call: Call, x: Any) -> Any:
+def _same(call: OperatorCall, x: Any) -> Any:
     return x
 
 
 @_complex("_to_copy.default", "convert_element_type.default", "copy.default")
-def _to_copy(call: Call, x: Any, *args: Any, **kwargs: Any) -> Any:
+def _to_copy(call: OperatorCall, x: Any, *args: Any, **kwargs: Any) -> Any:
     given = args[0] if args and isinstance(args[0], (GraphOperand, Pair)) else x
     if not is_complex(call.values):
         real = given.real if isinstance(given, Pair) else given
@@ -258,7 +258,7 @@ def _to_copy(call: Call, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @_complex("abs.default")
-def _abs(call: Call, x: Pair) -> V:
+def _abs(call: OperatorCall, x: Pair) -> V:
     """Return |x| without overflow: the greater part times sqrt(1 + the square of the quotient)."""
     first, second = unary.Abs()(x.real), unary.Abs()(x.imag)
     most, least = ew.Maximum()(first, second), ew.Minimum()(first, second)
@@ -269,7 +269,7 @@ def _abs(call: Call, x: Pair) -> V:
 
 
 @_complex("angle.default")
-def _angle(call: Call, x: Any) -> V:
+def _angle(call: OperatorCall, x: Any) -> V:
     if not isinstance(x, Pair):
         x = x.astype(call.dtype)
         half = Where()(logic.Less()(x, x.constant(0)), x.constant(math.pi), x.constant(0))
@@ -279,7 +279,7 @@ def _angle(call: Call, x: Any) -> V:
 
 
 @_complex("sgn.default")
-def _sgn(call: Call, x: Pair) -> Pair:
+def _sgn(call: OperatorCall, x: Pair) -> Pair:
     size = _abs(call, x)
     none = logic.Equal()(size, size.constant(0))
     whole = Where()(none, size.constant(1), size)
@@ -300,7 +300,7 @@ def _inverse(x: Pair) -> Pair:
 
 
 @_complex("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
-def _add(call: Call, x: Any, y: Any, *, alpha: Any = 1) -> Pair:
+def _add(call: OperatorCall, x: Any, y: Any, *, alpha: Any = 1) -> Pair:
     first, second = _pair(call, x, call.dtype), _pair(call, y, call.dtype)
     if alpha != 1:
         second = _times(second, _pair(call, alpha, call.dtype))
@@ -309,7 +309,7 @@ def _add(call: Call, x: Any, y: Any, *, alpha: Any = 1) -> Pair:
 
 
 @_complex("mul.Tensor", "mul.Scalar")
-def _mul(call: Call, x: Any, y: Any) -> Pair:
+def _mul(call: OperatorCall, x: Any, y: Any) -> Pair:
     for one, other in ((x, y), (y, x)):
         if isinstance(one, Pair) and not isinstance(other, (Pair, complex)):
             factor = call.operand(other, call.dtype, one.real)
@@ -318,7 +318,7 @@ def _mul(call: Call, x: Any, y: Any) -> Pair:
 
 
 @_complex("div.Tensor", "div.Scalar")
-def _div(call: Call, x: Any, y: Any) -> Pair:
+def _div(call: OperatorCall, x: Any, y: Any) -> Pair:
     if not isinstance(y, (Pair, complex)):
         divisor = call.operand(y, call.dtype, x.real)
         return Pair(x.real.astype(call.dtype) / divisor, x.imag.astype(call.dtype) / divisor)
@@ -326,26 +326,28 @@ def _div(call: Call, x: Any, y: Any) -> Pair:
 
 
 @_complex("reciprocal.default")
-def _reciprocal(call: Call, x: Pair) -> Pair:
+def _reciprocal(call: OperatorCall, x: Pair) -> Pair:
     return _inverse(x)
 
 
 @_complex("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
-def _product(call: Call, x: Any, y: Any) -> Pair:
+def _product(call: OperatorCall, x: Any, y: Any) -> Pair:
     first, second = _pair(call, x, call.dtype), _pair(call, y, call.dtype)
     real = (first.real @ second.real) - (first.imag @ second.imag)
     return Pair(real, (first.real @ second.imag) + (first.imag @ second.real))
 
 
 @_complex("addmm.default", "baddbmm.default")
-def _add_product(call: Call, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
+def _add_product(
+    call: OperatorCall, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1
+) -> Pair:
     product = _times(_product(call, x, y), _pair(call, alpha, call.dtype))
     added = _times(_pair(call, bias, call.dtype), _pair(call, beta, call.dtype))
     return Pair(product.real + added.real, product.imag + added.imag)
 
 
 @_complex("eq.Tensor", "eq.Scalar", "ne.Tensor", "ne.Scalar")
-def _equal(call: Call, x: Any, y: Any) -> V:
+def _equal(call: OperatorCall, x: Any, y: Any) -> V:
     kind = next(v.type.dtype for v in (x, y) if isinstance(v, Pair))
     first, second = _pair(call, x, kind), _pair(call, y, kind)
     op = logic.Equal()
@@ -355,7 +357,7 @@ def _equal(call: Call, x: Any, y: Any) -> V:
 
 @_complex("full.default", "full_like.default", "new_full.default", "ones.default")
 @_complex("ones_like.default", "new_ones.default", "scalar_tensor.default")
-def _full(call: Call, *args: Any, **kwargs: Any) -> Pair:
+def _full(call: OperatorCall, *args: Any, **kwargs: Any) -> Pair:
     given = args[-1] if args else 0
     value = 1 if "ones" in call.name else kwargs.get("fill_value", given)
     number = _pair(call, value, call.dtype)
@@ -363,13 +365,13 @@ def _full(call: Call, *args: Any, **kwargs: Any) -> Pair:
 
 
 @_complex("masked_fill.Scalar")
-def _masked_fill(call: Call, x: Pair, mask: V, value: Any) -> Pair:
+def _masked_fill(call: OperatorCall, x: Pair, mask: V, value: Any) -> Pair:
     made: Pair = _where(call, mask, value, x)
     return made
 
 
 @_complex("where.self")
-def _where(call: Call, mask: V, x: Any, y: Any) -> Pair:
+def _where(call: OperatorCall, mask: V, x: Any, y: Any) -> Pair:
     first, second = _pair(call, x, call.dtype), _pair(call, y, call.dtype)
     real = Where()(mask, first.real, second.real).broadcast_to(call.shape)
     return Pair(real, Where()(mask, first.imag, second.imag).broadcast_to(call.shape))
@@ -379,18 +381,18 @@ def _where(call: Call, mask: V, x: Any, y: Any) -> Pair:
 
 
 @_complex("exp.default")
-def _exp(call: Call, x: Pair) -> Pair:
+def _exp(call: OperatorCall, x: Pair) -> Pair:
     size = unary.Exp()(x.real)
     return Pair(size * unary.Cos()(x.imag), size * unary.Sin()(x.imag))
 
 
 @_complex("log.default")
-def _log(call: Call, x: Pair) -> Pair:
+def _log(call: OperatorCall, x: Pair) -> Pair:
     return Pair(unary.Log()(_abs(call, x)), ew.Atan2()(x.imag, x.real))
 
 
 @_complex("pow.Tensor_Scalar")
-def _pow(call: Call, x: Pair, exponent: Any) -> Pair:
+def _pow(call: OperatorCall, x: Pair, exponent: Any) -> Pair:
     if isinstance(exponent, (int, float)) and exponent == int(exponent) and 0 < exponent <= 8:
         made: Pair = x
         for _ in range(int(exponent) - 1):
@@ -401,7 +403,7 @@ def _pow(call: Call, x: Pair, exponent: Any) -> Pair:
 
 
 @_complex("sqrt.default")
-def _sqrt(call: Call, x: Pair) -> Pair:
+def _sqrt(call: OperatorCall, x: Pair) -> Pair:
     size = _abs(call, x)
     real = unary.Sqrt()(ew.Maximum()((size + x.real) * 0.5, size.constant(0)))
     imag = unary.Sqrt()(ew.Maximum()((size - x.real) * 0.5, size.constant(0)))
@@ -410,21 +412,21 @@ def _sqrt(call: Call, x: Pair) -> Pair:
 
 
 @_complex("isnan.default")
-def _isnan(call: Call, x: Pair) -> V:
+def _isnan(call: OperatorCall, x: Pair) -> V:
     return logic.IsNan()(x.real) | logic.IsNan()(x.imag)
 
 
 @_complex("isinf.default")
-def _isinf(call: Call, x: Pair) -> V:
+def _isinf(call: OperatorCall, x: Pair) -> V:
     return logic.IsInf()(x.real) | logic.IsInf()(x.imag)
 
 
 @_complex("prod.default", "prod.dim_int", "cumprod.default")
-def _refused(call: Call, *args: Any, **kwargs: Any) -> Pair:
+def _refused(call: OperatorCall, *args: Any, **kwargs: Any) -> Pair:
     raise NotImplementedError("products over axes of complex numbers")
 
 
 @_complex("linalg_vector_norm.default")
-def _norm(call: Call, x: Pair, *args: Any, **kwargs: Any) -> V:
+def _norm(call: OperatorCall, x: Pair, *args: Any, **kwargs: Any) -> V:
     made: V = LOWERINGS[call.name](call, _abs(call, x), *args, **kwargs)
     return made

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.base.array import Array
 from treadle.base.errors import GraphError, OutOfMemory
 from treadle.base.guards import deciding
 from treadle.base.symbol import evaluate
@@ -29,7 +30,6 @@ from treadle.engine.plan import Interface
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.evaluate import specialize
 from treadle.graph.ir import Graph
-from treadle.interop.torch.arrays import Array
 from treadle.interop.torch.nodes import input_of, lowered, output_of, plain_of
 from treadle.interop.torch.placements import CPU, Placement, placement_of
 from treadle.interop.torch.straight import Run, straight
@@ -51,7 +51,7 @@ MOST_INSTANCES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class PartResult:
     """A part's result at one place.
 
     Attributes:
@@ -66,16 +66,16 @@ class Result:
     is_seen: bool
     place: Placed | None
 
-    def at(self, extents: Mapping[str, int]) -> Result:
+    def at(self, extents: Mapping[str, int]) -> PartResult:
         """The same at extents."""
         if self.dtype is None:
-            return Result(number_at(self.value, extents), *_NUMBER)
+            return PartResult(number_at(self.value, extents), *_NUMBER)
         if not isinstance(self.value, Described):
             return self
         value = self.value.at(extents)
-        return Result(value, self.dtype, self.is_seen, placed(value) if self.is_seen else None)
+        return PartResult(value, self.dtype, self.is_seen, placed(value) if self.is_seen else None)
 
-    def fits(self, other: Result) -> bool:
+    def fits(self, other: PartResult) -> bool:
         """Return whether a graph that was written for the other writes this."""
         if self.place is None or other.place is None:
             return self.place is other.place
@@ -101,7 +101,7 @@ class Variant:
     def __init__(
         self,
         graph: Graph,
-        results: Sequence[Result],
+        results: Sequence[PartResult],
         fixed: Mapping[str, int],
         draws: int,
         is_plain: bool,
@@ -120,7 +120,7 @@ class Variant:
         self._fixed = fixed
         self._is_plain = is_plain
 
-    def at(self, extents: Mapping[str, int]) -> Instance | None:
+    def at(self, extents: Mapping[str, int]) -> PartInstance | None:
         """The program at extents; None where the part has to be written anew for them."""
         small = (n for n, extent in extents.items() if extent < LEAST)
         if any(n not in self._fixed for n in small):
@@ -135,7 +135,7 @@ class Variant:
         shared = self.plans.at(extents)
         runner: Runner = shared[1] if shared else self._alone(extents)
         inputs = [_nbytes(t, extents) for t in self.graph.input_types]
-        return Instance(runner, inputs, results, self.draws, self._is_plain, self._home)
+        return PartInstance(runner, inputs, results, self.draws, self._is_plain, self._home)
 
     def _alone(self, extents: Mapping[str, int]) -> Runner:
         """A program for these extents alone."""
@@ -149,7 +149,7 @@ def _nbytes(type_: TensorType, extents: Mapping[str, int]) -> int:
     return math.prod(shape) * int(type_.dtype.numpy.itemsize)
 
 
-class Instance:
+class PartInstance:
     """A part's program at certain extents.
 
     Args:
@@ -165,7 +165,7 @@ class Instance:
         self,
         runner: Runner,
         inputs: Sequence[int],
-        results: Sequence[Result],
+        results: Sequence[PartResult],
         draws: int,
         is_plain: bool,
         home: Placement,
@@ -237,7 +237,7 @@ class CompiledPart(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # tor
         self.count = len(_listed(part.graph))
         self._is_single = isinstance(part.graph.find_nodes(op="output")[0].args[0], fx.Node)
         self.variants: list[Variant] = []
-        self._known: dict[Extents, Instance] = {}
+        self._known: dict[Extents, PartInstance] = {}
         self._lock = threading.RLock()
 
     def forward(self, *arguments: Any) -> Any:
@@ -265,7 +265,7 @@ class CompiledPart(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # tor
         instance = self._known.get(extents) or self._at(extents)
         return instance([arguments[i] for i in self._tensors])
 
-    def _at(self, extents: Extents) -> Instance:
+    def _at(self, extents: Extents) -> PartInstance:
         """The program at extents."""
         named = dict(zip(self._reads, extents, strict=True))
         with self._lock:
@@ -297,7 +297,7 @@ class CompiledPart(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # tor
 
 def _graph_of(
     part: fx.GraphModule, extents: Mapping[str, int], decisions: Any
-) -> tuple[Graph, list[Result]]:
+) -> tuple[Graph, list[PartResult]]:
     """A part as a graph, and what it returns."""
     builder = GraphBuilder("torch")
     operands: dict[fx.Node, Any] = {}
@@ -327,13 +327,13 @@ def _listed(graph: fx.Graph) -> list[fx.Node]:
     return [found] if isinstance(found, fx.Node) else list(found)
 
 
-def _result(node: fx.Node, extents: Mapping[str, int]) -> Result:
+def _result(node: fx.Node, extents: Mapping[str, int]) -> PartResult:
     if is_number(node.meta["val"]):
-        return Result(node.meta["val"], *_NUMBER)
+        return PartResult(node.meta["val"], *_NUMBER)
     value = described(node.meta["val"])
     seen = is_seen(node)
     at = value.at(extents) if isinstance(value, Described) else value
-    return Result(value, value.dtype, seen, placed(at) if seen else None)
+    return PartResult(value, value.dtype, seen, placed(at) if seen else None)
 
 
 # -- sizes -------------------------------------------------------------------------------------

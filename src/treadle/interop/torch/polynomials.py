@@ -10,19 +10,19 @@ from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.special import less, where
-from treadle.interop.torch.table import Call, lowers
+from treadle.interop.torch.table import OperatorCall, lowers
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce, unary
 
 V = GraphOperand
-Polynomial = Callable[[Call, V, V], V]
+Polynomial = Callable[[OperatorCall, V, V], V]
 
 
 def _polynomial(*names: str) -> Callable[[Polynomial], Polynomial]:
     """Register a polynomial of x, of degree n from 0 on; it is 0 for lower degrees."""
 
     def add(made: Polynomial) -> Polynomial:
-        def lower(call: Call, x: Any, n: Any) -> V:
+        def lower(call: OperatorCall, x: Any, n: Any) -> V:
             like = x if isinstance(x, GraphOperand) else n
             wide = call.operand(x, dt.float64, like).broadcast_to(call.shape)
             # A degree that is a float is cut in its own type.
@@ -101,7 +101,7 @@ for _kind, _made in {"t": _first, "u": _second, "v": _third, "w": _fourth}.items
 # -- others: by their recurrence, in a loop ----------------------------------------------------
 
 
-def _recurrence(call: Call, x: V, n: V, first: V, step: Callable[[V, V, V, V], V]) -> V:
+def _recurrence(call: OperatorCall, x: V, n: V, first: V, step: Callable[[V, V, V, V], V]) -> V:
     """The polynomial of degree n: that of degree k + 1 is step(k, x, that of k, that of k - 1)."""
     most = x.constant(0.0)
     if math.prod(call.shape):
@@ -129,7 +129,7 @@ def _most_of_hermite(dtype: DType) -> float:
 
 
 def _hermite(scale: float) -> Polynomial:
-    def made(call: Call, x: V, n: V) -> V:
+    def made(call: OperatorCall, x: V, n: V) -> V:
         most = _most_of_hermite(call.dtype)
         known = ew.Minimum()(n, n.constant(most))
 
@@ -147,7 +147,7 @@ _polynomial("special_hermite_polynomial_he")(_hermite(1.0))
 
 
 @_polynomial("special_laguerre_polynomial_l")
-def _laguerre(call: Call, x: V, n: V) -> V:
+def _laguerre(call: OperatorCall, x: V, n: V) -> V:
     def step(k: V, x: V, now: V, before: V) -> V:
         return ((k * 2.0 + 1.0 - x) * now - k * before) / (k + 1.0)
 
@@ -155,7 +155,7 @@ def _laguerre(call: Call, x: V, n: V) -> V:
 
 
 @_polynomial("special_legendre_polynomial_p")
-def _legendre(call: Call, x: V, n: V) -> V:
+def _legendre(call: OperatorCall, x: V, n: V) -> V:
     def step(k: V, x: V, now: V, before: V) -> V:
         return ((k * 2.0 + 1.0) * x * now - k * before) / (k + 1.0)
 

@@ -14,7 +14,7 @@ from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.indexing import counted
 from treadle.interop.torch.layers import pairs, spread
 from treadle.interop.torch.shaping import extents
-from treadle.interop.torch.table import Call, lowers
+from treadle.interop.torch.table import OperatorCall, lowers
 from treadle.ops import reduce
 from treadle.ops.adaptive_pool import (
     AdaptiveAvgPool,
@@ -45,13 +45,13 @@ def _batched(x: V, rank: int) -> V:
 
 
 @lowers("max_pool2d.default", "max_pool3d.default", "max_pool1d.default")
-def _max_pool(call: Call, x: V, kernel: Ints, *rest: Any) -> V:
+def _max_pool(call: OperatorCall, x: V, kernel: Ints, *rest: Any) -> V:
     made: V = _pooled(call, x, kernel, *rest).reshape(call.shape)
     return made
 
 
 def _pooled(
-    call: Call,
+    call: OperatorCall,
     x: V,
     kernel: Ints,
     stride: Ints = (),
@@ -67,7 +67,7 @@ def _pooled(
 
 @lowers("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
 def _max_pool_places(
-    call: Call,
+    call: OperatorCall,
     x: V,
     kernel: Ints,
     stride: Ints = (),
@@ -90,7 +90,7 @@ def _max_pool_places(
     return _maxima(call, x, lines)
 
 
-def _maxima(call: Call, x: V, lines: Sequence[Sequence[Sequence[int]]]) -> tuple[V, V]:
+def _maxima(call: OperatorCall, x: V, lines: Sequence[Sequence[Sequence[int]]]) -> tuple[V, V]:
     """Greatest elements of windows and their flat places: the first, or the last NaN.
 
     Args:
@@ -123,7 +123,7 @@ def _maxima(call: Call, x: V, lines: Sequence[Sequence[Sequence[int]]]) -> tuple
 
 @lowers("max_pool2d_with_indices_backward.default", "max_pool3d_with_indices_backward.default")
 def _max_pool_backward(
-    call: Call,
+    call: OperatorCall,
     dy: V,
     x: V,
     kernel: Ints,
@@ -145,7 +145,7 @@ def _cells(extent: int, count: int) -> list[list[int]]:
 
 
 @lowers("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
-def _adaptive_max(call: Call, x: V, output: Ints) -> tuple[V, V]:
+def _adaptive_max(call: OperatorCall, x: V, output: Ints) -> tuple[V, V]:
     """The places as those of `max_pool2d_with_indices`."""
     if not math.prod(call.shape):
         nothing = call.builder.constant(np.zeros(call.shape, np.int64))
@@ -159,7 +159,7 @@ def _adaptive_max(call: Call, x: V, output: Ints) -> tuple[V, V]:
 
 
 @lowers("adaptive_max_pool2d_backward.default", "adaptive_max_pool3d_backward.default")
-def _adaptive_max_backward(call: Call, dy: V, x: V, places: V) -> V:
+def _adaptive_max_backward(call: OperatorCall, dy: V, x: V, places: V) -> V:
     rank = call.rank
     grad = AdaptiveMaxPoolGrad(extents(dy)[-rank:])
     return grad(_batched(x, rank), _batched(dy, rank)).reshape(call.shape)
@@ -174,7 +174,7 @@ def _share(x: V, sides: Ints, divisor: int | None) -> V:
 
 
 @lowers("max_unpool2d.default", "max_unpool3d.default")
-def _max_unpool(call: Call, x: V, places: V, output: Ints, *rest: Any) -> V:
+def _max_unpool(call: OperatorCall, x: V, places: V, output: Ints, *rest: Any) -> V:
     """Maxima at their places in a plane of zeros, where the last of a place stays."""
     count = math.prod(extents(x)[: x.type.ndim - call.rank])
     lines, plane = (count, math.prod(extents(x)) // count), x.constant(0)
@@ -194,7 +194,7 @@ def _widened(window: Window, given: Ints, found: Ints) -> Window:
 
 @lowers("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
 def _avg_pool(
-    call: Call,
+    call: OperatorCall,
     x: V,
     kernel: Ints,
     stride: Ints = (),
@@ -214,7 +214,7 @@ def _avg_pool(
 
 @lowers("avg_pool2d_backward.default", "avg_pool3d_backward.default")
 def _avg_pool_backward(
-    call: Call,
+    call: OperatorCall,
     dy: V,
     x: V,
     kernel: Ints,
@@ -234,14 +234,14 @@ def _avg_pool_backward(
 
 
 @lowers("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
-def _adaptive(call: Call, x: V, output: Ints) -> V:
+def _adaptive(call: OperatorCall, x: V, output: Ints) -> V:
     if set(output) == {1}:
         return reduce.Mean(tuple(range(x.type.ndim - len(output), x.type.ndim)), True)(x)
     return AdaptiveAvgPool(tuple(output))(_batched(x, len(output))).reshape(call.shape)
 
 
 @lowers("_adaptive_avg_pool2d_backward.default", "_adaptive_avg_pool3d_backward.default")
-def _adaptive_backward(call: Call, dy: V, x: V) -> V:
+def _adaptive_backward(call: OperatorCall, dy: V, x: V) -> V:
     rank = call.rank
     grad = AdaptiveAvgPoolGrad(extents(dy)[-rank:], extents(x)[-rank:])
     return grad(_batched(dy, rank)).reshape(call.shape)

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from treadle.base.array import Array
 from treadle.base.env import foreign
 from treadle.distributed.group import job_size, mpi
-from treadle.interop.torch.arrays import Array, to_array, to_tensor
+from treadle.interop.torch.arrays import to_array, to_tensor
 from treadle.runtime.comm.api import intent
 from treadle.runtime.comm.board import finished
 from treadle.runtime.comm.sockets import Sockets, own_host

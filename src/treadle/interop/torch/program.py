@@ -16,7 +16,14 @@ from treadle.base.errors import DTypeError, LoadError, ShapeError
 from treadle.base.symbol import DECISIONS, Dim, evaluate
 from treadle.interop.torch.arrays import DTYPES
 from treadle.interop.torch.symbols import dim_of, knowing, ranges, solved
-from treadle.interop.torch.written import Ends, Open, Shapes, Written, is_tensor, write_program
+from treadle.interop.torch.written import (
+    Ends,
+    Open,
+    Shapes,
+    WrittenProgram,
+    is_tensor,
+    write_program,
+)
 from treadle.tensor import Tensor
 
 _WIDENED = {"float": "float", "int": "integer", "uint": "integer"}
@@ -61,7 +68,7 @@ class TorchProgram:
         self._ranges = ranges(self._code.graph, exported.range_constraints)
         self._ends = Ends(held, self.names, constants, signature.output_specs)
         self._open: list[Open] = []
-        self._written: dict[Shapes, Written] = {}
+        self._written: dict[Shapes, WrittenProgram] = {}
         self._lock = threading.Lock()
         self.written_for(tuple(self._example(v) for v in self._declared))
 
@@ -111,7 +118,7 @@ class TorchProgram:
                 raise LoadError("torch.export", problem, saw=repr(leaf))
         return [x for x, spec in zip(leaves, self._given, strict=True) if is_tensor(spec.arg)]
 
-    def written_for(self, shapes: Shapes) -> Written:
+    def written_for(self, shapes: Shapes) -> WrittenProgram:
         """The program for inputs of these shapes, which may be symbolic.
 
         Raises:

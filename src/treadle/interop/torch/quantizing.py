@@ -16,7 +16,7 @@ from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.arrays import DTYPES
 from treadle.interop.torch.shaping import extents
-from treadle.interop.torch.table import Call, axis_of, lowers, name_of
+from treadle.interop.torch.table import OperatorCall, axis_of, lowers, name_of
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce
 from treadle.ops.matmul import IntMatmul, Matmul
@@ -51,39 +51,41 @@ def _quantized(
     return made
 
 
-def _restored(call: Call, x: V, scale: Any, zero: Any, axis: int | None) -> V:
+def _restored(call: OperatorCall, x: V, scale: Any, zero: Any, axis: int | None) -> V:
     made: V = Dequantize(axis)(x, *_grid(x, scale, zero, axis))
     return made.astype(call.dtype)
 
 
 @lowers(f"{_SPACE}.quantize_per_tensor.default", f"{_SPACE}.quantize_per_tensor.tensor")
 def _quantize(
-    call: Call, x: V, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype
+    call: OperatorCall, x: V, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype
 ) -> V:
     return _quantized(x, scale, zero, low, high, dtype, None)
 
 
 @lowers(f"{_SPACE}.quantize_per_channel.default")
 def _quantize_each(
-    call: Call, x: V, scale: V, zero: V, axis: int, low: int, high: int, dtype: torch.dtype
+    call: OperatorCall, x: V, scale: V, zero: V, axis: int, low: int, high: int, dtype: torch.dtype
 ) -> V:
     return _quantized(x, scale, zero, low, high, dtype, axis_of(axis, x))
 
 
 @lowers(f"{_SPACE}.dequantize_per_tensor.default", f"{_SPACE}.dequantize_per_tensor.tensor")
-def _dequantize(call: Call, x: V, scale: Any, zero: Any, *limits: Any, **options: Any) -> V:
+def _dequantize(call: OperatorCall, x: V, scale: Any, zero: Any, *limits: Any, **options: Any) -> V:
     return _restored(call, x, scale, zero, None)
 
 
 @lowers(f"{_SPACE}.dequantize_per_channel.default")
 def _dequantize_each(
-    call: Call, x: V, scale: V, zero: V | None, axis: int, *limits: Any, **options: Any
+    call: OperatorCall, x: V, scale: V, zero: V | None, axis: int, *limits: Any, **options: Any
 ) -> V:
     return _restored(call, x, scale, zero, axis_of(axis, x))
 
 
 @lowers(f"{_SPACE}.choose_qparams.tensor")
-def _choose(call: Call, x: V, low: int, high: int, least: float, dtype: torch.dtype) -> tuple[V, V]:
+def _choose(
+    call: OperatorCall, x: V, low: int, high: int, least: float, dtype: torch.dtype
+) -> tuple[V, V]:
     """The scale and the zero point that a tensor's extrema, and 0, need."""
     axes = tuple(range(x.type.ndim))
     first, last = (op(axes, False)(x.astype(dt.float32)) for op in (reduce.Min, reduce.Max))
@@ -96,19 +98,23 @@ def _choose(call: Call, x: V, low: int, high: int, least: float, dtype: torch.dt
 
 
 @lowers("fake_quantize_per_tensor_affine_cachemask.default")
-def _faked(call: Call, x: V, scale: Any, zero: Any, low: int, high: int) -> tuple[V, V]:
+def _faked(call: OperatorCall, x: V, scale: Any, zero: Any, low: int, high: int) -> tuple[V, V]:
     return _rounded(x, *_grid(x, scale, zero, None), low, high)
 
 
 @lowers("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default")
-def _faked_if(call: Call, x: V, scale: V, zero: V, enabled: V, low: int, high: int) -> tuple[V, V]:
+def _faked_if(
+    call: OperatorCall, x: V, scale: V, zero: V, enabled: V, low: int, high: int
+) -> tuple[V, V]:
     made, inside = _rounded(x, *_grid(x, scale, zero, None), low, high)
     off = logic.Equal()(enabled, enabled.constant(0)).reshape(())
     return Where()(off, x, made), logic.LogicalOr()(inside, off)
 
 
 @lowers("fake_quantize_per_channel_affine_cachemask.default")
-def _faked_each(call: Call, x: V, scale: V, zero: V, axis: int, low: int, high: int) -> tuple[V, V]:
+def _faked_each(
+    call: OperatorCall, x: V, scale: V, zero: V, axis: int, low: int, high: int
+) -> tuple[V, V]:
     lined = tuple(d if i == axis_of(axis, x) else 1 for i, d in enumerate(extents(x)))
     scales, zeros = _grid(x, scale, zero, axis)
     return _rounded(x, scales.reshape(lined), zeros.reshape(lined), low, high)
@@ -128,13 +134,13 @@ def _rounded(x: V, scale: V, zero: V, low: int, high: int) -> tuple[V, V]:
 
 
 @lowers("_int_mm.default")
-def _product_of_integers(call: Call, x: V, y: V) -> V:
+def _product_of_integers(call: OperatorCall, x: V, y: V) -> V:
     made: V = IntMatmul()(x, y)
     return made
 
 
 @lowers("_weight_int8pack_mm.default")
-def _product_with_bytes(call: Call, x: V, weight: V, scale: V) -> V:
+def _product_with_bytes(call: OperatorCall, x: V, weight: V, scale: V) -> V:
     """Rows of weights with a scale each, as torchao's `int8_weight_only` has them."""
     wide = Matmul(False, True)(x, weight.astype(x.type.dtype))
     made: V = wide * scale.astype(x.type.dtype)

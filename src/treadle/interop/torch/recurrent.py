@@ -7,7 +7,7 @@ from typing import Any
 
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.shaping import extents, part
-from treadle.interop.torch.table import Call, lowers
+from treadle.interop.torch.table import OperatorCall, lowers
 from treadle.ops import unary
 from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Concat
@@ -99,12 +99,12 @@ def _layers(cell: Cell, x: V, states: Sequence[V], *options: Any) -> tuple[V, ..
 
 
 @lowers("lstm.input")
-def _lstm(call: Call, x: V, states: Sequence[V], *options: Any) -> tuple[V, ...]:
+def _lstm(call: OperatorCall, x: V, states: Sequence[V], *options: Any) -> tuple[V, ...]:
     return _layers(_lstm_cell, x, states, *options)
 
 
 def _one_state(name: str, cell: Cell) -> None:
-    def lower(call: Call, x: V, state: V, *options: Any) -> tuple[V, ...]:
+    def lower(call: OperatorCall, x: V, state: V, *options: Any) -> tuple[V, ...]:
         return _layers(cell, x, (state,), *options)
 
     lowers(f"{name}.input")(lower)

@@ -9,7 +9,7 @@ from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.elementwise import truth
 from treadle.interop.torch.shaping import extents, flat
-from treadle.interop.torch.table import Call, along_axes, amount, axis_of, lowers
+from treadle.interop.torch.table import OperatorCall, along_axes, amount, axis_of, lowers
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce, unary
 from treadle.ops.cumulative import CumProd, CumSum
@@ -35,7 +35,9 @@ def over(op: Any, x: V, dims: Any, keepdim: bool) -> V:
 
 def _reduction(op: Any, *names: str) -> None:
     @along_axes
-    def lower(call: Call, x: V, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> V:
+    def lower(
+        call: OperatorCall, x: V, dims: Any = None, keepdim: bool = False, **kwargs: Any
+    ) -> V:
         return over(op, x.astype(call.dtype), dims, keepdim)
 
     lowers(*names)(lower)
@@ -48,7 +50,7 @@ _reduction(reduce.Prod, "prod.default", "prod.dim_int")
 
 def _extremum(op: Any, of_truth: Any, *names: str) -> None:
     @along_axes
-    def lower(call: Call, x: V, dims: Any = None, keepdim: bool = False) -> V:
+    def lower(call: OperatorCall, x: V, dims: Any = None, keepdim: bool = False) -> V:
         return over(of_truth if x.type.dtype is dt.bool_ else op, x, dims, keepdim)
 
     lowers(*names)(lower)
@@ -60,7 +62,7 @@ _extremum(reduce.Min, reduce.All, "amin.default", "min.default")
 
 def _quantifier(op: Any, *names: str) -> None:
     @along_axes
-    def lower(call: Call, x: V, dims: Any = None, keepdim: bool = False) -> V:
+    def lower(call: OperatorCall, x: V, dims: Any = None, keepdim: bool = False) -> V:
         return over(op, truth(x), dims, keepdim).astype(call.dtype)
 
     lowers(*names)(lower)
@@ -72,7 +74,9 @@ _quantifier(reduce.All, "all.default", "all.dim", "all.dims")
 
 @lowers("var.correction")
 @along_axes
-def _var(call: Call, x: V, dims: Any = None, *, correction: Any = 1, keepdim: bool = False) -> V:
+def _var(
+    call: OperatorCall, x: V, dims: Any = None, *, correction: Any = 1, keepdim: bool = False
+) -> V:
     axes = _dims(x, dims)
     wide = x.astype(dt.float32) if x.type.dtype.itemsize < 4 else x
     centered = wide - reduce.Mean(axes, True)(wide)
@@ -85,7 +89,7 @@ def _var(call: Call, x: V, dims: Any = None, *, correction: Any = 1, keepdim: bo
 @lowers("var_mean.correction")
 @along_axes
 def _var_mean(
-    call: Call, x: V, dims: Any = None, *, correction: Any = 1, keepdim: bool = False
+    call: OperatorCall, x: V, dims: Any = None, *, correction: Any = 1, keepdim: bool = False
 ) -> tuple[V, V]:
     found: V = _var(call, x, dims, correction=correction, keepdim=keepdim)
     return found, over(reduce.Mean, x, dims, keepdim)
@@ -101,7 +105,7 @@ def ordered(x: V) -> V:
 
 def _argument(op: Any) -> Any:
     @along_axes
-    def lower(call: Call, x: V, dim: Any = None, keepdim: bool = False) -> V:
+    def lower(call: OperatorCall, x: V, dim: Any = None, keepdim: bool = False) -> V:
         line = flat(x) if dim is None else x
         axis = 0 if dim is None else axis_of(dim, x)
         found: V = op(axis, keepdim and dim is not None)(ordered(line))
@@ -116,7 +120,7 @@ lowers("argmin.default")(_argument(reduce.Argmin))
 
 def _extremum_and_place(op: Any, argument: Any) -> Any:
     @along_axes
-    def lower(call: Call, x: V, dim: int, keepdim: bool = False) -> tuple[V, V]:
+    def lower(call: OperatorCall, x: V, dim: int, keepdim: bool = False) -> tuple[V, V]:
         axis, y = axis_of(dim, x), ordered(x)
         values = op((axis,), keepdim)(y)
         values = truth(values) if x.type.dtype is dt.bool_ else values
@@ -132,7 +136,7 @@ lowers("min.dim")(_extremum_and_place(reduce.Min, reduce.Argmin))
 @lowers("topk.default")
 @along_axes
 def _topk(
-    call: Call, x: V, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+    call: OperatorCall, x: V, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[V, V]:
     values, places = TopK(axis_of(dim, x), k, largest, sorted).outputs(ordered(x))
     return values.astype(x.type.dtype), places.astype(dt.int64)
@@ -140,7 +144,7 @@ def _topk(
 
 @lowers("sort.default", "sort.stable")
 @along_axes
-def _sort(call: Call, x: V, *args: Any, **kwargs: Any) -> Any:
+def _sort(call: OperatorCall, x: V, *args: Any, **kwargs: Any) -> Any:
     """`sort.stable` takes its attributes by name."""
     given = dict(zip(("dim", "descending"), args, strict=False)) | kwargs
     dim, descending = given.get("dim", -1), bool(given.get("descending", False))
@@ -150,7 +154,7 @@ def _sort(call: Call, x: V, *args: Any, **kwargs: Any) -> Any:
 
 @lowers("kthvalue.default")
 @along_axes
-def _kth(call: Call, x: V, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+def _kth(call: OperatorCall, x: V, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     return call.shaped(_at_place(x, axis_of(dim, x), k - 1))
 
 
@@ -166,7 +170,7 @@ def _at_place(x: V, axis: int, place: int | V) -> tuple[V, V]:
 
 
 @lowers("median.default")
-def _median(call: Call, x: V) -> V:
+def _median(call: OperatorCall, x: V) -> V:
     if not math.prod(extents(x)):
         raise NotImplementedError("the median of nothing")
     return _median_and_place(flat(x), 0)[0].reshape(call.shape)
@@ -174,7 +178,7 @@ def _median(call: Call, x: V) -> V:
 
 @lowers("median.dim")
 @along_axes
-def _median_dim(call: Call, x: V, dim: int, keepdim: bool = False) -> Any:
+def _median_dim(call: OperatorCall, x: V, dim: int, keepdim: bool = False) -> Any:
     return call.shaped(_median_and_place(x, axis_of(dim, x)))
 
 
@@ -200,7 +204,7 @@ def _known_median_and_place(x: V, axis: int) -> tuple[V, V]:
 
 
 @lowers("nanmedian.default")
-def _nanmedian(call: Call, x: V) -> V:
+def _nanmedian(call: OperatorCall, x: V) -> V:
     if not math.prod(extents(x)):
         raise NotImplementedError("the median of nothing")
     return _known_median_and_place(flat(x), 0)[0].reshape(call.shape)
@@ -208,7 +212,7 @@ def _nanmedian(call: Call, x: V) -> V:
 
 @lowers("nanmedian.dim")
 @along_axes
-def _nanmedian_dim(call: Call, x: V, dim: int, keepdim: bool = False) -> Any:
+def _nanmedian_dim(call: OperatorCall, x: V, dim: int, keepdim: bool = False) -> Any:
     return call.shaped(_known_median_and_place(x, axis_of(dim, x)))
 
 
@@ -217,7 +221,7 @@ def _nanmedian_dim(call: Call, x: V, dim: int, keepdim: bool = False) -> Any:
 
 def _running(op: Any, *names: str) -> None:
     @along_axes
-    def lower(call: Call, x: V, dim: int, **kwargs: Any) -> V:
+    def lower(call: OperatorCall, x: V, dim: int, **kwargs: Any) -> V:
         made: V = op(axis_of(dim, x))(x.astype(call.dtype))
         return made
 
@@ -234,7 +238,7 @@ _running(CumProd, "cumprod.default")
 @lowers("linalg_vector_norm.default")
 @along_axes
 def _norm(
-    call: Call, x: V, ord: float = 2, dims: Any = None, keepdim: bool = False, **kw: Any
+    call: OperatorCall, x: V, ord: float = 2, dims: Any = None, keepdim: bool = False, **kw: Any
 ) -> V:
     y = x.astype(call.dtype)
     if ord == 2:

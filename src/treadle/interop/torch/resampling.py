@@ -9,7 +9,7 @@ import numpy as np
 
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.shaping import extents
-from treadle.interop.torch.table import Call, lowers
+from treadle.interop.torch.table import OperatorCall, lowers
 from treadle.ops.gather import IndexAdd, Take
 from treadle.ops.matmul import Matmul
 from treadle.ops.resample import Resize
@@ -18,7 +18,7 @@ V = GraphOperand
 
 
 @lowers("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
-def _upsample(call: Call, x: V, size: Any, align_corners: bool, *rest: Any) -> V:
+def _upsample(call: OperatorCall, x: V, size: Any, align_corners: bool, *rest: Any) -> V:
     scales = next((r for r in rest if isinstance(r, (list, tuple))), [r for r in rest if r])
     exact = zip(call.shape[2:], extents(x)[2:], scales, strict=False)
     if not align_corners and any(m != n * s for m, n, s in exact):
@@ -35,7 +35,7 @@ def _upsample(call: Call, x: V, size: Any, align_corners: bool, *rest: Any) -> V
     "upsample_nearest3d.vec",
     "upsample_nearest3d.default",
 )
-def _upsample_nearest(call: Call, x: V, size: Any, *scales: Any) -> V:
+def _upsample_nearest(call: OperatorCall, x: V, size: Any, *scales: Any) -> V:
     given = scales[0] if scales and isinstance(scales[0], (list, tuple)) else scales
     return _at_nearest(call, x, given, 0.0)
 
@@ -48,7 +48,7 @@ def _upsample_nearest(call: Call, x: V, size: Any, *scales: Any) -> V:
     "_upsample_nearest_exact3d.vec",
     "_upsample_nearest_exact3d.default",
 )
-def _upsample_exact(call: Call, x: V, size: Any, *scales: Any) -> V:
+def _upsample_exact(call: OperatorCall, x: V, size: Any, *scales: Any) -> V:
     given = scales[0] if scales and isinstance(scales[0], (list, tuple)) else scales
     return _at_nearest(call, x, given, 0.5)
 
@@ -60,7 +60,7 @@ def _nearest(count: int, wide: int, step: float | None, offset: float) -> Any:
     return np.minimum(cells.astype(np.int64), count - 1)
 
 
-def _at_nearest(call: Call, x: V, scales: Any, offset: float) -> V:
+def _at_nearest(call: OperatorCall, x: V, scales: Any, offset: float) -> V:
     steps = list(scales) if scales and any(scales) else [None] * (x.type.ndim - 2)
     for axis, step in enumerate(steps, 2):
         cells = _nearest(extents(x)[axis], call.shape[axis], step, offset)
@@ -68,7 +68,7 @@ def _at_nearest(call: Call, x: V, scales: Any, offset: float) -> V:
     return x
 
 
-def _spread_back(call: Call, dy: V, offset: float, scales: Sequence[Any]) -> V:
+def _spread_back(call: OperatorCall, dy: V, offset: float, scales: Sequence[Any]) -> V:
     """The gradient of reading the nearest cells."""
     steps = list(scales) if scales and any(scales) else [None] * (len(call.shape) - 2)
     for axis, step in enumerate(steps, 2):
@@ -84,7 +84,7 @@ def _spread_back(call: Call, dy: V, offset: float, scales: Sequence[Any]) -> V:
     "upsample_nearest2d_backward.default",
     "upsample_nearest3d_backward.default",
 )
-def _upsample_nearest_backward(call: Call, dy: V, size: Any, given: Any, *scales: Any) -> V:
+def _upsample_nearest_backward(call: OperatorCall, dy: V, size: Any, given: Any, *scales: Any) -> V:
     return _spread_back(call, dy, 0.0, scales)
 
 
@@ -93,7 +93,7 @@ def _upsample_nearest_backward(call: Call, dy: V, size: Any, given: Any, *scales
     "_upsample_nearest_exact2d_backward.default",
     "_upsample_nearest_exact3d_backward.default",
 )
-def _upsample_exact_backward(call: Call, dy: V, size: Any, given: Any, *scales: Any) -> V:
+def _upsample_exact_backward(call: OperatorCall, dy: V, size: Any, given: Any, *scales: Any) -> V:
     return _spread_back(call, dy, 0.5, scales)
 
 
@@ -136,7 +136,9 @@ def _smoothing(name: str, count: int, wide: int, aligned: bool, scale: float | N
     return shares / np.where(total == 0, 1, total)
 
 
-def _matrices(call: Call, given: Sequence[int], wide: Sequence[int], rest: Any) -> list[Any]:
+def _matrices(
+    call: OperatorCall, given: Sequence[int], wide: Sequence[int], rest: Any
+) -> list[Any]:
     aligned, *scales = rest
     if scales and isinstance(scales[0], (list, tuple)):
         scales = list(scales[0])
@@ -160,7 +162,7 @@ def _between(x: V, rows: Any, columns: Any) -> V:
     "_upsample_lanczos2d_aa.default",
     "_upsample_lanczos2d_aa.vec",
 )
-def _smoothed(call: Call, x: V, size: Any, *rest: Any) -> V:
+def _smoothed(call: OperatorCall, x: V, size: Any, *rest: Any) -> V:
     return _between(x, *_matrices(call, extents(x)[2:], call.shape[2:], rest))
 
 
@@ -169,6 +171,6 @@ def _smoothed(call: Call, x: V, size: Any, *rest: Any) -> V:
     "_upsample_bicubic2d_aa_backward.default",
     "_upsample_lanczos2d_aa_backward.default",
 )
-def _smoothed_backward(call: Call, dy: V, size: Any, given: Any, *rest: Any) -> V:
+def _smoothed_backward(call: OperatorCall, dy: V, size: Any, given: Any, *rest: Any) -> V:
     rows, columns = _matrices(call, call.shape[2:], extents(dy)[2:], rest)
     return _between(dy, rows.T, columns.T)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.shaping import extents, part
-from treadle.interop.torch.table import Call, lowers
+from treadle.interop.torch.table import OperatorCall, lowers
 from treadle.ops import logic, reduce, unary
 from treadle.ops.gather_along import AddAlongAxis, TakeAlongAxis
 from treadle.ops.movement import Concat
@@ -161,7 +161,7 @@ def _share(taps: Sequence[Tap]) -> V:
 
 
 @lowers("grid_sampler_2d.default", "grid_sampler_3d.default")
-def _sampled(call: Call, x: V, grid: V, mode: int, padding: int, aligned: bool) -> V:
+def _sampled(call: OperatorCall, x: V, grid: V, mode: int, padding: int, aligned: bool) -> V:
     batch, channels, *spatial = extents(x)
     lined = x.reshape((batch, channels, math.prod(spatial)))
     axes = _axes(x, grid, mode, padding, aligned)
@@ -171,7 +171,7 @@ def _sampled(call: Call, x: V, grid: V, mode: int, padding: int, aligned: bool) 
 
 @lowers("grid_sampler_2d_backward.default", "grid_sampler_3d_backward.default")
 def _sampled_backward(
-    call: Call,
+    call: OperatorCall,
     dy: V,
     x: V,
     grid: V,

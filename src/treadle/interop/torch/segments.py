@@ -10,7 +10,7 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.shaping import extents, part
-from treadle.interop.torch.table import Call, lowers
+from treadle.interop.torch.table import OperatorCall, lowers
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, reduce
 from treadle.ops.check import InRange
@@ -93,7 +93,7 @@ class _Segments:
 
 @lowers("segment_reduce.default")
 def _segment_reduce(
-    call: Call,
+    call: OperatorCall,
     x: V,
     how: str,
     *,
@@ -126,7 +126,7 @@ def _segment_reduce(
 
 @lowers("_segment_reduce_backward.default")
 def _segment_reduce_backward(
-    call: Call,
+    call: OperatorCall,
     dy: V,
     y: V,
     x: V,

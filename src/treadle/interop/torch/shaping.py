@@ -12,7 +12,7 @@ import numpy as np
 from treadle.base.symbol import Expr, is_identical
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.strides import placed
-from treadle.interop.torch.table import Call, along_axes, axis_of, lowers
+from treadle.interop.torch.table import OperatorCall, along_axes, axis_of, lowers
 from treadle.ops.creation import Eye, Full, Iota
 from treadle.ops.gather import IndexAdd, IndexUpdate, Take
 from treadle.ops.indexing import bounds_of
@@ -50,35 +50,35 @@ def flat(x: V) -> V:
     "_reshape_copy.default",
     "_reshape_alias.default",
 )
-def _view(call: Call, x: V, *args: Any) -> V:
+def _view(call: OperatorCall, x: V, *args: Any) -> V:
     return x.reshape(call.shape)
 
 
 @lowers("permute.default", "permute_copy.default")
-def _permute(call: Call, x: V, dims: Sequence[int]) -> V:
+def _permute(call: OperatorCall, x: V, dims: Sequence[int]) -> V:
     return x.transpose(tuple(axis_of(d, x) for d in dims))
 
 
 @lowers("transpose.int")
 @along_axes
-def _transpose(call: Call, x: V, a: int, b: int) -> V:
+def _transpose(call: OperatorCall, x: V, a: int, b: int) -> V:
     order = list(range(x.type.ndim))
     order[a], order[b] = order[b], order[a]
     return x.transpose(tuple(order))
 
 
 @lowers("t.default")
-def _t(call: Call, x: V) -> V:
+def _t(call: OperatorCall, x: V) -> V:
     return x.transpose((1, 0)) if x.type.ndim == 2 else x
 
 
 @lowers("expand.default", "expand_copy.default")
-def _expand(call: Call, x: V, *args: Any, **kwargs: Any) -> V:
+def _expand(call: OperatorCall, x: V, *args: Any, **kwargs: Any) -> V:
     return x.broadcast_to(call.shape)
 
 
 @lowers("repeat.default")
-def _repeat(call: Call, x: V, repeats: Sequence[int]) -> V:
+def _repeat(call: OperatorCall, x: V, repeats: Sequence[int]) -> V:
     shape = (*[1] * (len(repeats) - x.type.ndim), *extents(x))
     apart = tuple(n for d in shape for n in (1, d))
     wide = tuple(n for r, d in zip(repeats, shape, strict=True) for n in (r, d))
@@ -104,7 +104,9 @@ def part(x: V, axis: int, start: int, stop: int, step: int = 1) -> V:
 
 
 @lowers("slice.Tensor", "slice_copy.Tensor")
-def _slice(call: Call, x: V, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> V:
+def _slice(
+    call: OperatorCall, x: V, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> V:
     if any(isinstance(v, Expr) for v in (extents(x)[dim], start, end)):
         return _open_part(x, axis_of(dim, x), start, call.shape[dim], step)
     return part(x, dim, 0 if start is None else start, LAST if end is None else end, step)
@@ -126,7 +128,13 @@ def _open_part(x: V, axis: int, start: Any, count: Any, step: int) -> V:
 
 @lowers("slice_scatter.default")
 def _slice_scatter(
-    call: Call, x: V, src: V, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    call: OperatorCall,
+    x: V,
+    src: V,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
 ) -> V:
     box = _box(x, dim, 0 if start is None else start, LAST if end is None else end, step)
     return SliceUpdate(*box)(x, src.astype(x.type.dtype))
@@ -138,13 +146,13 @@ def _place(x: V, dim: int, index: Any) -> Any:
 
 
 @lowers("select.int", "select_copy.int")
-def _select(call: Call, x: V, dim: int, index: int) -> V:
+def _select(call: OperatorCall, x: V, dim: int, index: int) -> V:
     index = _place(x, dim, index)
     return part(x, dim, index, index + 1).reshape(call.shape)
 
 
 @lowers("select_scatter.default")
-def _select_scatter(call: Call, x: V, src: V, dim: int, index: int) -> V:
+def _select_scatter(call: OperatorCall, x: V, src: V, dim: int, index: int) -> V:
     index = _place(x, dim, index)
     box = _box(x, dim, index, index + 1, 1)
     shape = list(extents(x))
@@ -153,14 +161,14 @@ def _select_scatter(call: Call, x: V, src: V, dim: int, index: int) -> V:
 
 
 @lowers("cat.default")
-def _cat(call: Call, xs: Sequence[V], dim: int = 0) -> V:
+def _cat(call: OperatorCall, xs: Sequence[V], dim: int = 0) -> V:
     rank = len(call.shape)
     given = [x.astype(call.dtype) for x in xs if extents(x) != (0,) or rank == 1]
     return given[0] if len(given) == 1 else Concat(dim % rank)(*given)
 
 
 @lowers("stack.default")
-def _stack(call: Call, xs: Sequence[V], dim: int = 0) -> V:
+def _stack(call: OperatorCall, xs: Sequence[V], dim: int = 0) -> V:
     axis = dim % len(call.shape)
     shape = tuple(1 if i == axis else d for i, d in enumerate(call.shape))
     given = [x.astype(call.dtype).reshape(shape) for x in xs]
@@ -168,25 +176,25 @@ def _stack(call: Call, xs: Sequence[V], dim: int = 0) -> V:
 
 
 @lowers("split_with_sizes.default", "split_with_sizes_copy.default")
-def _split(call: Call, x: V, sizes: Sequence[int], dim: int = 0) -> tuple[V, ...]:
+def _split(call: OperatorCall, x: V, sizes: Sequence[int], dim: int = 0) -> tuple[V, ...]:
     places = np.cumsum([0, *sizes]).tolist()
     return tuple(part(x, dim, a, b) for a, b in pairwise(places))
 
 
 @lowers("split.Tensor", "split_copy.Tensor")
-def _split_even(call: Call, x: V, size: int, dim: int = 0) -> tuple[V, ...]:
+def _split_even(call: OperatorCall, x: V, size: int, dim: int = 0) -> tuple[V, ...]:
     extent = extents(x)[dim]
     return tuple(part(x, dim, a, min(a + size, extent)) for a in range(0, extent, size))
 
 
 @lowers("unbind.int", "unbind_copy.int")
-def _unbind(call: Call, x: V, dim: int = 0) -> tuple[V, ...]:
+def _unbind(call: OperatorCall, x: V, dim: int = 0) -> tuple[V, ...]:
     shape = [d for i, d in enumerate(extents(x)) if i != axis_of(dim, x)]
     return tuple(part(x, dim, i, i + 1).reshape(tuple(shape)) for i in range(extents(x)[dim]))
 
 
 @lowers("diagonal.default", "diagonal_copy.default")
-def _diagonal(call: Call, x: V, offset: int = 0, dim1: int = 0, dim2: int = 1) -> V:
+def _diagonal(call: OperatorCall, x: V, offset: int = 0, dim1: int = 0, dim2: int = 1) -> V:
     """Elements of two axes at equal places, on a new last axis."""
     lined, places, _ = _diagonal_line(x, offset, dim1, dim2, call.shape[-1])
     return Take(x.type.ndim - 2)(lined, places)
@@ -207,7 +215,9 @@ def _diagonal_line(
 
 
 @lowers("diagonal_scatter.default")
-def _diagonal_scatter(call: Call, x: V, src: V, offset: int = 0, dim1: int = 0, dim2: int = 1) -> V:
+def _diagonal_scatter(
+    call: OperatorCall, x: V, src: V, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> V:
     lined, places, order = _diagonal_line(x, offset, dim1, dim2, extents(src)[-1])
     made = IndexUpdate((x.type.ndim - 2,))(lined, src.astype(x.type.dtype), places)
     back = made.reshape(tuple(extents(x)[i] for i in order))
@@ -216,7 +226,7 @@ def _diagonal_scatter(call: Call, x: V, src: V, offset: int = 0, dim1: int = 0, 
 
 @lowers("as_strided.default", "as_strided_copy.default")
 def _as_strided(
-    call: Call, x: V, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+    call: OperatorCall, x: V, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> V:
     """Elements of the memory of x."""
     lies = placed(call.inputs[0])
@@ -226,7 +236,7 @@ def _as_strided(
 
 
 def _strided(
-    call: Call,
+    call: OperatorCall,
     x: V,
     size: Sequence[int],
     stride: Sequence[int],
@@ -248,7 +258,12 @@ def _strided(
 
 @lowers("as_strided_scatter.default")
 def _as_strided_scatter(
-    call: Call, x: V, src: V, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+    call: OperatorCall,
+    x: V,
+    src: V,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
 ) -> V:
     """x with elements of its memory replaced; PyTorch leaves open what wins where two meet."""
     places = call.builder.constant(_strided(call, x, size, stride, offset).reshape(-1))
@@ -258,13 +273,13 @@ def _as_strided_scatter(
 
 @lowers("flip.default")
 @along_axes
-def _flip(call: Call, x: V, dims: Sequence[int]) -> V:
+def _flip(call: OperatorCall, x: V, dims: Sequence[int]) -> V:
     return Flip(tuple(sorted(axis_of(d, x) for d in dims)))(x) if dims else x
 
 
 @lowers("roll.default")
 @along_axes
-def _roll(call: Call, x: V, shifts: Sequence[int], dims: Sequence[int] = ()) -> V:
+def _roll(call: OperatorCall, x: V, shifts: Sequence[int], dims: Sequence[int] = ()) -> V:
     if not dims:
         return Roll(tuple(shifts), (0,))(flat(x)).reshape(call.shape)
     for shift, dim in zip(shifts, dims, strict=True):  # an axis may come twice
@@ -273,7 +288,7 @@ def _roll(call: Call, x: V, shifts: Sequence[int], dims: Sequence[int] = ()) -> 
 
 
 @lowers("constant_pad_nd.default")
-def _pad(call: Call, x: V, pad: Sequence[int], value: float = 0.0) -> V:
+def _pad(call: OperatorCall, x: V, pad: Sequence[int], value: float = 0.0) -> V:
     pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
     widths = [(0, 0)] * (x.type.ndim - len(pairs)) + pairs[::-1]
     for axis, (before, after) in enumerate(widths):  # what is negative cuts off
@@ -286,7 +301,7 @@ def _pad(call: Call, x: V, pad: Sequence[int], value: float = 0.0) -> V:
 
 
 @lowers("full.default", "full_like.default", "new_full.default")
-def _full(call: Call, first: Any, *args: Any, **kwargs: Any) -> V:
+def _full(call: OperatorCall, first: Any, *args: Any, **kwargs: Any) -> V:
     value = args[-1] if args else kwargs["fill_value"]
     if isinstance(value, (Expr, GraphOperand)):
         return call.operand(value, call.dtype).broadcast_to(call.shape)
@@ -306,22 +321,22 @@ def _full(call: Call, first: Any, *args: Any, **kwargs: Any) -> V:
     "new_empty_strided.default",
     "empty_permuted.default",
 )
-def _zeros(call: Call, *args: Any, **kwargs: Any) -> V:
+def _zeros(call: OperatorCall, *args: Any, **kwargs: Any) -> V:
     return call.builder.apply(Full(call.shape, 0, call.dtype), ())[0]
 
 
 @lowers("ones.default", "ones_like.default", "new_ones.default")
-def _ones(call: Call, *args: Any, **kwargs: Any) -> V:
+def _ones(call: OperatorCall, *args: Any, **kwargs: Any) -> V:
     return call.builder.apply(Full(call.shape, 1, call.dtype), ())[0]
 
 
 @lowers("scalar_tensor.default")
-def _scalar(call: Call, value: Any, **kwargs: Any) -> V:
+def _scalar(call: OperatorCall, value: Any, **kwargs: Any) -> V:
     return call.operand(value, call.dtype)
 
 
 @lowers("arange.start_step")
-def _arange(call: Call, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> V:
+def _arange(call: OperatorCall, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> V:
     if call.dtype.is_integer:  # The ends are cut to integers, not their sum.
         start, step = (int(v) if isinstance(v, float) else v for v in (start, step))
     made: V = call.builder.apply(Iota(start, step, call.shape[0], call.dtype), ())[0]
@@ -329,13 +344,13 @@ def _arange(call: Call, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> V
 
 
 @lowers("arange.default")
-def _arange_end(call: Call, end: Any, **kwargs: Any) -> V:
+def _arange_end(call: OperatorCall, end: Any, **kwargs: Any) -> V:
     made: V = _arange(call, 0, end)
     return made
 
 
 @lowers("eye.default", "eye.m")
-def _eye(call: Call, *args: Any, **kwargs: Any) -> V:
+def _eye(call: OperatorCall, *args: Any, **kwargs: Any) -> V:
     rows, columns = call.shape
     made: V = call.builder.apply(Eye(rows, columns, 0, call.dtype), ())[0]
     return made
@@ -351,7 +366,7 @@ def _windows(extent: int, size: int, step: int) -> Any:
 
 @lowers("unfold.default", "unfold_copy.default")
 @along_axes
-def _unfold(call: Call, x: V, dim: int, size: int, step: int) -> V:
+def _unfold(call: OperatorCall, x: V, dim: int, size: int, step: int) -> V:
     """Return windows in the place of the axis, with their elements on a new last one."""
     axis, shape, rank = axis_of(dim, x), extents(x), x.type.ndim
     places = _windows(shape[axis], size, step)
@@ -361,7 +376,9 @@ def _unfold(call: Call, x: V, dim: int, size: int, step: int) -> V:
 
 
 @lowers("unfold_backward.default")
-def _unfold_backward(call: Call, dy: V, sizes: Sequence[int], dim: int, size: int, step: int) -> V:
+def _unfold_backward(
+    call: OperatorCall, dy: V, sizes: Sequence[int], dim: int, size: int, step: int
+) -> V:
     zeros = dy.constant(0).broadcast_to(call.shape or (1,))
     axis, rank = axis_of(dim, zeros), zeros.type.ndim
     places = _windows(extents(zeros)[axis], size, step).reshape(-1)
@@ -378,7 +395,7 @@ def _unfold_backward(call: Call, dy: V, sizes: Sequence[int], dim: int, size: in
     "replication_pad2d_backward.default",
     "replication_pad3d_backward.default",
 )
-def _replicated_backward(call: Call, dy: V, x: V, padding: Sequence[int]) -> V:
+def _replicated_backward(call: OperatorCall, dy: V, x: V, padding: Sequence[int]) -> V:
     """Return dy with the gradients of copies added to the cells at the edge."""
     for i in range(0, len(padding), 2):
         axis = x.type.ndim - 1 - i // 2

@@ -10,7 +10,7 @@ from treadle.base import dtype as dt
 from treadle.graph.builder import GraphOperand
 from treadle.interop.torch.elementwise import LARGER, SMALLER
 from treadle.interop.torch.shaping import extents, part
-from treadle.interop.torch.table import Call, along_axes, axis_of, lowers
+from treadle.interop.torch.table import OperatorCall, along_axes, axis_of, lowers
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, unary
 from treadle.ops.creation import Iota
@@ -25,7 +25,7 @@ def function(*names: str) -> Callable[[Callable[[V], V]], Callable[[V], V]]:
     """Register a function of one number, given in float64."""
 
     def add(function: Callable[[V], V]) -> Callable[[V], V]:
-        def lower(call: Call, x: V, **kwargs: Any) -> V:
+        def lower(call: OperatorCall, x: V, **kwargs: Any) -> V:
             return function(x.astype(dt.float64)).astype(call.dtype)
 
         lowers(*names)(lower)
@@ -166,7 +166,7 @@ def _digamma(x: V) -> V:
 
 
 @lowers("polygamma.default", "special_polygamma.default")
-def _polygamma_of_order(call: Call, n: int, x: V) -> V:
+def _polygamma_of_order(call: OperatorCall, n: int, x: V) -> V:
     if n > 12:
         raise NotImplementedError(f"polygamma of order {n}")
     wide = x.astype(dt.float64)
@@ -292,12 +292,12 @@ def is_negative(x: V) -> V:
 
 
 @lowers("signbit.default")
-def _signbit(call: Call, x: V) -> V:
+def _signbit(call: OperatorCall, x: V) -> V:
     return is_negative(x)
 
 
 @lowers("copysign.Tensor", "copysign.Scalar")
-def _copysign(call: Call, x: V, y: Any) -> V:
+def _copysign(call: OperatorCall, x: V, y: Any) -> V:
     wide = x.astype(call.dtype)
     size = unary.Abs()(wide)
     sign = is_negative(call.operand(y, call.dtype, wide))
@@ -309,7 +309,7 @@ _STEPS = (512, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 
 @lowers("frexp.Tensor")
-def _frexp(call: Call, x: V) -> tuple[V, V]:
+def _frexp(call: OperatorCall, x: V) -> tuple[V, V]:
     wide = x.astype(dt.float64)
     size = unary.Abs()(wide)
     apart = logic.IsNan()(wide) | logic.IsInf()(wide) | logic.Equal()(size, size.constant(0.0))
@@ -325,7 +325,7 @@ def _frexp(call: Call, x: V) -> tuple[V, V]:
 
 
 @lowers("hypot.default")
-def _hypot(call: Call, x: V, y: V) -> V:
+def _hypot(call: OperatorCall, x: V, y: V) -> V:
     first, second = unary.Abs()(x.astype(call.dtype)), unary.Abs()(y.astype(call.dtype))
     most, least = ew.Maximum()(first, second), ew.Minimum()(first, second)
     none = logic.Equal()(most, most.constant(0.0))
@@ -336,7 +336,7 @@ def _hypot(call: Call, x: V, y: V) -> V:
 
 
 def _ignoring_nan(extremum: Any) -> Any:
-    def lower(call: Call, x: V, y: V) -> V:
+    def lower(call: OperatorCall, x: V, y: V) -> V:
         first, second = x.astype(call.dtype), y.astype(call.dtype)
         found: V = extremum(call, first, second)
         if not call.dtype.is_float:
@@ -369,7 +369,7 @@ def _prefixes(xs: tuple[V, ...], axis: int, join: Callable[..., tuple[V, ...]]) 
 
 @lowers("logcumsumexp.default")
 @along_axes
-def _logcumsumexp(call: Call, x: V, dim: int) -> V:
+def _logcumsumexp(call: OperatorCall, x: V, dim: int) -> V:
     def join(before: tuple[V, ...], now: tuple[V, ...]) -> tuple[V, ...]:
         (a,), (b,) = before, now
         most, least = ew.Maximum()(a, b), ew.Minimum()(a, b)
@@ -383,7 +383,7 @@ def _logcumsumexp(call: Call, x: V, dim: int) -> V:
 
 def _running_extremum(op: Any) -> Any:
     @along_axes
-    def lower(call: Call, x: V, dim: int) -> tuple[V, V]:
+    def lower(call: OperatorCall, x: V, dim: int) -> tuple[V, V]:
         axis, kind = axis_of(dim, x), x.type.dtype
         y = x.astype(dt.uint8) if kind is dt.bool_ else x
         line = call.builder.apply(Iota(0, 1, extents(x)[axis], dt.int64), ())[0]

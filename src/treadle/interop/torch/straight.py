@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from treadle.base.shape import row_major_strides
-from treadle.engine.execute import Executor, Instance, Runner
+from treadle.engine.execute import Executor, ProgramInstance, Runner
 from treadle.interop.torch.native.entries import (
     DLPACK_TYPES,
-    Entry,
     Given,
     Lies,
     Made,
+    NativeCall,
     dlpack_type,
     program_function,
 )
@@ -46,7 +46,7 @@ def straight(
     Args:
         runner: of the program.
         inputs: bytes of its inputs.
-        results: see `parts.Result`.
+        results: see `parts.PartResult`.
         device: that results are on, in DLPack's word.
         by_arrays: takes what native code does not: tensors without dense memory, and indices that
             are out of range.
@@ -54,7 +54,7 @@ def straight(
     native = library()
     if native is None or not results or any(r.dtype is None for r in results):
         return None
-    if not isinstance(runner, Executor | Instance):
+    if not isinstance(runner, Executor | ProgramInstance):
         return None
     made = [_made(r, device) for r in results]
     sizes = [m.nbytes for m in made]
@@ -65,7 +65,7 @@ def straight(
     if bound is None:
         return None
     given = [Given(i) for i in range(len(inputs))]
-    entry = Entry(bound, given, made, range(len(made)), AS_LIST)
+    entry = NativeCall(bound, given, made, range(len(made)), AS_LIST)
     native.wake()
     run: Run = program_function(native, entry, by_arrays)
     return run

@@ -19,14 +19,14 @@ from treadle.interop.torch.arrays import DTYPES, PARTS
 from treadle.ops.creation import Extent
 
 Lower = Callable[..., Any]
-"""Takes a `Call` and the operator's arguments, with operands in the place of tensors."""
+"""Takes a `OperatorCall` and the operator's arguments, with operands in the place of tensors."""
 
 LOWERINGS: dict[str, Lower] = {}
 """By name, such as "add.Tensor"."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """Call of an operator.
 
     Attributes:
@@ -106,7 +106,7 @@ def along_axes(lower: Lower) -> Lower:
         return value.reshape((1,)) if alone else value
 
     @functools.wraps(lower)
-    def run(call: Call, x: GraphOperand, *args: Any, **kwargs: Any) -> Any:
+    def run(call: OperatorCall, x: GraphOperand, *args: Any, **kwargs: Any) -> Any:
         if x.type.ndim:
             return lower(call, x, *args, **kwargs)
         named = {k: lined(v) for k, v in kwargs.items()}

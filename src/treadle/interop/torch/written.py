@@ -61,13 +61,13 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OutputPlace:
     """A result that is the graph's output of this number."""
 
     index: int
 
 
-class Written:
+class WrittenProgram:
     """A program for inputs of certain shapes.
 
     Args:
@@ -81,7 +81,7 @@ class Written:
         self,
         graph: Graph,
         results: Sequence[Any],
-        updates: Sequence[tuple[str, Place]],
+        updates: Sequence[tuple[str, OutputPlace]],
         drawn: int,
     ) -> None:
         self.graph = graph
@@ -138,7 +138,7 @@ class Open:
         fixed: extents that are numbers in it.
     """
 
-    def __init__(self, written: Written, fixed: Mapping[str, int]) -> None:
+    def __init__(self, written: WrittenProgram, fixed: Mapping[str, int]) -> None:
         self._written = written
         self._fixed = fixed
 
@@ -151,7 +151,7 @@ class Open:
             and all(guard.holds(numbers) for guard in self._written.graph.guards)
         )
 
-    def at(self, extents: Mapping[str, Dim]) -> Written:
+    def at(self, extents: Mapping[str, Dim]) -> WrittenProgram:
         """The program at extents that it serves; what it needs of symbols guards their capture."""
         graph = self._written.graph
         if not extents:
@@ -159,7 +159,7 @@ class Open:
         for guard in graph.guards:
             require(Relation(guard.kind, evaluate(guard.expr, extents)), _unserved)
         results = [_at(r, extents) for r in self._written.results]
-        return Written(
+        return WrittenProgram(
             specialize(graph, extents), results, self._written.updates, self._written.drawn
         )
 
@@ -294,10 +294,10 @@ def _operands(builder: GraphBuilder, code: fx.GraphModule, ends: Ends) -> dict[f
 
 def _finished(
     builder: GraphBuilder, code: fx.GraphModule, ends: Ends, operands: Mapping[fx.Node, Any]
-) -> Written:
+) -> WrittenProgram:
     (output,) = code.graph.find_nodes(op="output")
     results: list[Any] = []
-    updates: list[tuple[str, Place]] = []
+    updates: list[tuple[str, OutputPlace]] = []
     made: list[GraphOperand] = []
     for spec, value in zip(ends.outputs, output.args[0], strict=True):
         found = operands[value] if isinstance(value, fx.Node) else value
@@ -308,7 +308,7 @@ def _finished(
             found = joined(found) if is_kept else MakeComplex()(found.real, found.imag)
         if isinstance(found, GraphOperand):
             made.append(found)
-            found = Place(len(made) - 1)
+            found = OutputPlace(len(made) - 1)
         if spec.kind is OutputKind.BUFFER_MUTATION:
             updates.append((str(spec.target), found))
         elif spec.kind is OutputKind.USER_OUTPUT:
@@ -322,7 +322,7 @@ def _finished(
     builder.output(*made)
     graph = builder.build()
     drawn = len(graph.inputs) - len(ends.weights) - len(ends.tensors)
-    return Written(graph, results, updates, drawn)
+    return WrittenProgram(graph, results, updates, drawn)
 
 
 def is_tensor(argument: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.llm.files.checkpoint import (
-    Checkpoint,
+    ModelCheckpoint,
     Stored,
     TokenizerFile,
     TokenizerSource,
@@ -12,7 +12,7 @@ from treadle.llm.files.checkpoint import (
 from treadle.llm.files.opening import open_checkpoint
 
 __all__ = [
-    "Checkpoint",
+    "ModelCheckpoint",
     "Stored",
     "TokenizerFile",
     "TokenizerSource",

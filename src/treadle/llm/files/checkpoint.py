@@ -10,13 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from treadle.base.blocks import Blocks
+from treadle.base.array import Array
+from treadle.base.blocks import BlockTensor
 from treadle.base.errors import CheckpointError
 from treadle.base.files.strict_json import shorten
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 def _nothing() -> None:
@@ -28,7 +25,7 @@ class Stored:
     """A tensor that was not read yet: its shape, what makes it, what gives its memory back."""
 
     shape: tuple[int, ...]
-    make: Callable[[], Array | Blocks]
+    make: Callable[[], Array | BlockTensor]
     release: Callable[[], None] = _nothing
 
 
@@ -74,7 +71,7 @@ TokenizerSource: TypeAlias = "TokenizerFile | TokenizerTables"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class ModelCheckpoint:
     """A language model in a file, see `open_checkpoint`.
 
     Attributes:
@@ -102,7 +99,7 @@ class Checkpoint:
         """The tensors, in the order of the files."""
         return tuple(self.tensors)
 
-    def tensor(self, name: str) -> Array | Blocks:
+    def tensor(self, name: str) -> Array | BlockTensor:
         """A tensor: an array or, where the file has blocks, those.
 
         Raises:

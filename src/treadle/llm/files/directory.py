@@ -9,7 +9,7 @@ from typing import Any
 
 from treadle.base.errors import CheckpointError
 from treadle.base.files.strict_json import shorten
-from treadle.llm.files.checkpoint import Checkpoint, Stored, TokenizerFile
+from treadle.llm.files.checkpoint import ModelCheckpoint, Stored, TokenizerFile
 from treadle.llm.files.packed import unpacked
 from treadle.serialization import WeightDirectory, load_directory
 from treadle.serialization.directories import (
@@ -23,7 +23,7 @@ from treadle.serialization.directories import (
 MAX_TEMPLATE = 1 << 20
 
 
-def open_directory(path: str) -> Checkpoint:
+def open_directory(path: str) -> ModelCheckpoint:
     """A checkpoint of a directory.
 
     Raises:
@@ -40,7 +40,7 @@ def open_directory(path: str) -> Checkpoint:
     if config.get("quantization_config"):
         tensors = unpacked(path, config, tensors)
         del config["quantization_config"]  # the tensors are what it made of them no longer
-    return Checkpoint(
+    return ModelCheckpoint(
         path=path,
         config=config,
         generation=_generation(path, config),

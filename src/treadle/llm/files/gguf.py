@@ -21,11 +21,11 @@ import ml_dtypes
 import numpy as np
 
 from treadle.base import dtype as dtypes
-from treadle.base.blocks import FORMATS, BlockFormat, Blocks, by_number
+from treadle.base.array import Array
+from treadle.base.blocks import FORMATS, BlockFormat, BlockTensor, by_number
 from treadle.base.files.source import SizedStream, open_source
 from treadle.base.files.strict_json import shorten
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Form: TypeAlias = "BlockFormat | np.dtype[Any]"
 """Form of a tensor's elements: blocks, or plain numbers."""
 
@@ -94,7 +94,7 @@ _PAIR_BYTES, _TENSOR_BYTES = 13, 33  # the least that one takes
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class GGUFTensor:
     """One tensor of a file.
 
     Attributes:
@@ -126,7 +126,7 @@ class Gguf:
         self,
         where: str,
         metadata: dict[str, Any],
-        entries: dict[str, Entry],
+        entries: dict[str, GGUFTensor],
         alignment: int,
         mapped: mmap.mmap,
     ) -> None:
@@ -136,12 +136,12 @@ class Gguf:
         self.alignment = alignment
         self._mapped = mapped
 
-    def tensor(self, name: str) -> Array | Blocks:
+    def tensor(self, name: str) -> Array | BlockTensor:
         """A tensor, read-only: an array, or blocks."""
         entry = self.entries[name]
         data = np.frombuffer(self._mapped, np.uint8, entry.nbytes, entry.begin)
         if isinstance(entry.form, BlockFormat):
-            return Blocks(entry.form, entry.shape, data.reshape(*entry.shape[:-1], -1))
+            return BlockTensor(entry.form, entry.shape, data.reshape(*entry.shape[:-1], -1))
         return data.view(entry.form).reshape(entry.shape)
 
     def release(self, name: str, part: int | None = None) -> None:
@@ -329,7 +329,7 @@ class _Reader:
 
     # -- tensors ---------------------------------------------------------------------------------
 
-    def entry(self) -> Entry:
+    def entry(self) -> GGUFTensor:
         """A row of the table of tensors; its offset is counted from the data's start."""
         name = self.text("a tensor's name", MAX_NAME)
         what = f"tensor {shorten(name)}"
@@ -340,7 +340,7 @@ class _Reader:
         if min(shape) < 1:
             self.refuse(f"{what} has an axis of extent 0", str(shape))
         form = self.form(what, self.u32(what))
-        return Entry(name, shape, form, self.u64(what), self.nbytes(what, shape, form))
+        return GGUFTensor(name, shape, form, self.u64(what), self.nbytes(what, shape, form))
 
     def form(self, what: str, number: int) -> Form:
         """Return the form of a tensor's type."""
@@ -361,9 +361,9 @@ class _Reader:
             self.refuse(f"{what} has rows that are not whole blocks", saw)
         return math.prod(shape[:-1]) * form.row_bytes(shape[-1])
 
-    def placed(self, table: list[Entry], start: int, alignment: int) -> dict[str, Entry]:
+    def placed(self, table: list[GGUFTensor], start: int, alignment: int) -> dict[str, GGUFTensor]:
         """The tensors by name: aligned, inside of the file, none over another."""
-        found: dict[str, Entry] = {}
+        found: dict[str, GGUFTensor] = {}
         for entry in table:
             what = f"tensor {shorten(entry.name)}"
             begin = start + entry.begin
@@ -374,7 +374,7 @@ class _Reader:
             if begin + entry.nbytes > self.size:
                 saw = f"bytes {begin} to {begin + entry.nbytes} of {self.size}"
                 self.refuse(f"{what} lies outside of the file", saw, "fetch the file again")
-            found[entry.name] = Entry(entry.name, entry.shape, entry.form, begin, entry.nbytes)
+            found[entry.name] = GGUFTensor(entry.name, entry.shape, entry.form, begin, entry.nbytes)
         end, last = start, ""
         for entry in sorted(found.values(), key=attrgetter("begin")):
             if entry.begin < end:
@@ -394,4 +394,4 @@ def is_gguf(path: str | os.PathLike[str]) -> bool:
         return source.read(0, len(MAGIC)) == MAGIC
 
 
-__all__ = ["Entry", "Form", "Gguf", "is_gguf", "read_gguf"]
+__all__ = ["Form", "GGUFTensor", "Gguf", "is_gguf", "read_gguf"]

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.blocks import Blocks
+from treadle.base.array import Array
+from treadle.base.blocks import BlockTensor
 from treadle.base.errors import CheckpointError
 from treadle.base.files.strict_json import shorten
-from treadle.llm.files.checkpoint import Array, Checkpoint, Stored, TokenizerFile, TokenizerTables
+from treadle.llm.files.checkpoint import ModelCheckpoint, Stored, TokenizerFile, TokenizerTables
 from treadle.llm.files.gguf import Gguf, read_gguf
 from treadle.llm.files.gguf_config import Config, config_of
 from treadle.llm.files.gguf_names import NAMES, Names, Parsed, parsed, translated
@@ -29,10 +30,10 @@ _ENDS = frozenset({
 """Names of control tokens that end an answer, whether or not a file says so."""
 _CONTROL = 3
 _EXPERT_PARTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-_Change = Callable[["Array | Blocks"], "Array | Blocks"]
+_Change = Callable[["Array | BlockTensor"], "Array | BlockTensor"]
 
 
-def open_gguf(path: str) -> Checkpoint:
+def open_gguf(path: str) -> ModelCheckpoint:
     """A checkpoint of a GGUF file; of several, where its name says that it is one of them.
 
     Raises:
@@ -47,7 +48,7 @@ def open_gguf(path: str) -> Checkpoint:
         raise CheckpointError(first.where, "tokenizer.chat_template is not text")
     mode = first.metadata.get(f"{first.metadata['general.architecture']}.pooling_type")
     mode = _POOLING.get(mode) if isinstance(mode, int) else None
-    return Checkpoint(
+    return ModelCheckpoint(
         path=path,
         config=config,
         generation=_generation(first, config, tokenizer),
@@ -117,7 +118,7 @@ def _add(
     """A tensor under its name or, where the name says so, one for each of its experts."""
     shape = file.entries[name].shape
 
-    def make(part: int | None) -> Array | Blocks:
+    def make(part: int | None) -> Array | BlockTensor:
         tensor = file.tensor(name)
         if part is not None:
             tensor = tensor[part]
@@ -156,13 +157,13 @@ def _change(file: Gguf, names: Names, parts: Parsed, config: Config) -> _Change 
     return None
 
 
-def _lowered(norm: Array | Blocks) -> Array | Blocks:
+def _lowered(norm: Array | BlockTensor) -> Array | BlockTensor:
     """The weight of a norm that multiplies by 1 + weight."""
-    numbers = norm.dequantize() if isinstance(norm, Blocks) else norm.astype(np.float32)
+    numbers = norm.dequantize() if isinstance(norm, BlockTensor) else norm.astype(np.float32)
     return numbers - np.float32(1)
 
 
-def _in_halves(tensor: Array | Blocks, heads: int) -> Array | Blocks:
+def _in_halves(tensor: Array | BlockTensor, heads: int) -> Array | BlockTensor:
     """Rows of q or k as rotation by halves wants them: GGUF's row 2i + j was row j·d/2 + i.
 
     Rows are whole blocks, so blocks move as they are.
@@ -171,7 +172,7 @@ def _in_halves(tensor: Array | Blocks, heads: int) -> Array | Blocks:
     return tensor[order]
 
 
-def interleaved(tensor: Array | Blocks, heads: int) -> Array | Blocks:
+def interleaved(tensor: Array | BlockTensor, heads: int) -> Array | BlockTensor:
     """Rows of q or k in the order that GGUF files of Llama have: the inverse of `_in_halves`."""
     order = np.arange(tensor.shape[0]).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
     return tensor[order]
@@ -180,8 +181,8 @@ def interleaved(tensor: Array | Blocks, heads: int) -> Array | Blocks:
 def _join(where: str, found: Mapping[str, Stored]) -> dict[str, Stored]:
     """gpt-oss's experts as Hugging Face has them: rows of gate and up alternate, in one tensor.
 
-    `…experts.gate_up_proj_blocks` and `…experts.down_proj_blocks` are `Blocks` [experts, rows, k]
-    where the file has blocks of MXFP4; biases are `…experts.gate_up_proj_bias`.
+    `…experts.gate_up_proj_blocks` and `…experts.down_proj_blocks` are `BlockTensor` [experts,
+    rows, k] where the file has blocks of MXFP4; biases are `…experts.gate_up_proj_bias`.
     """
     made: dict[str, Stored] = {}
     for name, stored in found.items():
@@ -203,19 +204,19 @@ def _join(where: str, found: Mapping[str, Stored]) -> dict[str, Stored]:
     return made
 
 
-def _alternate(first: Stored, second: Stored) -> Array | Blocks:
+def _alternate(first: Stored, second: Stored) -> Array | BlockTensor:
     """Rows (of biases: elements) of two stacks in turns."""
     one, two = first.make(), second.make()
     if (
-        isinstance(one, Blocks)
-        and isinstance(two, Blocks)
+        isinstance(one, BlockTensor)
+        and isinstance(two, BlockTensor)
         and one.ndim == 3
         and one.format == two.format
     ):
         data = np.stack([one.data, two.data], axis=2)
         shape = (one.shape[0], 2 * one.shape[1], *one.shape[2:])
-        return Blocks(one.format, shape, data.reshape(shape[0], shape[1], -1))
-    numbers = [x.dequantize() if isinstance(x, Blocks) else x for x in (one, two)]
+        return BlockTensor(one.format, shape, data.reshape(shape[0], shape[1], -1))
+    numbers = [x.dequantize() if isinstance(x, BlockTensor) else x for x in (one, two)]
     return np.stack(numbers, axis=2).reshape(one.shape[0], -1, *one.shape[2:])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.blocks import Blocks
+from treadle.base.blocks import BlockTensor
 from treadle.base.errors import CheckpointError
 from treadle.base.files.strict_json import shorten
 from treadle.llm.files.gguf import Gguf
@@ -183,7 +183,7 @@ def _numbers(file: Gguf, name: str) -> list[float]:
     if file.entries[name].shape[0] > 1 << 16:
         raise CheckpointError(file.where, f"{name} is too long", saw=str(file.entries[name].shape))
     found = file.tensor(name)
-    values = found.dequantize() if isinstance(found, Blocks) else found.astype(np.float32)
+    values = found.dequantize() if isinstance(found, BlockTensor) else found.astype(np.float32)
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise CheckpointError(file.where, f"{name} has numbers that are not positive")
     return [float(each) for each in values]

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.blocks import Blocks
+from treadle.base.array import Array
+from treadle.base.blocks import BlockTensor
 from treadle.base.errors import CheckpointError
 from treadle.base.files.strict_json import shorten
-from treadle.llm.files.checkpoint import Array, Checkpoint, Stored
+from treadle.llm.files.checkpoint import ModelCheckpoint, Stored
 from treadle.llm.files.gguf_checkpoint import interleaved
 from treadle.llm.files.gguf_names import NAMES, Names
 
@@ -77,7 +78,7 @@ class Export:
     tensors: dict[str, Stored]
 
 
-def exported(checkpoint: Checkpoint) -> Export:
+def exported(checkpoint: ModelCheckpoint) -> Export:
     """Metadata and tensors of a checkpoint as GGUF has them.
 
     Raises:
@@ -92,7 +93,7 @@ def exported(checkpoint: Checkpoint) -> Export:
     return Export(metadata, tensors)
 
 
-def _architecture(checkpoint: Checkpoint) -> str:
+def _architecture(checkpoint: ModelCheckpoint) -> str:
     found = ARCHITECTURES.get(str(checkpoint.config.get("model_type")))
     if found is None:
         raise CheckpointError(
@@ -146,7 +147,7 @@ def _itself(numbers: Array) -> Array:
     return numbers
 
 
-def _metadata(checkpoint: Checkpoint, architecture: str) -> dict[str, Any]:
+def _metadata(checkpoint: ModelCheckpoint, architecture: str) -> dict[str, Any]:
     config, made = checkpoint.config, dict[str, Any]()
     for key, name in _KEYS.items():
         value = config.get(key)
@@ -174,7 +175,7 @@ def _metadata(checkpoint: Checkpoint, architecture: str) -> dict[str, Any]:
 
 
 def _rotation(
-    checkpoint: Checkpoint, metadata: dict[str, Any], architecture: str
+    checkpoint: ModelCheckpoint, metadata: dict[str, Any], architecture: str
 ) -> dict[str, Array]:
     """Keys of rotation, added to the metadata, and the tensors that it needs."""
     config = checkpoint.config
@@ -210,7 +211,7 @@ def _rotation(
     return {}
 
 
-def _turned(checkpoint: Checkpoint, given: _Asked) -> int:
+def _turned(checkpoint: ModelCheckpoint, given: _Asked) -> int:
     """The features of a head that are rotated."""
     config = _Asked(checkpoint.path, checkpoint.config)
     if checkpoint.config.get("head_dim") is None:
@@ -239,7 +240,7 @@ def _divisors(given: _Asked, theta: float, d: int) -> Array:
 # -- tensors -------------------------------------------------------------------------------------
 
 
-def renamed(checkpoint: Checkpoint) -> dict[str, Stored]:
+def renamed(checkpoint: ModelCheckpoint) -> dict[str, Stored]:
     """The tensors of a checkpoint, or of a part of one, as GGUF has them.
 
     Raises:
@@ -279,7 +280,7 @@ def renamed(checkpoint: Checkpoint) -> dict[str, Stored]:
     return found
 
 
-def _stack(checkpoint: Checkpoint, target: str, members: Mapping[int, str]) -> Stored:
+def _stack(checkpoint: ModelCheckpoint, target: str, members: Mapping[int, str]) -> Stored:
     """Single experts as one tensor."""
     ordered = [members.get(i) for i in range(len(members))]
     shapes = {checkpoint.shape(name) for name in ordered if name is not None}
@@ -288,22 +289,24 @@ def _stack(checkpoint: Checkpoint, target: str, members: Mapping[int, str]) -> S
     each = [name for name in ordered if name is not None]
     (shape,) = shapes
 
-    def make() -> Array | Blocks:
+    def make() -> Array | BlockTensor:
         tensors = [checkpoint.tensor(name) for name in each]
-        blocks = [t for t in tensors if isinstance(t, Blocks)]
+        blocks = [t for t in tensors if isinstance(t, BlockTensor)]
         if len(blocks) == len(each) and len({b.format for b in blocks}) == 1:
             data = np.stack([b.data for b in blocks])
-            return Blocks(blocks[0].format, (len(each), *shape), data)
-        return np.stack([t.dequantize() if isinstance(t, Blocks) else t for t in tensors])
+            return BlockTensor(blocks[0].format, (len(each), *shape), data)
+        return np.stack([t.dequantize() if isinstance(t, BlockTensor) else t for t in tensors])
 
     return Stored((len(each), *shape), make)
 
 
-def _changed(checkpoint: Checkpoint, name: str, names: Names, ours: str) -> Array | Blocks:
+def _changed(
+    checkpoint: ModelCheckpoint, name: str, names: Names, ours: str
+) -> Array | BlockTensor:
     """A tensor as conversion to GGUF leaves it."""
     tensor = checkpoint.tensor(name)
     if names.raised and ours.endswith("norm"):
-        numbers = tensor.dequantize() if isinstance(tensor, Blocks) else tensor
+        numbers = tensor.dequantize() if isinstance(tensor, BlockTensor) else tensor
         raised: Array = numbers.astype(np.float32) + np.float32(1)
         return raised
     if names.permuted and ours in ("attn_q", "attn_k"):

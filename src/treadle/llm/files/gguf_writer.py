@@ -11,23 +11,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from treadle.base.blocks import BlockFormat, Blocks
+from treadle.base.array import Array
+from treadle.base.blocks import BlockFormat, BlockTensor
 from treadle.base.errors import CheckpointError, DTypeError
 from treadle.base.files.atomic import write_atomically
-from treadle.llm.files.gguf import (
-    ALIGNMENT,
-    ARRAY,
-    MAGIC,
-    MAX_NAME,
-    PLAIN,
-    SCALARS,
-    STRING,
-    Array,
-    Form,
-)
+from treadle.llm.files.gguf import ALIGNMENT, ARRAY, MAGIC, MAX_NAME, PLAIN, SCALARS, STRING, Form
 
 VERSION = 3
-Stored: TypeAlias = "Array | Blocks"
+Stored: TypeAlias = "Array | BlockTensor"
 
 _SCALAR_NUMBERS = {dtype: number for number, dtype in SCALARS.items()}
 _PLAIN_NUMBERS = {dtype: number for number, dtype in PLAIN.items()}
@@ -53,7 +44,7 @@ class PlannedTensor:
 
 def planned(name: str, tensor: Stored) -> PlannedTensor:
     """A tensor that is there."""
-    form = tensor.format if isinstance(tensor, Blocks) else tensor.dtype
+    form = tensor.format if isinstance(tensor, BlockTensor) else tensor.dtype
     return PlannedTensor(name, tensor.shape, form, lambda: tensor)
 
 
@@ -99,14 +90,14 @@ def _chunks(
 
 
 def _data(plan: PlannedTensor, tensor: Stored) -> memoryview:
-    form = tensor.format if isinstance(tensor, Blocks) else tensor.dtype
+    form = tensor.format if isinstance(tensor, BlockTensor) else tensor.dtype
     if form != plan.form or tensor.shape != plan.shape:
         raise CheckpointError(
             plan.name,
             "the tensor is not what the table says",
             saw=f"{form} {tensor.shape} for {plan.form} {plan.shape}",
         )
-    data = tensor.data if isinstance(tensor, Blocks) else tensor
+    data = tensor.data if isinstance(tensor, BlockTensor) else tensor
     return np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from treadle.llm.files.checkpoint import Checkpoint
+from treadle.llm.files.checkpoint import ModelCheckpoint
 from treadle.llm.files.directory import open_directory
 from treadle.llm.files.gguf_checkpoint import open_gguf
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str]) -> ModelCheckpoint:
     """A language model's config, tokenizer and weights, from a GGUF file or a directory.
 
     Nothing that the files hold is run, and nothing is believed before it was checked; weights are

@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.blocks import FORMATS, BlockFormat, Blocks
+from treadle.base.array import Array
+from treadle.base.blocks import FORMATS, BlockFormat, BlockTensor
 from treadle.base.blocks.bits import pack
 from treadle.base.errors import CheckpointError
 from treadle.base.files.strict_json import shorten
-from treadle.llm.files.checkpoint import Array, Stored
+from treadle.llm.files.checkpoint import Stored
 
 Tensors = Mapping[str, Stored]
 _AWQ_COLUMNS = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -43,10 +44,10 @@ def unpacked(where: str, config: Mapping[str, Any], tensors: Tensors) -> dict[st
         problem = "weights are quantized in a way that is not read"
         hint = f"read are {', '.join(_SCHEMES)}"
         raise CheckpointError(where, problem, saw=shorten(scheme or given), hint=hint)
-    return _SCHEMES[scheme](_Source(where, given, tensors))
+    return _SCHEMES[scheme](_PackedSource(where, given, tensors))
 
 
-class _Source:
+class _PackedSource:
     """Tensors, and what the config says about them."""
 
     def __init__(self, where: str, given: Mapping[str, Any], tensors: Tensors) -> None:
@@ -101,7 +102,7 @@ class _Source:
         return found
 
 
-def _shape(source: _Source, name: str, ndim: int) -> tuple[int, ...]:
+def _shape(source: _PackedSource, name: str, ndim: int) -> tuple[int, ...]:
     stored = source.tensors.get(name)
     if stored is None or len(stored.shape) != ndim or 0 in stored.shape:
         saw = "no such tensor" if stored is None else stored.shape
@@ -121,7 +122,7 @@ def _from_words(words: Array, bits: int, order: Sequence[int] | None = None) -> 
     return levels.astype(np.uint8).reshape(*words.shape[:-1], -1)
 
 
-def _matrix(levels: Array, zeros: Array | int, scales: Array, bits: int) -> Array | Blocks:
+def _matrix(levels: Array, zeros: Array | int, scales: Array, bits: int) -> Array | BlockTensor:
     """(levels − zeros) · scales: blocks where these hold it, else float32 [rows, columns].
 
     Args:
@@ -148,19 +149,19 @@ def _matrix(levels: Array, zeros: Array | int, scales: Array, bits: int) -> Arra
     return made.reshape(rows, columns)
 
 
-def _as_blocks(form: BlockFormat, levels: Array, scales: Array) -> Blocks:
+def _as_blocks(form: BlockFormat, levels: Array, scales: Array) -> BlockTensor:
     """Q4_0 or Q8_0 of levels [rows, columns] and a float16 scale for each block."""
     blocks = np.empty(scales.size, form.layout)
     blocks["d"] = scales.reshape(-1)
     cut = levels.reshape(-1, form.elements)
     blocks["q"] = pack(cut, 4) if form.name == "Q4_0" else (cut ^ 0x80).view(np.int8)
-    return Blocks(form, levels.shape, blocks.view(np.uint8).reshape(len(levels), -1))
+    return BlockTensor(form, levels.shape, blocks.view(np.uint8).reshape(len(levels), -1))
 
 
 # -- GPTQ and AWQ --------------------------------------------------------------------------------
 
 
-def _gptq(source: _Source) -> dict[str, Stored]:
+def _gptq(source: _PackedSource) -> dict[str, Stored]:
     """`qweight` [k·bits/32, n], `qzeros` [groups, n·bits/32], `scales` [groups, n], `g_idx` [k].
 
     The format `gptq` stores zero points less 1, `gptq_v2` as they are. Some files say the first and
@@ -169,7 +170,7 @@ def _gptq(source: _Source) -> dict[str, Stored]:
     bits = source.bits((2, 4, 8), source.given)
     per = 32 // bits
 
-    def make(stem: str, k: int, n: int) -> Array | Blocks:
+    def make(stem: str, k: int, n: int) -> Array | BlockTensor:
         words = source.array(f"{stem}qweight", "w", k // per, n)
         levels = np.ascontiguousarray(_from_words(np.ascontiguousarray(words.T), bits))
         scales = source.array(f"{stem}scales", "f")
@@ -206,13 +207,13 @@ def _gptq_zeros(given: Mapping[str, Any], stored: Array, bits: int) -> Array:
     return stored if as_they_are else (stored + np.uint8(1)) & np.uint8((1 << bits) - 1)
 
 
-def _awq(source: _Source) -> dict[str, Stored]:
+def _awq(source: _PackedSource) -> dict[str, Stored]:
     """`qweight` [k, n/8], `qzeros` [groups, n/8], `scales` [groups, n]; columns are interleaved."""
     source.bits((4,), source.given)
     if source.given.get("version", "gemm") not in ("gemm", "GEMM"):
         raise source.wrong("version", "of AWQ is not gemm", shorten(source.given["version"]))
 
-    def make(stem: str, k: int, n: int) -> Array | Blocks:
+    def make(stem: str, k: int, n: int) -> Array | BlockTensor:
         words = source.array(f"{stem}qweight", "w", k, n // 8)
         scales = source.array(f"{stem}scales", "f")
         groups = scales.shape[0] if scales.ndim == 2 else 0
@@ -232,13 +233,13 @@ def _awq(source: _Source) -> dict[str, Stored]:
 # -- compressed-tensors --------------------------------------------------------------------------
 
 
-def _compressed(source: _Source) -> dict[str, Stored]:
+def _compressed(source: _PackedSource) -> dict[str, Stored]:
     """`weight_packed` [n, k·bits/32] of levels low first, or int8 `weight`, and `weight_scale`."""
     bits = _compressed_bits(source)
     if source.given["format"] == "int-quantized":
         return _int8(source)
 
-    def make(stem: str, n: int, k: int) -> Array | Blocks:
+    def make(stem: str, n: int, k: int) -> Array | BlockTensor:
         levels = _from_words(source.array(f"{stem}weight_packed", "w", n, -(-k * bits // 32)), bits)
         scales = source.array(f"{stem}weight_scale", "f")
         if scales.ndim != 2 or len(scales) != n or k % max(1, scales.shape[1]):
@@ -264,7 +265,7 @@ def _compressed(source: _Source) -> dict[str, Stored]:
     return source.replaced("weight_packed", parts, stored)
 
 
-def _compressed_bits(source: _Source) -> int:
+def _compressed_bits(source: _PackedSource) -> int:
     """Bits of the integers that weights are; there must be one kind of them."""
     groups = source.given.get("config_groups")
     listed = groups.values() if isinstance(groups, dict) else ()
@@ -279,10 +280,10 @@ def _compressed_bits(source: _Source) -> int:
     return source.bits((4, 8), {"num_bits": kinds[0][0]}, "num_bits")
 
 
-def _int8(source: _Source) -> dict[str, Stored]:
+def _int8(source: _PackedSource) -> dict[str, Stored]:
     """`weight` int8 [n, k] and `weight_scale` [n, 1]; activations' scales play no part here."""
 
-    def make(stem: str, n: int, k: int) -> Array | Blocks:
+    def make(stem: str, n: int, k: int) -> Array | BlockTensor:
         weight = source.array(f"{stem}weight", "i", n, k)
         scales = source.array(f"{stem}weight_scale", "f").reshape(-1, 1)
         if weight.dtype != np.int8 or len(scales) not in (1, n):
@@ -301,7 +302,7 @@ def _int8(source: _Source) -> dict[str, Stored]:
 # -- bitsandbytes --------------------------------------------------------------------------------
 
 
-def _bitsandbytes(source: _Source) -> dict[str, Stored]:
+def _bitsandbytes(source: _PackedSource) -> dict[str, Stored]:
     """int8 `weight` with a maximum for each row (`SCB`), or 4 bits with a table in the file."""
     if source.given.get("load_in_4bit"):
         return _four_bits(source)
@@ -320,7 +321,7 @@ def _bitsandbytes(source: _Source) -> dict[str, Stored]:
     return source.replaced("SCB", ("weight", "weight_format"), stored)
 
 
-def _four_bits(source: _Source) -> dict[str, Stored]:
+def _four_bits(source: _PackedSource) -> dict[str, Stored]:
     """Return 4-bit matrices: the high half of a byte first; magnitudes may be quantized, too."""
     found = source.tensors
     for kind in ("nf4", "fp4"):
@@ -333,11 +334,11 @@ def _four_bits(source: _Source) -> dict[str, Stored]:
             make = partial(_four_bit_matrix, source, stem, state)
             return f"{stem}weight", Stored(tuple(state["shape"]), make)
 
-        found = _Source(source.where, source.given, found).replaced(suffix, parts, stored)
+        found = _PackedSource(source.where, source.given, found).replaced(suffix, parts, stored)
     return dict(found)
 
 
-def _state(source: _Source, name: str) -> dict[str, Any]:
+def _state(source: _PackedSource, name: str) -> dict[str, Any]:
     raw = source.array(name, "u")
     if raw.size > 1 << 16:
         raise source.wrong(name, "is too long", raw.size)
@@ -352,7 +353,7 @@ def _state(source: _Source, name: str) -> dict[str, Any]:
     return dict(state)
 
 
-def _four_bit_matrix(source: _Source, stem: str, state: Mapping[str, Any]) -> Array:
+def _four_bit_matrix(source: _PackedSource, stem: str, state: Mapping[str, Any]) -> Array:
     count, size = math.prod(state["shape"]), state["blocksize"]
     packed = source.array(f"{stem}weight", "u").reshape(-1)
     if packed.size != -(-count // 2):
@@ -368,7 +369,7 @@ def _four_bit_matrix(source: _Source, stem: str, state: Mapping[str, Any]) -> Ar
     return made
 
 
-def _nested(source: _Source, stem: str, state: Mapping[str, Any], codes: Array) -> Array:
+def _nested(source: _PackedSource, stem: str, state: Mapping[str, Any], codes: Array) -> Array:
     """Magnitudes of blocks that are codes themselves: a table, magnitudes of these, an offset."""
     size, offset = state.get("nested_blocksize"), state.get("nested_offset")
     if type(size) is not int or size < 1 or type(offset) not in (int, float):
@@ -383,21 +384,21 @@ def _nested(source: _Source, stem: str, state: Mapping[str, Any], codes: Array) 
 # -- gpt-oss -------------------------------------------------------------------------------------
 
 
-def _mxfp4(source: _Source) -> dict[str, Stored]:
+def _mxfp4(source: _PackedSource) -> dict[str, Stored]:
     """`…_blocks` [experts, rows, k/32, 16] and `…_scales` [experts, rows, k/32]: MXFP4, exactly.
 
     Neighbors share a byte there, elements of two halves here. The name stays `…_blocks`.
     """
     form = FORMATS["MXFP4"]
 
-    def make(stem: str, shape: tuple[int, ...]) -> Blocks:
+    def make(stem: str, shape: tuple[int, ...]) -> BlockTensor:
         raw = source.array(f"{stem}_blocks", "u", *shape)
         scales = source.array(f"{stem}_scales", "u", *shape[:3])
         nibbles = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1, form.elements)
         blocks = np.empty(len(nibbles), form.layout)
         blocks["e"], blocks["q"] = scales.reshape(-1), pack(nibbles, 4)
         data = blocks.view(np.uint8).reshape(*shape[:2], -1)
-        return Blocks(form, (*shape[:2], 32 * shape[2]), data)
+        return BlockTensor(form, (*shape[:2], 32 * shape[2]), data)
 
     def stored(stem: str) -> tuple[str, Stored]:
         shape = _shape(source, f"{stem}_blocks", 4)
@@ -409,7 +410,7 @@ def _mxfp4(source: _Source) -> dict[str, Stored]:
     return source.replaced("_blocks", ("_scales",), stored)
 
 
-_SCHEMES: Mapping[str, Callable[[_Source], dict[str, Stored]]] = {
+_SCHEMES: Mapping[str, Callable[[_PackedSource], dict[str, Stored]]] = {
     "gptq": _gptq,
     "awq": _awq,
     "compressed-tensors": _compressed,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from treadle.llm.generation.held import Held
+from treadle.llm.generation.held import HeldTokens
 from treadle.llm.generation.options import Options
 from treadle.llm.generation.sampling import choose
 from treadle.llm.generation.stepping import Stepping
@@ -69,7 +69,7 @@ class Continued(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class DraftRequest:
     """A sequence, and how many of its next tokens are wanted at most."""
 
     generation: Continued
@@ -104,7 +104,7 @@ class Proposer:
             found[g.place] = g.lookup.propose(g.text, min(g.options.lookup, room))
             most = min(g.options.draft, room)
             if not found[g.place] and most > 0:
-                drafted.append(Asked(g, most))
+                drafted.append(DraftRequest(g, most))
         if self._drafter is not None and drafted:
             proposed = self._drafter.propose(drafted)
             found.update((a.place, p) for a, p in zip(drafted, proposed, strict=True))
@@ -132,10 +132,10 @@ class Drafter:
         self._model = model
         self._length = min(length, model.context)
         self._cache = model.cache(sequences, self._length)
-        self._held = Held.rows(self._cache, sequences)
+        self._held = HeldTokens.rows(self._cache, sequences)
         self._tokens = min(tokens, model.vocabulary)
 
-    def propose(self, asked: Sequence[Asked]) -> list[list[int]]:
+    def propose(self, asked: Sequence[DraftRequest]) -> list[list[int]]:
         """Tokens for each sequence."""
         ready = [a for a in asked if self._catches_up(a)]
         found: dict[int, list[int]] = {a.place: [] for a in asked}
@@ -157,12 +157,12 @@ class Drafter:
         for held in self._held:
             held.cut(0)
 
-    def _lacking(self, a: Asked, proposed: Sequence[int]) -> list[int]:
+    def _lacking(self, a: DraftRequest, proposed: Sequence[int]) -> list[int]:
         """Return the tokens of a text and its proposal that were not read."""
         text, held = a.generation.text, len(self._held[a.place])
         return [*text[held:], *proposed[max(0, held - len(text)) :]]
 
-    def _catches_up(self, a: Asked) -> bool:
+    def _catches_up(self, a: DraftRequest) -> bool:
         """Read a text but for its last few tokens; False if it is longer than the model reads."""
         text, held = a.generation.text, self._held[a.place]
         if len(text) >= self._length or max(text) >= self._model.vocabulary:

@@ -19,10 +19,10 @@ import numpy as np
 
 from treadle.base.errors import IndexRangeError, ShapeError, TreadleError
 from treadle.llm.generation.drafts import MOST, STEPS, Drafter, Lookup, Proposer, filled
-from treadle.llm.generation.forms import Form
-from treadle.llm.generation.held import Held
+from treadle.llm.generation.forms import AnswerForm
+from treadle.llm.generation.held import HeldTokens
 from treadle.llm.generation.options import Options
-from treadle.llm.generation.sampling import Choice, choose
+from treadle.llm.generation.sampling import SampledToken, choose
 from treadle.llm.generation.stepping import Stepping
 
 WIDTHS = (1, 8, 32, 64, 128, 256, 512)
@@ -40,7 +40,7 @@ class Token:
     """A token that was chosen."""
 
     id: int
-    choice: Choice
+    choice: SampledToken
 
 
 @dataclass(eq=False)
@@ -80,7 +80,7 @@ class Generation:
     reach: int = 3
     prompted: int = 0
     lookup: Lookup = field(default_factory=Lookup)
-    form: Form | None = None
+    form: AnswerForm | None = None
     failure: TreadleError | None = None
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class _Place:
     """A row of the cache, the tokens that it holds, and the adapter that they were read with."""
 
     number: int
-    held: Held
+    held: HeldTokens
     user: Generation | None = None
     adapter: int = 0
 
@@ -145,7 +145,7 @@ class Engine:
         self.eos = frozenset(eos)
         self._model = model
         self._cache = model.cache(sequences, self.length, cache_dtype)
-        held = Held.rows(self._cache, sequences)
+        held = HeldTokens.rows(self._cache, sequences)
         self._places = [_Place(i, h) for i, h in enumerate(held)]
         self._tokens = min(tokens or model.vocabulary, model.vocabulary)
         drafter = None
@@ -162,7 +162,7 @@ class Engine:
         prompt: Sequence[int],
         options: Options | None = None,
         sequence: int = 0,
-        form: Form | None = None,
+        form: AnswerForm | None = None,
     ) -> Generation:
         """A prompt to be continued, once there is a place for it.
 

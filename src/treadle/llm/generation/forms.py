@@ -30,7 +30,7 @@ _SPACE = r"[ ]|\n[ ]{0,24}"
 """Between parts of JSON: endless spaces would satisfy any schema."""
 
 
-class Form:
+class AnswerForm:
     """State of an answer in its form; for one answer.
 
     Attributes:
@@ -86,7 +86,7 @@ class Forms:
         self._words: Any = None
         self._compiled: OrderedDict[str, Any] = OrderedDict()
 
-    def form(self, kind: str, given: Any) -> Form:
+    def form(self, kind: str, given: Any) -> AnswerForm:
         """A form of its own for one answer.
 
         Args:
@@ -108,7 +108,7 @@ class Forms:
                 text = library.LLMatcher.grammar_from_json_schema(text, defaults=spaces)
             elif kind == "regex":
                 text = library.LLMatcher.grammar_from_regex(text)
-            return Form(self._matcher(library, kind, text), self._vocabulary)
+            return AnswerForm(self._matcher(library, kind, text), self._vocabulary)
         except ValueError as error:  # half a surrogate pair
             raise _wrong(f"the {kind} cannot be followed", str(error)) from None
 

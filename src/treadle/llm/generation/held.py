@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(eq=False)
-class Held:
+class HeldTokens:
     """The tokens that a row of a cache holds.
 
     A layer with a window may keep the last positions only. Then a row may go back by a few tokens,
@@ -25,7 +25,7 @@ class Held:
     written: int = 0
 
     @classmethod
-    def rows(cls, cache: Any, count: int) -> list[Held]:
+    def rows(cls, cache: Any, count: int) -> list[HeldTokens]:
         """Empty ones, of a cache that says how far its sequences may go back."""
         return [cls(getattr(cache, "back", None)) for _ in range(count)]
 

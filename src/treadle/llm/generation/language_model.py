@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from treadle.base.errors import CheckpointError, LoadError, NumericError
-from treadle.llm.files import Checkpoint, open_checkpoint
+from treadle.llm.files import ModelCheckpoint, open_checkpoint
 from treadle.llm.generation.engine import Engine
-from treadle.llm.generation.forms import KINDS, Form, Forms
+from treadle.llm.generation.forms import KINDS, AnswerForm, Forms
 from treadle.llm.generation.options import Options, options_of
-from treadle.llm.generation.sampling import Choice
+from treadle.llm.generation.sampling import SampledToken
 from treadle.llm.generation.scoring import Scorer
 from treadle.llm.generation.text_stream import TextStream
-from treadle.llm.models import Model, build
+from treadle.llm.models import DecoderModel, build
 from treadle.llm.models.families import ENCODERS
 from treadle.llm.models.stacked import Stacked
 from treadle.llm.text import Template, Tokenizer
@@ -39,8 +39,8 @@ class LanguageModel:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
-        model: Model,
+        checkpoint: ModelCheckpoint,
+        model: DecoderModel,
         *,
         sequences: int = 1,
         context: int = 4096,
@@ -82,7 +82,7 @@ class LanguageModel:
     @classmethod
     def of(
         cls,
-        checkpoint: Checkpoint,
+        checkpoint: ModelCheckpoint,
         dtype: str = "stored",
         *,
         sequences: int = 1,
@@ -139,7 +139,7 @@ class LanguageModel:
 
     def score(
         self, prompt: str | Sequence[int], *, top: int = 0, adapter: str | None = None
-    ) -> Iterator[Choice]:
+    ) -> Iterator[SampledToken]:
         """Tokens of a text with their log-probabilities, each after those before it.
 
         Args:
@@ -215,7 +215,9 @@ class LanguageModel:
             raise LoadError("adapter", "the model has no such adapter", saw=repr(name), hint=hint)
         return 1 + self.adapters.index(name)
 
-    def form(self, *, schema: Any = None, grammar: Any = None, regex: Any = None) -> Form | None:
+    def form(
+        self, *, schema: Any = None, grammar: Any = None, regex: Any = None
+    ) -> AnswerForm | None:
         """The form of one answer, for `engine.submit`; None where none is given.
 
         Args:

@@ -22,7 +22,7 @@ _COLDEST = 1e-30
 
 
 @dataclass(frozen=True)
-class Choice:
+class SampledToken:
     """A token and, where they were asked for, log-probabilities of it and of the likeliest."""
 
     token: int
@@ -37,7 +37,7 @@ def choose(
     generated: Sequence[int],
     sequence: int = 0,
     allowed: npt.NDArray[np.bool_] | None = None,
-) -> Choice:
+) -> SampledToken:
     """The next token.
 
     Args:
@@ -55,16 +55,18 @@ def choose(
     if allowed is not None:
         penalized = np.where(allowed, penalized, -np.inf)
     token = _chosen(penalized, options, len(generated), sequence)
-    return Choice(token) if options.logprobs is None else rated(logits, token, options.logprobs)
+    return (
+        SampledToken(token) if options.logprobs is None else rated(logits, token, options.logprobs)
+    )
 
 
-def rated(logits: Logits, token: int, count: int) -> Choice:
+def rated(logits: Logits, token: int, count: int) -> SampledToken:
     """A token with its log-probability, and with those of the likeliest ones."""
     scores = logits.astype(np.float64)
     largest = scores.max()
     logs = scores - (largest + np.log(np.exp(scores - largest).sum()))
     top = [(int(i), float(logs[i])) for i in _largest(logs, count)]
-    return Choice(token, float(logs[token]), tuple(top))
+    return SampledToken(token, float(logs[token]), tuple(top))
 
 
 def _penalized(

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from treadle.llm.generation.engine import BESIDE, WIDTHS, Engine
-from treadle.llm.generation.sampling import Choice, rated
+from treadle.llm.generation.sampling import SampledToken, rated
 from treadle.llm.generation.stepping import Stepping
-from treadle.llm.models.model import Model
+from treadle.llm.models.model import DecoderModel
 
 
-def surprises(model: Model, windows: Iterable[Sequence[int]]) -> Iterator[float]:
+def surprises(model: DecoderModel, windows: Iterable[Sequence[int]]) -> Iterator[float]:
     """Read texts of equal length, each for itself; the mean surprise of the second half of each.
 
     As llama.cpp measures perplexity, which is exp of the mean: every token that is counted follows
@@ -53,7 +53,9 @@ class Scorer:
         self._cache: Any = None
         self._turn = threading.Lock()
 
-    def score(self, prompt: Sequence[int], *, adapter: int = 0, top: int = 0) -> Iterator[Choice]:
+    def score(
+        self, prompt: Sequence[int], *, adapter: int = 0, top: int = 0
+    ) -> Iterator[SampledToken]:
         """The tokens of a prompt with their log-probabilities; the first has none.
 
         Args:
@@ -65,7 +67,7 @@ class Scorer:
             ShapeError, IndexRangeError: see `Engine.submit`.
         """
         tokens = self._engine.checked(prompt)
-        yield Choice(tokens[0])
+        yield SampledToken(tokens[0])
         with self._turn:
             if self._cache is None:
                 self._cache = self._model.cache(1, self._engine.length, self._dtype)

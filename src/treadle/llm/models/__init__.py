@@ -3,6 +3,6 @@
 from treadle.llm.models.attention import Cache
 from treadle.llm.models.build import build, build_embedder
 from treadle.llm.models.embedder import Embedder
-from treadle.llm.models.model import Model
+from treadle.llm.models.model import DecoderModel
 
-__all__ = ["Cache", "Embedder", "Model", "build", "build_embedder"]
+__all__ = ["Cache", "DecoderModel", "Embedder", "build", "build_embedder"]

@@ -118,7 +118,7 @@ def copy_positions(
 
 
 @dataclass(frozen=True)
-class Places:
+class TokenPositions:
     """Positions of the tokens of a call.
 
     Attributes:
@@ -135,13 +135,15 @@ class Places:
     length: int
 
 
-def places(starts: Tensor, counts: Tensor, rows: Tensor | None, time: int, length: int) -> Places:
+def places(
+    starts: Tensor, counts: Tensor, rows: Tensor | None, time: int, length: int
+) -> TokenPositions:
     """Return the places of `time` tokens from `starts` on, of which `counts` are meant."""
     steps = F.reshape(Tensor(np.arange(time, dtype=np.int32)), (1, -1))
-    return Places(rows, starts, starts + counts, F.expand_dims(starts, 1) + steps, length)
+    return TokenPositions(rows, starts, starts + counts, F.expand_dims(starts, 1) + steps, length)
 
 
-def write(kept: Kept, new: tuple[Tensor, Tensor], at: Places) -> None:
+def write(kept: Kept, new: tuple[Tensor, Tensor], at: TokenPositions) -> None:
     """Put keys and values (batch, heads, time, features) into the cache."""
     stored: Kept = new
     if len(kept) > 2:
@@ -166,11 +168,11 @@ def as_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Held:
+class CacheAttention:
     """Attention of a layer over its cache, to which it adds; see `attend`."""
 
     kept: Kept
-    at: Places
+    at: TokenPositions
     rounded: bool
 
     def attend(
@@ -181,7 +183,7 @@ class Held:
         return attend(q, self.kept, self.at, layer, sinks, rounded=self.rounded)
 
 
-class Memory(Protocol):
+class AttentionMemory(Protocol):
     """The interface of what a layer's queries see: a cache, or the other tokens of the call."""
 
     def attend(
@@ -196,7 +198,7 @@ class Memory(Protocol):
 def attend(
     q: Tensor,
     kept: Kept,
-    at: Places,
+    at: TokenPositions,
     layer: Attention,
     sinks: Tensor | None,
     *,

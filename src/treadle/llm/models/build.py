@@ -12,14 +12,16 @@ from treadle.llm.models.embedder import Embedder
 from treadle.llm.models.encoder import EncoderStack
 from treadle.llm.models.families import describe, describe_encoder
 from treadle.llm.models.matrices import PIECE
-from treadle.llm.models.model import Model
-from treadle.llm.models.weights import ELEMENTS, Checkpoint, Weights
+from treadle.llm.models.model import DecoderModel
+from treadle.llm.models.weights import ELEMENTS, Checkpoint, CheckpointWeights
 
 STORED = "stored"
 """Names the element type that the checkpoint has."""
 
 
-def build(checkpoint: Checkpoint, dtype: str = "float32", prompts: str | None = None) -> Model:
+def build(
+    checkpoint: Checkpoint, dtype: str = "float32", prompts: str | None = None
+) -> DecoderModel:
     """A model with the weights of a checkpoint.
 
     Args:
@@ -45,7 +47,7 @@ def build(checkpoint: Checkpoint, dtype: str = "float32", prompts: str | None = 
     stack = DecoderStack(weights, declared)
     weights.check_all_taken()
     weights.release()
-    return Model(stack, checkpoint.config, dtype, 1 if alike else PIECE)
+    return DecoderModel(stack, checkpoint.config, dtype, 1 if alike else PIECE)
 
 
 def build_embedder(checkpoint: Checkpoint, dtype: str = "float32") -> Embedder:
@@ -71,11 +73,13 @@ def _pieces(prompts: str | None) -> str:
     return prompts
 
 
-def _weights(checkpoint: Checkpoint, names: Names, dtype: str, pieces: str) -> tuple[Weights, str]:
+def _weights(
+    checkpoint: Checkpoint, names: Names, dtype: str, pieces: str
+) -> tuple[CheckpointWeights, str]:
     """Return the taker of tensors, and the element type that is computed in."""
     if dtype not in (*ELEMENTS, STORED):
         hint = f"use one of {', '.join(ELEMENTS)} and {STORED}"
         raise DTypeError("build", "models do not compute in it", saw=repr(dtype), hint=hint)
     stored = dtype == STORED
     dtype = "float32" if stored else dtype
-    return Weights(checkpoint, names, dtype, stored=stored, pieces=pieces), dtype
+    return CheckpointWeights(checkpoint, names, dtype, stored=stored, pieces=pieces), dtype

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import treadle.functional as F
-from treadle.llm.models.attention import Held, Kept, Memory, Places
+from treadle.llm.models.attention import AttentionMemory, CacheAttention, Kept, TokenPositions
 from treadle.llm.models.declared import Attention, Decoder, Experts, Gated, Layer
 from treadle.llm.models.gates import mix
-from treadle.llm.models.matrices import PIECE, Adapt, Dense, Product, Projection
+from treadle.llm.models.matrices import PIECE, Adapt, Dense, Projection, WeightMatrix
 from treadle.llm.models.rope import Rotary, rotate
-from treadle.llm.models.weights import Linear, RootMeanSquare, Weights
+from treadle.llm.models.weights import CheckpointWeights, Linear, RootMeanSquare
 from treadle.tensor import Tensor
 
 Angles = dict[int, tuple[Tensor, Tensor]]
@@ -27,7 +27,9 @@ class Shared:
 class AttentionLayer:
     """Projections, norms and rotation around `attend`."""
 
-    def __init__(self, weights: Weights, name: str, hidden: int, declared: Attention) -> None:
+    def __init__(
+        self, weights: CheckpointWeights, name: str, hidden: int, declared: Attention
+    ) -> None:
         a = self.declared = declared
         wide, narrow = a.heads * a.features, a.kv_heads * a.features
         parts = {"q_proj": wide, "k_proj": narrow, "v_proj": narrow}
@@ -43,7 +45,7 @@ class AttentionLayer:
                 for which, size in zip("qk", sizes, strict=True)
             ]
 
-    def __call__(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:
+    def __call__(self, x: Tensor, memory: AttentionMemory, shared: Shared) -> Tensor:
         """Attend and return values, (batch, time, hidden)."""
         a = self.declared
         q, k, v = (self._heads(y, i) for i, y in enumerate(self.given(x, shared.adapt)))
@@ -72,7 +74,7 @@ class AttentionLayer:
 class GatedUnit:
     """down(mix(gate(x), up(x)))."""
 
-    def __init__(self, weights: Weights, name: str, hidden: int, declared: Gated) -> None:
+    def __init__(self, weights: CheckpointWeights, name: str, hidden: int, declared: Gated) -> None:
         width, bias = declared.width, declared.bias
         parts = {"gate_proj": width, "up_proj": width}
         self.given = projection(weights, name, parts, hidden, bias)
@@ -91,7 +93,9 @@ class ExpertLayer:
     quantized, every expert computes all tokens, and those who did not ask for it give it no weight.
     """
 
-    def __init__(self, weights: Weights, name: str, hidden: int, declared: Experts) -> None:
+    def __init__(
+        self, weights: CheckpointWeights, name: str, hidden: int, declared: Experts
+    ) -> None:
         self.declared = declared
         count, width, bias = declared.count, declared.gated.width, declared.gated.bias
         shapes = {
@@ -162,7 +166,7 @@ class ExpertLayer:
 class DecoderLayer:
     """x + attention(norm(x)), then x + feed(norm(x))."""
 
-    def __init__(self, weights: Weights, name: str, hidden: int, declared: Layer) -> None:
+    def __init__(self, weights: CheckpointWeights, name: str, hidden: int, declared: Layer) -> None:
         def norm(which: str) -> RootMeanSquare:
             return RootMeanSquare(weights, f"{name}.{which}_layernorm", hidden, declared.norm)
 
@@ -179,7 +183,7 @@ class DecoderLayer:
         self.after_attention = norm("post_attention") if sandwich else None
         self.after_feed = norm("post_feedforward") if sandwich else None
 
-    def __call__(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:
+    def __call__(self, x: Tensor, memory: AttentionMemory, shared: Shared) -> Tensor:
         """(batch, time, hidden), as x."""
         y = self.attention(self.before_attention(x), memory, shared)
         x = x + (y if self.after_attention is None else self.after_attention(y))
@@ -188,7 +192,7 @@ class DecoderLayer:
 
 
 def projection(
-    weights: Weights, name: str, parts: dict[str, int], columns: int, bias: bool
+    weights: CheckpointWeights, name: str, parts: dict[str, int], columns: int, bias: bool
 ) -> Projection:
     """Products of one operand, by their names and rows."""
     matrices = [weights.matrix(f"{name}.{p}.weight", rows, columns) for p, rows in parts.items()]
@@ -204,7 +208,7 @@ class DecoderStack:
         nbytes: of all weights.
     """
 
-    def __init__(self, weights: Weights, declared: Decoder) -> None:
+    def __init__(self, weights: CheckpointWeights, declared: Decoder) -> None:
         self.declared = declared
         vocabulary, hidden = declared.vocabulary, declared.hidden
         embedding = "model.embed_tokens.weight"
@@ -225,7 +229,7 @@ class DecoderStack:
         self,
         given: Tensor,
         kept: list[Kept],
-        at: Places,
+        at: TokenPositions,
         adapt: Adapt | None = None,
     ) -> Tensor:
         """Return the last layer's output, (batch, time, hidden), for the result of
@@ -235,12 +239,12 @@ class DecoderStack:
         shared = Shared(self.angles(at.positions, at.ends), adapt)
         for layer, memory in zip(self.layers, kept, strict=True):
             rounded = layer.attention.rounds and x.shape[1] >= PIECE
-            x = layer(x, Held(memory, at, rounded), shared)
+            x = layer(x, CacheAttention(memory, at, rounded), shared)
         return x
 
-    def products(self) -> list[Product]:
+    def products(self) -> list[WeightMatrix]:
         """Return the products of all layers, except those of experts and routers."""
-        found: list[Product] = []
+        found: list[WeightMatrix] = []
         for layer in self.layers:
             found += (*layer.attention.given.products, layer.attention.o.product)
             if isinstance(layer.feed, GatedUnit):

@@ -8,14 +8,16 @@ import treadle.functional as F
 from treadle.llm.models.declared import Encoder, EncoderLayer, LayerNorm
 from treadle.llm.models.gates import ACTIVATIONS, mix
 from treadle.llm.models.rope import Rotary, rotate
-from treadle.llm.models.weights import Linear, Weights
+from treadle.llm.models.weights import CheckpointWeights, Linear
 from treadle.tensor import Tensor
 
 
 class Norm:
     """A layer norm with its weight."""
 
-    def __init__(self, weights: Weights, name: str, features: int, norm: LayerNorm) -> None:
+    def __init__(
+        self, weights: CheckpointWeights, name: str, features: int, norm: LayerNorm
+    ) -> None:
         self._eps = norm.eps
         self.weight = weights.take(f"{name}.weight", features)
         self.bias = (
@@ -27,10 +29,12 @@ class Norm:
         return F.layer_norm(x, x.shape[-1], True, self.weight, self.bias, self._eps)
 
 
-class Layer:
+class EncoderBlock:
     """Attention in both directions, then a feed-forward."""
 
-    def __init__(self, weights: Weights, at: int, declared: EncoderLayer, whole: Encoder) -> None:
+    def __init__(
+        self, weights: CheckpointWeights, at: int, declared: EncoderLayer, whole: Encoder
+    ) -> None:
         d, hidden, name = declared, whole.hidden, f"layers.{at}"
         inner = d.heads * d.features
         self.declared = d
@@ -79,7 +83,7 @@ class Layer:
 class EncoderStack:
     """Tokens to vectors, and what a classifier makes of them."""
 
-    def __init__(self, weights: Weights, declared: Encoder) -> None:
+    def __init__(self, weights: CheckpointWeights, declared: Encoder) -> None:
         d, hidden = declared, declared.hidden
         self.declared = d
         self.tokens = weights.take("embed_tokens.weight", d.vocabulary, hidden)
@@ -88,7 +92,7 @@ class EncoderStack:
         )
         self.types = weights.take("embed_types.weight", d.types, hidden) if d.types else None
         self.embed_norm = Norm(weights, "embed_norm", hidden, d.norm)
-        self.layers = [Layer(weights, i, layer, d) for i, layer in enumerate(d.layers)]
+        self.layers = [EncoderBlock(weights, i, layer, d) for i, layer in enumerate(d.layers)]
         self.norm = Norm(weights, "norm", hidden, d.norm) if d.norm_first else None
         self.labels = weights.rows("classifier.weight") if weights.has("classifier.weight") else 0
         if self.labels:

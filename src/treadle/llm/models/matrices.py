@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 import treadle.functional as F
-from treadle.base.blocks import Blocks
+from treadle.base.array import Array
+from treadle.base.blocks import BlockTensor
 from treadle.base.blocks.panels import ROWS, has_panels, to_panels
 from treadle.llm.models.adopt import adopted
 from treadle.tensor import Tensor
-
-Array: TypeAlias = npt.NDArray[Any]
 
 PIECE = 32
 """Neighboring tokens from which on they count as a piece of a text: one of a prompt."""
@@ -69,7 +67,7 @@ Matrix: TypeAlias = Dense | Quantized
 
 
 @dataclass(frozen=True)
-class Product:
+class WeightMatrix:
     """Matrix of a product: some rows of a module, as files name it."""
 
     module: str
@@ -78,11 +76,11 @@ class Product:
     columns: int
 
 
-Adapt: TypeAlias = Callable[[Product, Tensor, Tensor], Tensor]
+Adapt: TypeAlias = Callable[[WeightMatrix, Tensor, Tensor], Tensor]
 """Change of a product, from its operand and itself."""
 
 
-def quantized(blocks: Blocks, pieces: str) -> Quantized | None:
+def quantized(blocks: BlockTensor, pieces: str) -> Quantized | None:
     """A matrix of blocks as kernels read it; None where none reads this format."""
     if not has_panels(blocks):
         return None
@@ -101,7 +99,7 @@ class Projection:
         self,
         matrices: Sequence[Matrix],
         biases: Sequence[Tensor | None],
-        products: Sequence[Product],
+        products: Sequence[WeightMatrix],
     ) -> None:
         self.products = tuple(products)
         self._biases = tuple(biases)
@@ -136,14 +134,14 @@ def _join(matrices: Sequence[Matrix]) -> Quantized | None:
 
 
 @dataclass(frozen=True)
-class Table:
+class TokenTable:
     """Vectors of tokens: numbers that programs look up, or blocks that are widened before.
 
     Of a mapped file, only the pages of tokens that occur are ever read.
     """
 
     numbers: Tensor | None = None
-    blocks: Blocks | None = None
+    blocks: BlockTensor | None = None
 
     def given(self, tokens: Array) -> Tensor:
         """Return the rows of a program's int32 tokens."""

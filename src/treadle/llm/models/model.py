@@ -1,4 +1,4 @@
-"""`Model`: a decoder with programs for its steps."""
+"""`DecoderModel`: a decoder with programs for its steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from treadle.llm.models.stacked import Stacked
 from treadle.tensor import Tensor
 
 
-class Model:
+class DecoderModel:
     """A model that continues text.
 
     Attributes:

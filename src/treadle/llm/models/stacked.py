@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import treadle.functional as F
-from treadle.llm.models.matrices import Adapt, Product
+from treadle.llm.models.matrices import Adapt, WeightMatrix
 from treadle.tensor import Tensor
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -40,7 +40,7 @@ class Stacked:
     def chosen(self, which: Tensor) -> Adapt:
         """Return the changes of products by the adapters of int32 (batch,), in a program."""
 
-        def adapt(product: Product, x: Tensor, y: Tensor) -> Tensor:
+        def adapt(product: WeightMatrix, x: Tensor, y: Tensor) -> Tensor:
             pair = self._stacks.get(product.module)
             if pair is None:
                 return y

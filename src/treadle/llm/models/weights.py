@@ -5,23 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
 import treadle.functional as F
-from treadle.base.blocks import Blocks
+from treadle.base.array import Array
+from treadle.base.blocks import BlockTensor
 from treadle.base.errors import CheckpointError
 from treadle.base.files.strict_json import shorten
 from treadle.llm.models.adopt import adopted
 from treadle.llm.models.declared import Names, Norm, Piece
-from treadle.llm.models.matrices import Adapt, Dense, Matrix, Product, Quantized, Table, quantized
+from treadle.llm.models.matrices import (
+    Adapt,
+    Dense,
+    Matrix,
+    Quantized,
+    TokenTable,
+    WeightMatrix,
+    quantized,
+)
 from treadle.ops.norm import RmsNorm
 from treadle.tensor import Tensor
 
-Array: TypeAlias = npt.NDArray[Any]
 ELEMENTS: Mapping[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 """Element types that models compute in."""
 
@@ -45,14 +52,14 @@ class Checkpoint(Protocol):
     def names(self) -> Iterable[str]:
         """Return the names of all tensors."""
 
-    def tensor(self, name: str) -> Array | Blocks:
+    def tensor(self, name: str) -> Array | BlockTensor:
         """One of them."""
 
     def release(self, name: str) -> None:
         """Release what was read of a file for a tensor."""
 
 
-class Weights:
+class CheckpointWeights:
     """Takes tensors from a checkpoint and knows which were taken.
 
     Args:
@@ -90,11 +97,11 @@ class Weights:
         """Return whether there is such a tensor, under any of its names."""
         return any(piece.name in self._there for piece in self._names(name))
 
-    def product(self, name: str, rows: int, columns: int) -> Product:
+    def product(self, name: str, rows: int, columns: int) -> WeightMatrix:
         """Return the product with this matrix."""
         piece = self._find(name)
         first = 0 if piece.rows is None else piece.rows.start or 0
-        return Product(piece.name.removesuffix(".weight"), first, rows, columns)
+        return WeightMatrix(piece.name.removesuffix(".weight"), first, rows, columns)
 
     def rows(self, name: str) -> int:
         """Return the number of rows of a tensor that no config tells of."""
@@ -124,25 +131,25 @@ class Weights:
         self.nbytes += found.panels.size
         return found
 
-    def table(self, name: str, vocabulary: int, features: int) -> Table:
+    def table(self, name: str, vocabulary: int, features: int) -> TokenTable:
         """Vectors of tokens."""
         blocks = self._blocks(name, (vocabulary, features))
         if blocks is None:
-            return Table(self.take(name, vocabulary, features))
-        return Table(blocks=blocks)
+            return TokenTable(self.take(name, vocabulary, features))
+        return TokenTable(blocks=blocks)
 
-    def _blocks(self, name: str, shape: tuple[int, ...]) -> Blocks | None:
+    def _blocks(self, name: str, shape: tuple[int, ...]) -> BlockTensor | None:
         """Blocks that stay blocks."""
         piece, found = self._read(name) if self._stored else (None, None)
-        if piece is None or not isinstance(found, Blocks) or piece.transposed:
+        if piece is None or not isinstance(found, BlockTensor) or piece.transposed:
             return None
         data = _part(found.data, piece)
         rows = (*data.shape[:-1], found.shape[-1])
         if rows != shape:
             raise _mismatch(name, piece, found, shape)
-        return Blocks(found.format, rows, data)
+        return BlockTensor(found.format, rows, data)
 
-    def _read(self, name: str) -> tuple[Piece, Array | Blocks]:
+    def _read(self, name: str) -> tuple[Piece, Array | BlockTensor]:
         piece = self._find(name)
         self._taken.add(piece.name)
         return piece, self._checkpoint.tensor(piece.name)
@@ -208,7 +215,7 @@ def _part(array: Array, piece: Piece) -> Array:
 
 
 def _mismatch(
-    name: str, piece: Piece, found: Array | Blocks, shape: tuple[int, ...]
+    name: str, piece: Piece, found: Array | BlockTensor, shape: tuple[int, ...]
 ) -> CheckpointError:
     return CheckpointError(
         name,
@@ -218,8 +225,8 @@ def _mismatch(
     )
 
 
-def _widened(found: Array | Blocks) -> Array:
-    if not isinstance(found, Blocks):
+def _widened(found: Array | BlockTensor) -> Array:
+    if not isinstance(found, BlockTensor):
         return found
     return found.format.dequantize(found.data)
 
@@ -227,7 +234,9 @@ def _widened(found: Array | Blocks) -> Array:
 class Linear:
     """x W^T + b."""
 
-    def __init__(self, weights: Weights, name: str, rows: int, columns: int, bias: bool) -> None:
+    def __init__(
+        self, weights: CheckpointWeights, name: str, rows: int, columns: int, bias: bool
+    ) -> None:
         self.weight = weights.matrix(f"{name}.weight", rows, columns)
         self.bias = weights.take(f"{name}.bias", rows) if bias else None
         self.product = weights.product(f"{name}.weight", rows, columns)
@@ -242,7 +251,7 @@ class Linear:
 class RootMeanSquare:
     """A norm with its weight."""
 
-    def __init__(self, weights: Weights, name: str, features: int, norm: Norm) -> None:
+    def __init__(self, weights: CheckpointWeights, name: str, features: int, norm: Norm) -> None:
         weight = weights.take(f"{name}.weight", features)
         self.weight = (
             (weight.astype("float32") + 1.0).astype("float32") if norm.plus_one else weight

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from treadle.base.blocks import Blocks
+from treadle.base.blocks import BlockTensor
 from treadle.base.errors import CheckpointError
 from treadle.base.files.atomic import write_atomically
 from treadle.base.files.container import header_bytes, lay_out
 from treadle.base.files.strict_json import shorten
-from treadle.llm.files import Checkpoint
+from treadle.llm.files import ModelCheckpoint
 from treadle.llm.files.checkpoint import Stored
-from treadle.llm.models.matrices import Product
+from treadle.llm.models.matrices import WeightMatrix
 from treadle.llm.tuning.lora import ALL, Adapter, Floats, Lora, modules
 from treadle.serialization import load_directory
 from treadle.serialization.directories import MAX_CONFIG, read_object
@@ -45,7 +45,7 @@ _NONE: Mapping[str, tuple[Any, ...]] = {
 MOST_RANK = 4096
 
 
-def read_adapter(path: str | os.PathLike[str], products: Iterable[Product]) -> Adapter:
+def read_adapter(path: str | os.PathLike[str], products: Iterable[WeightMatrix]) -> Adapter:
     """An adapter for a model with these products.
 
     Raises:
@@ -55,7 +55,7 @@ def read_adapter(path: str | os.PathLike[str], products: Iterable[Product]) -> A
     return _read(os.fspath(path), modules(products))
 
 
-def adapter_for(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Adapter:
+def adapter_for(path: str | os.PathLike[str], checkpoint: ModelCheckpoint) -> Adapter:
     """An adapter for the matrices of a checkpoint; those of experts and routers may be meant, too.
 
     Raises:
@@ -208,7 +208,7 @@ def write_adapter(path: str | os.PathLike[str], adapter: Adapter, base: str = ""
     write_atomically(os.path.join(folder, CONFIG), [text], len(text))
 
 
-def merged(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
+def merged(checkpoint: ModelCheckpoint, adapter: Adapter) -> ModelCheckpoint:
     """A checkpoint whose weights hold what the adapter adds; those it changes are float32.
 
     Raises:
@@ -225,7 +225,7 @@ def merged(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
 def _changed(stored: Stored, adapter: Adapter, module: str) -> Any:
     def make() -> Floats:
         found = stored.make()
-        if isinstance(found, Blocks):
+        if isinstance(found, BlockTensor):
             found = found.format.dequantize(found.data)
         whole: Floats = found.astype(np.float32) + adapter.change(module)
         stored.release()

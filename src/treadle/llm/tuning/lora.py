@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import treadle.functional as F
 from treadle.base.errors import CheckpointError, NumericError
-from treadle.llm.models.matrices import Product
+from treadle.llm.models.matrices import WeightMatrix
 from treadle.tensor import Parameter, Tensor
 
 N = TypeVar("N", int, float)
@@ -97,7 +97,7 @@ class Adapter:
         return {n: (a, b * np.float32(scale(n))) for n, (a, b) in self.pairs.items()}
 
 
-def modules(products: Iterable[Product]) -> dict[str, tuple[int, int]]:
+def modules(products: Iterable[WeightMatrix]) -> dict[str, tuple[int, int]]:
     """Rows and columns of each module that products are of."""
     found: dict[str, tuple[int, int]] = {}
     for p in products:
@@ -106,7 +106,7 @@ def modules(products: Iterable[Product]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def fresh(lora: Lora, products: Iterable[Product], seed: int = 0) -> Adapter:
+def fresh(lora: Lora, products: Iterable[WeightMatrix], seed: int = 0) -> Adapter:
     """An adapter that changes nothing yet: A is random, B is 0.
 
     Raises:
@@ -177,7 +177,7 @@ class Additions:
         """All matrices, in the order in which `Trained` keeps them."""
         return [x for pair in self.pairs.values() for x in pair]
 
-    def __call__(self, product: Product, x: Tensor, y: Tensor) -> Tensor:
+    def __call__(self, product: WeightMatrix, x: Tensor, y: Tensor) -> Tensor:
         """y with what is added; computed in float32."""
         pair = self.pairs.get(product.module)
         if pair is None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import treadle.functional as F
 from treadle.autodiff import GradManager, recompute
 from treadle.base.errors import NumericError
-from treadle.llm.models import Model
+from treadle.llm.models import DecoderModel
 from treadle.llm.models.decoder import DecoderLayer, Shared
 from treadle.llm.models.programs import compiled
 from treadle.llm.tuning.lora import Adapter, Additions, Trained
@@ -100,7 +100,7 @@ class Tuner:
 
     def __init__(
         self,
-        model: Model,
+        model: DecoderModel,
         adapter: Adapter,
         schedule: Schedule | None = None,
         *,

@@ -10,11 +10,9 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from treadle.base.array import Array
 from treadle.base.errors import TreadleError
-
-Array = npt.NDArray[Any]
 
 
 class CommunicationError(TreadleError, RuntimeError):

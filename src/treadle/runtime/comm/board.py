@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from treadle.runtime.comm.api import Array, reduction_type
+from treadle.base.array import Array
+from treadle.runtime.comm.api import reduction_type
 
 _FOLDER = Path("/dev/shm")
 _ORDERED = ("x86_64", "amd64")

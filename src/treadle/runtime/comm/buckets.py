@@ -23,7 +23,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from treadle.runtime.comm.api import Array, Communicator
+from treadle.base.array import Array
+from treadle.runtime.comm.api import Communicator
 
 Buckets = tuple[tuple[int, ...], ...]
 """Gradients that are reduced together, by number."""
@@ -38,7 +39,7 @@ _MOST_UNITS, _MOST_BUCKETS = 400, 32
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ReductionCost:
     """Cost of reductions in a group: seconds to start one, and seconds per byte."""
 
     alpha: float
@@ -49,19 +50,19 @@ class Link:
         return self.alpha + self.beta * nbytes
 
 
-def measured(comm: Communicator, empty: Empty | None = None) -> Link:
+def measured(comm: Communicator, empty: Empty | None = None) -> ReductionCost:
     """The link of a group, as its first rank sees it; all ranks call this together."""
     small, large = _fastest(comm, _SMALL, empty), _fastest(comm, _LARGE, empty)
     beta = max(large - small, 0.0) / (4 * (_LARGE - _SMALL))
     told = (max(small - 4 * _SMALL * beta, 0.0), beta)
-    return Link(*comm.broadcast_value(told, 0))
+    return ReductionCost(*comm.broadcast_value(told, 0))
 
 
 @dataclass(slots=True)
 class _Known:
     """Knowledge of a group: its link, plans, and the plans of programs."""
 
-    links: dict[bool, Link] = field(default_factory=dict)
+    links: dict[bool, ReductionCost] = field(default_factory=dict)
     plans: dict[str, Buckets] = field(default_factory=dict)
     programs: dict[str, tuple[tuple[str, Buckets], ...]] = field(default_factory=dict)
 
@@ -70,7 +71,7 @@ _KNOWN: weakref.WeakKeyDictionary[Communicator, _Known] = weakref.WeakKeyDiction
 _MOST_PLANS = 64
 
 
-def link_of(comm: Communicator, empty: Empty | None = None) -> Link:
+def link_of(comm: Communicator, empty: Empty | None = None) -> ReductionCost:
     """The link of a group, measured when its ranks first ask for it, which they do together.
 
     `empty` makes the memory that arrays are packed into; None where they are reduced in place.
@@ -132,7 +133,7 @@ def _fastest(comm: Communicator, elements: int, empty: Empty | None) -> float:
 
 
 def plan(
-    ready: Sequence[float], nbytes: Sequence[int], kinds: Sequence[object], link: Link
+    ready: Sequence[float], nbytes: Sequence[int], kinds: Sequence[object], link: ReductionCost
 ) -> tuple[int, ...]:
     """Return the number of gradients in each bucket, in order.
 
@@ -185,7 +186,7 @@ def ends(
     ready: Sequence[float],
     nbytes: Sequence[int],
     kinds: Sequence[object],
-    link: Link,
+    link: ReductionCost,
 ) -> tuple[int, ...]:
     """Return after how many gradients buckets end, in the order in which gradients become ready.
 
@@ -240,7 +241,7 @@ def _traced(choices: Sequence[Array], ends: Sequence[int]) -> tuple[int, ...]:
 
 
 def finish(
-    sizes: Sequence[int], ready: Sequence[float], nbytes: Sequence[int], link: Link
+    sizes: Sequence[int], ready: Sequence[float], nbytes: Sequence[int], link: ReductionCost
 ) -> float:
     """Return the modelled time at which the last bucket is reduced."""
     end, at = float("-inf"), 0

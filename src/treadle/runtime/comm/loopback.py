@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from treadle.runtime.comm.api import Agreement, Array, CommunicationError
+from treadle.base.array import Array
+from treadle.runtime.comm.api import Agreement, CommunicationError
 
 
 class DoneHandle:

@@ -22,9 +22,10 @@ import numpy as np
 from mpi4py import MPI
 from mpi4py.run import set_abort_status
 
+from treadle.base.array import Array
 from treadle.base.env import COMM_TIMEOUT
 from treadle.base.log import get_logger
-from treadle.runtime.comm.api import Agreement, Array, CommunicationError, reduction_type
+from treadle.runtime.comm.api import Agreement, CommunicationError, reduction_type
 from treadle.runtime.comm.board import finished
 from treadle.runtime.comm.rendezvous import Check, Rendezvous, open_board, wait_until
 from treadle.runtime.comm.survivors import (

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from treadle.runtime.comm.api import Agreement, Array, CommunicationError, intent
+from treadle.base.array import Array
+from treadle.runtime.comm.api import Agreement, CommunicationError, intent
 from treadle.runtime.comm.loopback import DoneHandle, Unanimous
-from treadle.runtime.comm.sockets import VALUE, Sockets, Store
+from treadle.runtime.comm.sockets import VALUE, KeyStore, Sockets
 
 _DIGEST, _WORDS = 8, 248
 """Bytes of a hash, and of the beginning of the words, that say what a rank is about to do."""
-Rooms = Callable[[str, int], Store]
+Rooms = Callable[[str, int], KeyStore]
 """Gives the store in which so many processes meet, by the name of their group."""
 
 

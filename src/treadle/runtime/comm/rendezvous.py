@@ -19,7 +19,8 @@ from typing import Any, cast
 import numpy as np
 from mpi4py import MPI
 
-from treadle.runtime.comm.api import Array, CommunicationError, intent
+from treadle.base.array import Array
+from treadle.runtime.comm.api import CommunicationError, intent
 from treadle.runtime.comm.board import (
     Board,
     SmallReduction,

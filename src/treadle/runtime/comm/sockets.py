@@ -20,7 +20,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from treadle.runtime.comm.api import Array, CommunicationError, intent, reduction_type
+from treadle.base.array import Array
+from treadle.runtime.comm.api import CommunicationError, intent, reduction_type
 
 _HEAD = struct.Struct("<QQ")
 """Hash of what the sender is about to do, and how many bytes follow."""
@@ -41,7 +42,7 @@ _PATIENCE = 5.0
 Bytes = memoryview
 
 
-class Store(Protocol):
+class KeyStore(Protocol):
     """Keys that all ranks see."""
 
     def set(self, key: str, value: str, /) -> Any:
@@ -199,7 +200,7 @@ class Sockets:
     engine = "sockets"
 
     def __init__(
-        self, store: Store, rank: int, size: int, timeout: float, host: str = "127.0.0.1"
+        self, store: KeyStore, rank: int, size: int, timeout: float, host: str = "127.0.0.1"
     ) -> None:
         self.rank, self.size = rank, size
         self._timeout = timeout
@@ -382,7 +383,9 @@ def own_host(toward: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _connected(store: Store, rank: int, size: int, timeout: float, host: str) -> dict[int, _Link]:
+def _connected(
+    store: KeyStore, rank: int, size: int, timeout: float, host: str
+) -> dict[int, _Link]:
     """Connections to all other ranks: each calls those below it.
 
     The store has the word that a caller must say, so nobody else can take a place.

@@ -11,16 +11,16 @@ from typing import Any
 
 from treadle.llm.generation import Token
 from treadle.serve.llm.fields import Wrong
-from treadle.serve.llm.requests import Asked, names_of
+from treadle.serve.llm.requests import TextRequest, names_of
 from treadle.serve.llm.speakers import Piece, Text, Usage
-from treadle.serve.llm.tool_calls import Call, CallReader
-from treadle.serve.protocol import Refusal
+from treadle.serve.llm.tool_calls import CallReader, ToolCall
+from treadle.serve.protocol import RequestRefusal
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 DONE = b"data: [DONE]\n\n"
 
 
-def error_content(refusal: Refusal) -> dict[str, Any]:
+def error_content(refusal: RequestRefusal) -> dict[str, Any]:
     """An error as OpenAI's interface has it."""
     given = isinstance(refusal, Wrong)
     other = "server_error" if refusal.status >= 500 else "invalid_request_error"
@@ -46,11 +46,11 @@ class Delta:
     index: int
     text: str = ""
     tokens: tuple[Token, ...] = ()
-    call: tuple[int, Call] | None = None
+    call: tuple[int, ToolCall] | None = None
     finish: str | None = None
 
 
-class Writer:
+class AnswerWriter:
     """Writes the answers to one request.
 
     Args:
@@ -59,7 +59,7 @@ class Writer:
         tokenizer: tells tokens as text.
     """
 
-    def __init__(self, asked: Asked, model: str, tokenizer: Text) -> None:
+    def __init__(self, asked: TextRequest, model: str, tokenizer: Text) -> None:
         self._asked, self._tokenizer = asked, tokenizer
         self._names = names_of(asked.tools)
         self._readers: dict[int, CallReader] = {}
@@ -160,7 +160,7 @@ class Writer:
 
     def deltas(self, piece: Piece) -> Iterator[Delta]:
         """Yield the additions of a piece, once calls of functions are parted from text."""
-        index, text, calls = piece.index, piece.text, list[Call]()
+        index, text, calls = piece.index, piece.text, list[ToolCall]()
         if self._names:
             reader = self._readers.setdefault(index, CallReader(self._names))
             text = reader.push(text)

@@ -12,19 +12,19 @@ from treadle.base.files.strict_json import shorten
 from treadle.base.log import get_logger
 from treadle.serve.access import Access
 from treadle.serve.limits import Limits
-from treadle.serve.llm.answers import Writer, error_content, event
+from treadle.serve.llm.answers import AnswerWriter, error_content, event
 from treadle.serve.llm.fields import Wrong
-from treadle.serve.llm.readers import Reader, read_ranks, read_vectors
-from treadle.serve.llm.requests import Asked, read_chat, read_completion, read_object
+from treadle.serve.llm.readers import ModelReader, read_ranks, read_vectors
+from treadle.serve.llm.requests import TextRequest, read_chat, read_completion, read_object
 from treadle.serve.llm.speakers import Event, Job, Piece, Speaker, TokenMetrics, Usage
-from treadle.serve.protocol import Disconnected, Refusal, Response, json_response
+from treadle.serve.protocol import Disconnected, RequestRefusal, Response, json_response
 from treadle.serve.reception import Receive, Reception, Scope, Send, check_method
 
 A = TypeVar("A")
-M = TypeVar("M", Speaker, Reader)
+M = TypeVar("M", Speaker, ModelReader)
 _DOES: dict[type[object], str] = {
     Speaker: "continues text",
-    Reader: "makes vectors of texts",
+    ModelReader: "makes vectors of texts",
 }
 _SERVED = (
     *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/models"),
@@ -48,7 +48,7 @@ class LanguageApplication(Reception):
 
     def __init__(
         self,
-        models: Sequence[Speaker | Reader],
+        models: Sequence[Speaker | ModelReader],
         limits: Limits | None = None,
         access: Access | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class LanguageApplication(Reception):
         for model in self._models.values():
             model.close()
 
-    def refused(self, refusal: Refusal) -> Response:
+    def refused(self, refusal: RequestRefusal) -> Response:
         """An error as clients of OpenAI's interface read it."""
         return json_response(error_content(refusal), refusal.status, *refusal.headers)
 
@@ -77,9 +77,9 @@ class LanguageApplication(Reception):
             case ["completions"]:
                 return await self._speak(read_completion, scope, receive, send)
             case ["embeddings"]:
-                return await self._read(read_vectors, Reader.embedded, scope, receive)
+                return await self._read(read_vectors, ModelReader.embedded, scope, receive)
             case ["rerank"]:
-                return await self._read(read_ranks, Reader.ranked, scope, receive)
+                return await self._read(read_ranks, ModelReader.ranked, scope, receive)
             case [] | [""]:
                 answer = json_response({"models": list(self._models), "addresses": _SERVED})
             case ["models"]:
@@ -96,11 +96,11 @@ class LanguageApplication(Reception):
                 theirs = "; Ollama's interface is not there" if parts[:1] == ["api"] else ""
                 where = shorten(f"/{'/'.join(parts)}")
                 told = f"there is nothing at {where}{theirs}, but {', '.join(_SERVED)}"
-                raise Refusal(404, told)
+                raise RequestRefusal(404, told)
         check_method(scope["method"], "GET", "HEAD")
         return answer
 
-    def _known(self, name: object) -> Speaker | Reader:
+    def _known(self, name: object) -> Speaker | ModelReader:
         """A model by its name."""
         found = self._models.get(name) if isinstance(name, str) else None
         if found is None:
@@ -133,7 +133,11 @@ class LanguageApplication(Reception):
             self.given_back(held)
 
     async def _speak(
-        self, read: Callable[[Mapping[str, Any]], Asked], scope: Scope, receive: Receive, send: Send
+        self,
+        read: Callable[[Mapping[str, Any]], TextRequest],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> Response | None:
         content = await self._content(scope, receive)
         speaker = self._meant(content, Speaker)
@@ -145,12 +149,12 @@ class LanguageApplication(Reception):
     async def _read(
         self,
         read: Callable[[Mapping[str, Any]], A],
-        answer: Callable[[Reader, A], Coroutine[Any, Any, Response]],
+        answer: Callable[[ModelReader, A], Coroutine[Any, Any, Response]],
         scope: Scope,
         receive: Receive,
     ) -> Response:
         content = await self._content(scope, receive)
-        reader = self._meant(content, Reader)
+        reader = self._meant(content, ModelReader)
         with _counted(reader) as counted:
             response = await _unless_gone(answer(reader, read(content)), receive)
             counted.status = response.status
@@ -164,11 +168,11 @@ class _Counted:
 
 
 @contextmanager
-def _counted(model: Speaker | Reader) -> Iterator[_Counted]:
+def _counted(model: Speaker | ModelReader) -> Iterator[_Counted]:
     counted, started = _Counted(), time.perf_counter()
     try:
         yield counted
-    except Refusal as refusal:
+    except RequestRefusal as refusal:
         counted.status = refusal.status
         raise
     finally:
@@ -191,7 +195,7 @@ async def _unless_gone(answer: Coroutine[Any, Any, Response], receive: Receive) 
         if not computing.done():
             raise Disconnected
         return computing.result()
-    except (Refusal, Disconnected):
+    except (RequestRefusal, Disconnected):
         raise
     except Exception as error:
         raise _failed(error) from None
@@ -201,7 +205,7 @@ async def _unless_gone(answer: Coroutine[Any, Any, Response], receive: Receive) 
 
 
 async def _answered(
-    speaker: Speaker, asked: Asked, receive: Receive, send: Send
+    speaker: Speaker, asked: TextRequest, receive: Receive, send: Send
 ) -> Response | None:
     """The answer to a request; None where it was sent piece by piece."""
     loop = asyncio.get_running_loop()
@@ -216,7 +220,7 @@ async def _answered(
     done = False
     try:
         await _next(events)  # it has begun
-        writer = Writer(asked, speaker.name, speaker.model.tokenizer)
+        writer = AnswerWriter(asked, speaker.name, speaker.model.tokenizer)
         if asked.stream:
             await _streamed(writer, asked, events, send)
             done = True
@@ -254,20 +258,22 @@ async def _next(events: asyncio.Queue[Event]) -> Piece | Usage | None:
         Disconnected: the client has gone.
     """
     told = await events.get()
-    if isinstance(told, Refusal | Disconnected):
+    if isinstance(told, RequestRefusal | Disconnected):
         raise told
     if isinstance(told, BaseException):
         raise _failed(told)
     return told
 
 
-def _failed(error: BaseException) -> Refusal:
+def _failed(error: BaseException) -> RequestRefusal:
     """Return the refusal that tells a client of an error that is not its own."""
     get_logger().error("a request failed", exc_info=error)
-    return Refusal(500, f"the request failed: {type(error).__name__}")
+    return RequestRefusal(500, f"the request failed: {type(error).__name__}")
 
 
-async def _streamed(writer: Writer, asked: Asked, events: asyncio.Queue[Event], send: Send) -> None:
+async def _streamed(
+    writer: AnswerWriter, asked: TextRequest, events: asyncio.Queue[Event], send: Send
+) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM)})
 
     async def write(chunk: bytes) -> None:
@@ -283,12 +289,12 @@ async def _streamed(writer: Writer, asked: Asked, events: asyncio.Queue[Event], 
                     await write(chunk)
         for chunk in writer.closing(told):
             await write(chunk)
-    except Refusal as refusal:  # the status has been sent
+    except RequestRefusal as refusal:  # the status has been sent
         await write(event(error_content(refusal)))
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _described(model: Speaker | Reader) -> dict[str, Any]:
+def _described(model: Speaker | ModelReader) -> dict[str, Any]:
     return {
         "id": model.name,
         "object": "model",

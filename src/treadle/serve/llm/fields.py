@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 
 from treadle.base.errors import ShapeError, TreadleError
 from treadle.base.files.strict_json import shorten
-from treadle.serve.protocol import Refusal
+from treadle.serve.protocol import RequestRefusal
 
 
-class Wrong(Refusal):
+class Wrong(RequestRefusal):
     """A request that is answered with an error, as OpenAI's interface has it.
 
     Attributes:

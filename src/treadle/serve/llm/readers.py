@@ -29,10 +29,10 @@ from treadle.serve.llm.fields import (
 )
 from treadle.serve.llm.speakers import TokenMetrics
 from treadle.serve.metrics import Metrics, ModelMetrics
-from treadle.serve.protocol import Refusal, Response, json_response
+from treadle.serve.protocol import RequestRefusal, Response, json_response
 
 T = TypeVar("T")
-Array = npt.NDArray[np.float32]
+FloatArray = npt.NDArray[np.float32]
 
 _MOST_TEXTS = 2048
 """As many as OpenAI's interface takes."""
@@ -60,10 +60,10 @@ class Embedding(Protocol):
     def check(self, texts: Sequence[Encoded]) -> None:
         """Refuse what it cannot read."""
 
-    def vectors(self, texts: Sequence[Encoded]) -> Array:
+    def vectors(self, texts: Sequence[Encoded]) -> FloatArray:
         """A row for each text."""
 
-    def scores(self, pairs: Sequence[Encoded]) -> Array:
+    def scores(self, pairs: Sequence[Encoded]) -> FloatArray:
         """A number for each pair."""
 
 
@@ -116,7 +116,7 @@ def read_ranks(content: Mapping[str, Any]) -> AskedRanks:
     return AskedRanks(query, texts, len(texts) if most is None else most, repeated)
 
 
-class Reader:
+class ModelReader:
     """A model with the thread that it runs in.
 
     Args:
@@ -195,16 +195,18 @@ class Reader:
     async def _read(
         self,
         encoded: Callable[[], list[Encoded]],
-        compute: Callable[[Sequence[Encoded]], Array],
+        compute: Callable[[Sequence[Encoded]], FloatArray],
         param: str,
-    ) -> tuple[Array, int]:
+    ) -> tuple[FloatArray, int]:
         """Rows of all texts, and how many tokens these have; by slices, between which others run.
 
         Raises:
             Refusal: too many wait, or the model cannot read a text.
         """
         if self._asking >= self._most:
-            raise Refusal(429, "too many requests wait for the model", (b"retry-after", b"1"))
+            raise RequestRefusal(
+                429, "too many requests wait for the model", (b"retry-after", b"1")
+            )
         self._asking += 1
         try:
             texts = await self._run(encoded)
@@ -229,7 +231,7 @@ class Reader:
         return await asyncio.get_running_loop().run_in_executor(self._pool, what)
 
 
-def _written(row: Array, packed: bool) -> Any:
+def _written(row: FloatArray, packed: bool) -> Any:
     """A vector: numbers with as many digits as float32 has, or its bytes."""
     if packed:
         return base64.b64encode(row.astype("<f4").tobytes()).decode()

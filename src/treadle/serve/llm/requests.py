@@ -64,7 +64,7 @@ _READ = frozenset(
 
 
 @dataclass(frozen=True)
-class Asked:
+class TextRequest:
     """A request for text.
 
     Attributes:
@@ -113,7 +113,7 @@ def read_object(body: memoryview, most: int) -> dict[str, Any]:
     return content
 
 
-def read_chat(content: Mapping[str, Any]) -> Asked:
+def read_chat(content: Mapping[str, Any]) -> TextRequest:
     """A request of `/v1/chat/completions`.
 
     Raises:
@@ -131,7 +131,7 @@ def read_chat(content: Mapping[str, Any]) -> Asked:
     elif content.get("top_logprobs"):
         raise Wrong("top_logprobs needs logprobs: true", "top_logprobs")
     tools = read_tools(content)
-    return Asked(
+    return TextRequest(
         chat=True,
         messages=_messages(content),
         tools=tools.offered,
@@ -143,7 +143,7 @@ def read_chat(content: Mapping[str, Any]) -> Asked:
     )
 
 
-def read_completion(content: Mapping[str, Any]) -> Asked:
+def read_completion(content: Mapping[str, Any]) -> TextRequest:
     """A request of `/v1/completions`.
 
     Raises:
@@ -164,7 +164,7 @@ def read_completion(content: Mapping[str, Any]) -> Asked:
         options["logprobs"] = number_of(content, "logprobs", 0, MOST_LOGPROBS, whole=True)
         if echo and options.get("max_tokens") == 1:
             options["ignore_eos"] = True  # lm-eval takes the last token for the one that was added
-    return Asked(
+    return TextRequest(
         chat=False,
         echo=echo,
         silent=silent,

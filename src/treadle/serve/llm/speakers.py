@@ -16,13 +16,13 @@ from prometheus_client import Counter, Histogram
 
 from treadle.base.errors import NumericError, TreadleError
 from treadle.llm.generation import Engine, Options, Token
-from treadle.llm.generation.forms import Form
-from treadle.llm.generation.sampling import Choice
+from treadle.llm.generation.forms import AnswerForm
+from treadle.llm.generation.sampling import SampledToken
 from treadle.llm.generation.text_stream import Decoding, TextStream
 from treadle.serve.llm.fields import Wrong, wrong_of
-from treadle.serve.llm.requests import Asked
+from treadle.serve.llm.requests import TextRequest
 from treadle.serve.metrics import Metrics, ModelMetrics
-from treadle.serve.protocol import Refusal
+from treadle.serve.protocol import RequestRefusal
 
 _FIRST = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -59,10 +59,10 @@ class Speaking(Protocol):
     def options(self, **changes: Any) -> Options:
         """Return the options of the continuation."""
 
-    def form(self, **given: Any) -> Form | None:
+    def form(self, **given: Any) -> AnswerForm | None:
         """The form of an answer."""
 
-    def score(self, prompt: Sequence[int], *, top: int = 0) -> Iterator[Choice]:
+    def score(self, prompt: Sequence[int], *, top: int = 0) -> Iterator[SampledToken]:
         """Tokens of a prompt with their log-probabilities."""
 
 
@@ -148,7 +148,7 @@ class Speaker:
         self._most = self._sequences + waiting
         self._pool = ThreadPoolExecutor(self._most, thread_name_prefix=f"treadle-{self.name}")
 
-    def ask(self, asked: Asked, tell: Callable[[Event], None]) -> Job:
+    def ask(self, asked: TextRequest, tell: Callable[[Event], None]) -> Job:
         """Begin to answer; `tell` is called in another thread.
 
         Raises:
@@ -157,7 +157,9 @@ class Speaker:
         job = Job(self, asked, tell)
         with self._lock:
             if len(self._jobs) >= self._most:
-                raise Refusal(429, "too many requests wait for the model", (b"retry-after", b"1"))
+                raise RequestRefusal(
+                    429, "too many requests wait for the model", (b"retry-after", b"1")
+                )
             self._jobs.add(job)
         job.future = self._pool.submit(self._run, job)
         return job
@@ -195,7 +197,7 @@ class Speaker:
 class Job:
     """A request that is being answered."""
 
-    def __init__(self, speaker: Speaker, asked: Asked, tell: Callable[[Event], None]) -> None:
+    def __init__(self, speaker: Speaker, asked: TextRequest, tell: Callable[[Event], None]) -> None:
         self.speaker, self.asked = speaker, asked
         self.future: Future[None] | None = None
         self._tell = tell
@@ -243,7 +245,7 @@ class Job:
         if self._gone.is_set():
             self.cancel()
 
-    def _form(self) -> Form | None:
+    def _form(self) -> AnswerForm | None:
         wanted = self.asked.form
         if wanted is None:
             return None

@@ -21,7 +21,7 @@ _TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """A function that the model wants to be called; its arguments are JSON."""
 
     name: str
@@ -53,7 +53,7 @@ class CallReader:
         self._spoken = self._spoken or bool(given)
         return given
 
-    def finish(self, *, cut: bool = False) -> tuple[str, list[Call]]:
+    def finish(self, *, cut: bool = False) -> tuple[str, list[ToolCall]]:
         """Return what is left: text, or calls.
 
         Args:
@@ -62,13 +62,13 @@ class CallReader:
         held, self._held = self._held, ""
         calls = self._calls(held)
         if cut and not calls and (match := _BEGUN.match(held)) and match[1] in self._names:
-            calls = [Call(match[1], match[2])]
+            calls = [ToolCall(match[1], match[2])]
         return ("", calls) if calls else (held, [])
 
-    def _calls(self, text: str) -> list[Call]:
+    def _calls(self, text: str) -> list[ToolCall]:
         """The calls in a text; none where one of them is not right."""
         tagged = _TAGGED.findall(text)
-        found: list[Call] = []
+        found: list[ToolCall] = []
         for source in tagged or [text.strip()]:
             for mark in _OPENING[1:]:
                 source = source.removeprefix(mark)
@@ -83,10 +83,10 @@ class CallReader:
                 found.append(call)
         return found
 
-    def _call(self, value: Any) -> Call | None:
+    def _call(self, value: Any) -> ToolCall | None:
         if not isinstance(value, dict) or value.get("name") not in self._names:
             return None
         arguments = value.get("arguments", value.get("parameters", {}))
         if isinstance(arguments, str):
-            return Call(value["name"], arguments)
-        return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
+            return ToolCall(value["name"], arguments)
+        return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))

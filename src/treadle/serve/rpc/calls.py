@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from treadle.serve.application import Application
-from treadle.serve.protocol import Refusal
+from treadle.serve.protocol import RequestRefusal
 from treadle.serve.rpc.messages import SERVICE, pool
 from treadle.serve.rpc.service import ENDING, Service, refuse
 
@@ -126,13 +126,13 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         given = dict(handler_call_details.invocation_metadata).get("authorization", "")
         try:
             self._app.access.check_token(given.encode())
-        except Refusal as refusal:
+        except RequestRefusal as refusal:
             self._app.metrics.refused.labels(str(refusal.status)).inc()
             return _refusing(handler, refusal)
         return handler
 
 
-def _refusing(handler: Any, refusal: Refusal) -> Any:
+def _refusing(handler: Any, refusal: RequestRefusal) -> Any:
     """A method of the same kind that ends every call."""
 
     async def refused(_: Any, context: grpc.aio.ServicerContext) -> None:

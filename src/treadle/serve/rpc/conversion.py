@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.serve.application import Outputs
 from treadle.serve.classes import ranked, to_bytes
-from treadle.serve.datatypes import NAMES, Array
+from treadle.serve.datatypes import NAMES
 from treadle.serve.protocol import (
     End,
-    Refusal,
-    Request,
+    ModelRequest,
+    RequestRefusal,
     check_size,
     from_octets,
     read_content,
@@ -32,7 +33,7 @@ _CONTENTS = {
 """Fields of elements as numbers; the protocol has none for 16-bit floats."""
 
 
-def request_of(asked: Any, inputs: Sequence[End], outputs: Sequence[End]) -> Request:
+def request_of(asked: Any, inputs: Sequence[End], outputs: Sequence[End]) -> ModelRequest:
     """Return what a `ModelInferRequest` asks of a model with these ends.
 
     Raises:
@@ -48,7 +49,9 @@ def request_of(asked: Any, inputs: Sequence[End], outputs: Sequence[End]) -> Req
     raw = asked.raw_input_contents
     if raw and len(raw) != len(asked.inputs):
         counts = f"{len(raw)} for {len(asked.inputs)} inputs"
-        raise Refusal(400, f"raw_input_contents are those of all inputs or none, not {counts}")
+        raise RequestRefusal(
+            400, f"raw_input_contents are those of all inputs or none, not {counts}"
+        )
     octets = iter(raw)
 
     def elements(entry: Mapping[str, Any], end: End, shape: tuple[int, ...]) -> Array:
@@ -63,7 +66,7 @@ def request_of(asked: Any, inputs: Sequence[End], outputs: Sequence[End]) -> Req
 
 def _entry(given: Any) -> dict[str, Any]:
     if "shared_memory_region" in given.parameters:
-        raise Refusal(400, f"input {given.name}: this server shares no memory with clients")
+        raise RequestRefusal(400, f"input {given.name}: this server shares no memory with clients")
     entry = {"name": given.name, "datatype": given.datatype, "shape": list(given.shape)}
     return {**entry, "contents": given.contents}
 
@@ -74,7 +77,7 @@ def _parameters(given: Any) -> dict[str, Any]:
         kind = value.WhichOneof("parameter_choice")
         found[name] = getattr(value, kind) if kind else None
     if "shared_memory_region" in found:
-        raise Refusal(400, "this server shares no memory with clients")
+        raise RequestRefusal(400, "this server shares no memory with clients")
     return found
 
 
@@ -83,18 +86,18 @@ def _from_contents(contents: Any, end: End, shape: tuple[int, ...]) -> Array:
     kind = NAMES[end.dtype]
     field = _CONTENTS.get(kind)
     if field is None:
-        raise Refusal(400, f"input {end.name}: {kind} comes in raw_input_contents")
+        raise RequestRefusal(400, f"input {end.name}: {kind} comes in raw_input_contents")
     given = getattr(contents, field)
     if len(given) != np.prod(shape, dtype=object):
-        raise Refusal(400, f"input {end.name} says {list(shape)}, {field} has {len(given)}")
+        raise RequestRefusal(400, f"input {end.name} says {list(shape)}, {field} has {len(given)}")
     if end.dtype.kind in "iu" and len(given):
         least, most = np.iinfo(end.dtype).min, np.iinfo(end.dtype).max
         if min(given) < least or max(given) > most:
-            raise Refusal(400, f"input {end.name}: a number lies outside of {kind}")
+            raise RequestRefusal(400, f"input {end.name}: a number lies outside of {kind}")
     return np.array(given, end.dtype).reshape(shape)
 
 
-def response_of(about: Mapping[str, str], request: Request, outputs: Outputs) -> Any:
+def response_of(about: Mapping[str, str], request: ModelRequest, outputs: Outputs) -> Any:
     """A `ModelInferResponse` with the results that a request wants, as bytes."""
     made = message("ModelInferResponse")(**about, id=request.id or "")
     for name in request.outputs:

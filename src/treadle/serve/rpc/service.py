@@ -12,7 +12,7 @@ from google.protobuf import json_format
 
 from treadle.serve import descriptions
 from treadle.serve.application import Application, Served, refusing
-from treadle.serve.protocol import Refusal
+from treadle.serve.protocol import RequestRefusal
 from treadle.serve.rpc.conversion import request_of, response_of
 from treadle.serve.rpc.messages import SERVICE, message, pool
 
@@ -27,7 +27,7 @@ _CODES = {
     500: grpc.StatusCode.INTERNAL,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-ENDING = Refusal(503, "the server is about to end")
+ENDING = RequestRefusal(503, "the server is about to end")
 Answers = asyncio.Queue["asyncio.Task[Any] | None"]
 """Answers that a stream will have, in order; None behind the last one."""
 
@@ -113,7 +113,7 @@ class Service:
             try:
                 asked = await self._arrived(requests)
                 return await self._inferred(asked)
-            except Refusal as refusal:
+            except RequestRefusal as refusal:
                 await refuse(context, refusal)
 
     async def _arrived(self, requests: AsyncIterator[Any]) -> Any:
@@ -128,9 +128,9 @@ class Service:
             finally:
                 self._reading.release()
         except TimeoutError:
-            raise Refusal(408, f"the request did not arrive in {seconds:g} s") from None
+            raise RequestRefusal(408, f"the request did not arrive in {seconds:g} s") from None
         except StopAsyncIteration:
-            raise Refusal(400, "the call holds no request") from None
+            raise RequestRefusal(400, "the call holds no request") from None
 
     async def _inferred(self, asked: Any) -> Any:
         started, status = time.perf_counter(), 499
@@ -145,7 +145,7 @@ class Service:
                     made = response_of(served.about, request, outputs)
                 status = 200
                 return made
-            except Refusal as refusal:
+            except RequestRefusal as refusal:
                 status = refusal.status
                 raise
             finally:
@@ -191,7 +191,7 @@ class Service:
         with self._app.flight():
             try:
                 made.infer_response.CopyFrom(await self._inferred(asked))
-            except Refusal as refusal:
+            except RequestRefusal as refusal:
                 made.error_message = str(refusal)
                 made.infer_response.id = asked.id
         return made
@@ -208,7 +208,7 @@ def _reading(content: Callable[[Any], dict[str, Any]], answer: Any) -> Callable[
     async def read(asked: Any, context: Context) -> Any:
         try:
             return json_format.ParseDict(content(asked), answer())
-        except Refusal as refusal:
+        except RequestRefusal as refusal:
             await refuse(context, refusal)
 
     return read
@@ -219,7 +219,7 @@ def _octets(made: Any) -> bytes:
     return data
 
 
-async def refuse(context: Context, refusal: Refusal) -> None:
+async def refuse(context: Context, refusal: RequestRefusal) -> None:
     """End a call with the status of gRPC that is closest to HTTP's."""
     await context.abort(_CODES.get(refusal.status, grpc.StatusCode.UNKNOWN), str(refusal))
 

@@ -418,4 +418,4 @@ def test_unknown_layouts_are_seen(name: str, monkeypatch: pytest.MonkeyPatch) ->
     other: dict[str, Any] = {"are_as_expected": lambda: False, "TENSOR": 0}
     monkeypatch.setattr(native, name, other.get(name, ()))
     with pytest.raises(CompileError):
-        native.Library()
+        native.NativeLibrary()

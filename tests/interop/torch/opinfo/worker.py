@@ -30,7 +30,7 @@ from treadle.interop.torch.arrays import to_array
 from treadle.interop.torch.checks.comparison import copied, seed, tensors, unlike
 from treadle.interop.torch.checks.records import UNDEFINED, name_of
 from treadle.interop.torch.drawing import keys
-from treadle.interop.torch.parts import Instance
+from treadle.interop.torch.parts import PartInstance
 
 DTYPES = {
     "float32": torch.float32,
@@ -257,7 +257,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def by_reference(program: Instance, given: Sequence[torch.Tensor]) -> Any:
+def by_reference(program: PartInstance, given: Sequence[torch.Tensor]) -> Any:
     """A part of a graph by the oracles of its ops: whose fault is a difference?"""
     states = keys(program.draws)
     results = evaluate(program.stages.source.graph, [*map(to_array, given), *states])
@@ -271,7 +271,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch._dynamo.config.allow_rnn = True  # else recurrent layers reach no backend
     if "--reference" in sys.argv:
-        Instance.__call__ = by_reference
+        PartInstance.__call__ = by_reference
     known = records()
     print(json.dumps({"names": sorted(known)}), file=answers, flush=True)
     for line in sys.stdin:

@@ -16,22 +16,22 @@ from typing import NamedTuple
 from treadle.backends.codegen.attention.operands import (
     LOG2_E,
     UNROLL,
+    AttentionProblem,
     Matrix,
-    Problem,
     padded,
     parameters,
 )
 from treadle.backends.codegen.attention.packing import pack_panels, pack_rows, unpack_rows
-from treadle.backends.codegen.attention.product import Product, product
+from treadle.backends.codegen.attention.product import BlockProduct, product
 from treadle.backends.codegen.attention.softmax import (
     MaskRows,
-    Rows,
+    ScoreRows,
     largest_scores,
     powers,
     shift_of,
 )
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.ir import KernelRoutine
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum
 from treadle.backends.codegen.kernel.records import RecordedKernel
 
@@ -61,13 +61,13 @@ class Chunks:
         return self.keys + SLACK
 
 
-def row_multiple(p: Problem) -> int:
+def row_multiple(p: AttentionProblem) -> int:
     """Return the multiple that a chunk's rows are filled up to: whole tiles and turns of a loop."""
     return math.lcm(p.tile_rows, UNROLL)
 
 
 @dataclass(frozen=True, slots=True)
-class _Scratch:
+class _BackwardScratch:
     """Memory of one call: packed operands, weights, their cotangents, and sums."""
 
     q: Pointer
@@ -99,28 +99,30 @@ class _Item:
 class _Tiles(NamedTuple):
     """The products of a tile: what a kernel calls."""
 
-    scores: Function
-    dweights: Function
-    dq: Function
-    dk: Function
-    dv: Function
+    scores: KernelRoutine
+    dweights: KernelRoutine
+    dq: KernelRoutine
+    dk: KernelRoutine
+    dv: KernelRoutine
 
     @staticmethod
-    def of(p: Problem, pitch: int) -> _Tiles:
+    def of(p: AttentionProblem, pitch: int) -> _Tiles:
         """Return the products over weights with `pitch` elements between rows."""
         return _Tiles(
-            product(p, "scores_tile", Product(p.d_pitch, 1, p.tile_columns, pitch, depth=p.d)),
-            product(p, "dweights_tile", Product(p.e_pitch, 1, p.tile_columns, pitch, depth=p.e)),
-            product(p, "dq_tile", Product(pitch, 1, p.d_pitch, p.d_pitch)),
-            product(p, "dk_tile", Product(1, pitch, p.d_pitch, p.d_pitch, add=True)),
-            product(p, "dv_tile", Product(1, pitch, p.e_pitch, p.e_pitch, add=True)),
+            product(p, "scores_tile", BlockProduct(p.d_pitch, 1, p.tile_columns, pitch, depth=p.d)),
+            product(
+                p, "dweights_tile", BlockProduct(p.e_pitch, 1, p.tile_columns, pitch, depth=p.e)
+            ),
+            product(p, "dq_tile", BlockProduct(pitch, 1, p.d_pitch, p.d_pitch)),
+            product(p, "dk_tile", BlockProduct(1, pitch, p.d_pitch, p.d_pitch, add=True)),
+            product(p, "dv_tile", BlockProduct(1, pitch, p.e_pitch, p.e_pitch, add=True)),
         )
 
 
 class _Backward:
     """Writes the kernel of one problem."""
 
-    def __init__(self, p: Problem, chunks: Chunks) -> None:
+    def __init__(self, p: AttentionProblem, chunks: Chunks) -> None:
         self.p = p
         self.chunks = c = chunks
         self.e = e = KernelBuilder()
@@ -129,7 +131,7 @@ class _Backward:
         self.queries, self.keys = self.given.queries, self.given.keys
         self.tiles = _Tiles.of(p, chunks.pitch)
         over = c.keys + p.tile_rows
-        self.scratch = _Scratch(
+        self.scratch = _BackwardScratch(
             q=p.stack(e, c.rows, p.d_pitch),
             dy=p.stack(e, c.rows, p.e_pitch),
             k_panels=p.stack(e, c.keys, p.d),
@@ -178,13 +180,13 @@ class _Chunk:
     """Some query rows, from `first` on, against all keys."""
 
     kernel: _Backward
-    scratch: _Scratch
+    scratch: _BackwardScratch
     item: _Item
     first: Value
     rows: Value
 
     @property
-    def p(self) -> Problem:
+    def p(self) -> AttentionProblem:
         return self.kernel.p
 
     @property
@@ -251,7 +253,7 @@ class _Chunk:
         queries = [self.first + row + r for r in range(p.tile_rows)]
         seen = [minimum(count, q + 1) if p.causal else count for q in queries]
         end = padded(count, max(p.lanes, UNROLL))
-        lines = Rows(tuple(weights), tuple(seen), end)
+        lines = ScoreRows(tuple(weights), tuple(seen), end)
         largest = largest_scores(e, p, lines, self.mask_rows(queries))
         shifts = [shift_of(v) for v in largest]
         totals, weighted = powers(e, p, lines, shifts, dscores)
@@ -299,6 +301,6 @@ class _Chunk:
 
 
 @cache
-def backward_kernel(p: Problem, chunks: Chunks) -> RecordedKernel:
+def backward_kernel(p: AttentionProblem, chunks: Chunks) -> RecordedKernel:
     """The kernel over (q, k, v, dy, dq, dk, dv[, mask])."""
     return _Backward(p, chunks).kernel()

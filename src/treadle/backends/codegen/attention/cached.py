@@ -120,7 +120,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scratch(Seen):
+class _CachedScratch(Seen):
     """Rows of an item: scaled queries and results; scores of one tile."""
 
     q: Pointer
@@ -214,7 +214,7 @@ class PairsParameters(Record[P, S], kw=dt.int32, vw=dt.int32, sizes=RowSizes):
     panels: S
 
 
-class Rows(ABC, Generic[T]):
+class CachedRows(ABC, Generic[T]):
     """Parts that kernels of attention over caches share: a row is (step, head of the group).
 
     The head is the fastest, so that the rows of an item see nearly the same keys.
@@ -306,7 +306,7 @@ class Rows(ABC, Generic[T]):
         scratch.sums[r] = total
 
 
-class _Cached(Rows[_Scratch]):
+class _Cached(CachedRows[_CachedScratch]):
     """Writes the kernel of one spec."""
 
     def __init__(self, spec: CachedConfig) -> None:
@@ -324,7 +324,7 @@ class _Cached(Rows[_Scratch]):
     def write(self) -> None:
         """The entry."""
         e, s = self.e, self.s
-        scratch = _Scratch(
+        scratch = _CachedScratch(
             *self.seen(),
             e.stack(s.compute, ROWS * self.d_pitch),
             e.stack(s.compute, ROWS * self.e_pitch),
@@ -333,7 +333,7 @@ class _Cached(Rows[_Scratch]):
         with e.items() as item:
             self.item(scratch, item)
 
-    def work(self, scratch: _Scratch, at: Item) -> None:
+    def work(self, scratch: _CachedScratch, at: Item) -> None:
         e, s, p = self.e, self.s, self.p
         sequence = bounded(p.rows[at.row], p.sequences - 1)
         line = (sequence * p.sizes.shared + at.head) * p.sizes.capacity
@@ -350,7 +350,7 @@ class _Cached(Rows[_Scratch]):
         with e.loop(at.meant) as r:
             _finish(e, s, p.y, scratch, r, at.place(r))
 
-    def query(self, scratch: _Scratch, r: Value, place: Value) -> None:
+    def query(self, scratch: _CachedScratch, r: Value, place: Value) -> None:
         e, s = self.e, self.s
         source, into = self.p.q + place * s.d, r * self.d_pitch
         for column in range(0, s.d, s.lanes):
@@ -358,7 +358,9 @@ class _Cached(Rows[_Scratch]):
             scaled = value * s.factor
             (scratch.q + into).store(column, scaled, aligned=True)
 
-    def tile(self, scratch: _Scratch, keys: _Keys, r: Value, begin: Value, stop: Value) -> None:
+    def tile(
+        self, scratch: _CachedScratch, keys: _Keys, r: Value, begin: Value, stop: Value
+    ) -> None:
         """The rows from r on against those keys of [begin, stop) that one of them sees."""
         e, s = self.e, self.s
         least = scratch.begins[r].cast(dt.int64)
@@ -376,7 +378,7 @@ class _Cached(Rows[_Scratch]):
 
     def score(
         self,
-        scratch: _Scratch,
+        scratch: _CachedScratch,
         keys: _Keys,
         r: Value,
         span: tuple[Value, Value],
@@ -441,7 +443,7 @@ class _Cached(Rows[_Scratch]):
 
     def weigh(
         self,
-        scratch: _Scratch,
+        scratch: _CachedScratch,
         keys: _Keys,
         r: Value,
         largest: Value,
@@ -477,7 +479,7 @@ class _Cached(Rows[_Scratch]):
 
     def average(
         self,
-        scratch: _Scratch,
+        scratch: _CachedScratch,
         keys: _Keys,
         r: Value,
         span: tuple[Value, Value],
@@ -525,7 +527,7 @@ def _per_lane(s: CachedConfig, source: Pointer, r: Value) -> Value:
 
 
 def _finish(
-    e: Builder, s: CachedConfig, y: Pointer, scratch: _Scratch, r: Value, place: Value
+    e: Builder, s: CachedConfig, y: Pointer, scratch: _CachedScratch, r: Value, place: Value
 ) -> None:
     """A row's result, divided by its sum."""
     inverse = 1.0 / scratch.sums[r]

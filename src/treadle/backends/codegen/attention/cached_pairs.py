@@ -20,9 +20,9 @@ from treadle.backends.codegen.attention.cached import (
     BLOCK,
     ROWS,
     CachedConfig,
+    CachedRows,
     Item,
     PairsParameters,
-    Rows,
     Seen,
     scales_of,
     tanh,
@@ -30,7 +30,7 @@ from treadle.backends.codegen.attention.cached import (
 from treadle.backends.codegen.attention.operands import LOG2_E
 from treadle.backends.codegen.attention.softmax import power_of_two
 from treadle.backends.codegen.contraction.pairs.packed import GROUP, LINES, PANEL, WIDTH, WORDS
-from treadle.backends.codegen.contraction.pairs.tiles import Unit, unit_function
+from treadle.backends.codegen.contraction.pairs.tiles import Multiplier, unit_function
 from treadle.backends.codegen.irregular.cache import bounded
 from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.language import Pointer, Value, fma, maximum, minimum, select
@@ -171,7 +171,7 @@ class _Words:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scratch(Seen):
+class _PairScratch(Seen):
     """Rows of an item: queries, scores, weights, results."""
 
     q: Pointer
@@ -180,12 +180,12 @@ class _Scratch(Seen):
     y: Pointer
 
 
-class _Pairs(Rows[_Scratch]):
+class _Pairs(CachedRows[_PairScratch]):
     """Writes the kernel of one spec."""
 
     def __init__(self, spec: CachedConfig) -> None:
         super().__init__(spec)
-        self.unit = Unit(dt.bfloat16, dt.bfloat16, dt.float32, spec.target.matrices)
+        self.unit = Multiplier(dt.bfloat16, dt.bfloat16, dt.float32, spec.target.matrices)
         self.function = unit_function(self.unit, self.unit.rows)
         self.steps, self.columns = spec.d // STEP, spec.e // WIDTH
         kind = PairsParameters[Pointer, Value]
@@ -195,7 +195,7 @@ class _Pairs(Rows[_Scratch]):
         """The entry."""
         e = self.e
         e.flushes = True
-        scratch = _Scratch(
+        scratch = _PairScratch(
             *self.seen(),
             e.stack(dt.int32, ROWS // LINES * self.steps * GROUP),
             e.stack(dt.float32, PANELS * _TILE),
@@ -209,7 +209,7 @@ class _Pairs(Rows[_Scratch]):
         if self.unit.matrices:
             e.end_matrices()
 
-    def work(self, scratch: _Scratch, at: Item) -> None:
+    def work(self, scratch: _PairScratch, at: Item) -> None:
         e = self.e
         self.prepare(scratch, at, ROWS)
         scratch.y.zero(self.columns * _TILE)
@@ -220,7 +220,7 @@ class _Pairs(Rows[_Scratch]):
         with e.loop(at.meant) as r:
             self._finish(scratch, r, at.place(r))
 
-    def query(self, scratch: _Scratch, r: Value, place: Value) -> None:
+    def query(self, scratch: _PairScratch, r: Value, place: Value) -> None:
         source = self.p.q + place * self.s.d
         group = (r // LINES) * (self.steps * GROUP)
         into = scratch.q + (group + (r % LINES) * WORDS)
@@ -229,7 +229,7 @@ class _Pairs(Rows[_Scratch]):
             step, word = divmod(at // 2, WORDS)
             into.store(step * GROUP + word, value.bitcast(dt.int32))
 
-    def _block(self, scratch: _Scratch, entry: Value, begin: Value, most: Value) -> None:
+    def _block(self, scratch: _PairScratch, entry: Value, begin: Value, most: Value) -> None:
         """All rows of an item against the keys of a block."""
         e = self.e
         first = begin // STEP
@@ -264,7 +264,7 @@ class _Pairs(Rows[_Scratch]):
             rows = start, WORDS, GROUP, pitch * GROUP
             self.e.call(self.function, *rows, words, words, steps, into + first * WIDTH, int(add))
 
-    def _weigh(self, scratch: _Scratch, r: Value, begin: Value, count: Value) -> None:
+    def _weigh(self, scratch: _PairScratch, r: Value, begin: Value, count: Value) -> None:
         """Make a row's scores weights, as words; scale what it has so far."""
         e, s = self.e, self.s
         row = scratch.scores + r * WIDTH
@@ -310,7 +310,7 @@ class _Pairs(Rows[_Scratch]):
                     value = y.load(half * LINES, LINES)
                     y.store(half * LINES, value * factor)
 
-    def _finish(self, scratch: _Scratch, r: Value, place: Value) -> None:
+    def _finish(self, scratch: _PairScratch, r: Value, place: Value) -> None:
         """A row's result, divided by its sum."""
         inverse = 1.0 / scratch.sums[r]
         line = self.p.y + place * self.s.e

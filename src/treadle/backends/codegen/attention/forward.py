@@ -13,12 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from treadle.backends.codegen.attention.operands import UNROLL, Matrix, Problem, padded, parameters
+from treadle.backends.codegen.attention.operands import (
+    UNROLL,
+    AttentionProblem,
+    Matrix,
+    padded,
+    parameters,
+)
 from treadle.backends.codegen.attention.packing import pack_panels, pack_rows, unpack_rows
-from treadle.backends.codegen.attention.product import Product, product
+from treadle.backends.codegen.attention.product import BlockProduct, product
 from treadle.backends.codegen.attention.softmax import (
     MaskRows,
-    Rows,
+    ScoreRows,
     largest_scores,
     power_of_two,
     powers,
@@ -30,7 +36,7 @@ from treadle.backends.codegen.kernel.records import RecordedKernel, required
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class AttentionBlocks:
     """Sizes of scratch.
 
     Attributes:
@@ -50,7 +56,7 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scratch:
+class _ForwardScratch:
     """Memory of one call: packed operands, scores of a tile, results, and what rows have seen.
 
     `sums` holds the sums' inverses where there is one block of keys.
@@ -68,17 +74,17 @@ class _Scratch:
 class _Forward:
     """Writes the kernel of one problem."""
 
-    def __init__(self, p: Problem, blocks: Blocks) -> None:
+    def __init__(self, p: AttentionProblem, blocks: AttentionBlocks) -> None:
         self.p = p
         self.blocks = blocks
         self.e = e = KernelBuilder()
         self.given = parameters(e, p, ("q", "k", "v", "y"), chunks=True)
-        scores = Product(p.d_pitch, 1, p.tile_columns, blocks.pitch, depth=p.d)
-        values = Product(blocks.pitch, 1, p.e_pitch, p.e_pitch, add=blocks.several)
+        scores = BlockProduct(p.d_pitch, 1, p.tile_columns, blocks.pitch, depth=p.d)
+        values = BlockProduct(blocks.pitch, 1, p.e_pitch, p.e_pitch, add=blocks.several)
         self.score_tile = product(p, "score_tile", scores)
         self.value_tile = product(p, "value_tile", values)
         held = blocks.rows if blocks.several else p.tile_rows
-        self.scratch = _Scratch(
+        self.scratch = _ForwardScratch(
             p.stack(e, blocks.rows, p.d_pitch),
             p.stack(e, blocks.keys, p.d),
             p.stack(e, blocks.keys, p.e_pitch),
@@ -105,7 +111,7 @@ class _Chunk:
     """Some query rows, from `first` on, against all keys."""
 
     kernel: _Forward
-    scratch: _Scratch
+    scratch: _ForwardScratch
     mask: Matrix | None
     q: Matrix
     k: Matrix
@@ -178,7 +184,7 @@ class _Tile:
     """
 
     kernel: _Forward
-    scratch: _Scratch
+    scratch: _ForwardScratch
     mask: Matrix | None
     row: Value
     first: Value
@@ -216,7 +222,7 @@ class _Tile:
             bounds = [q - self.begin + 1 for q in queries]
             seen = [maximum(minimum(self.count, bound), 0) for bound in bounds]
         end = padded(self.count, max(p.lanes, UNROLL))
-        lines = Rows(tuple(scores), tuple(seen), end)
+        lines = ScoreRows(tuple(scores), tuple(seen), end)
         largest = largest_scores(e, p, lines, self.mask_rows(queries))
         if not self.kernel.blocks.several:
             sums, _ = powers(e, p, lines, [shift_of(v) for v in largest])
@@ -252,6 +258,6 @@ class _Tile:
 
 
 @cache
-def forward_kernel(p: Problem, blocks: Blocks) -> RecordedKernel:
+def forward_kernel(p: AttentionProblem, blocks: AttentionBlocks) -> RecordedKernel:
     """The kernel over (q, k, v, y[, mask])."""
     return _Forward(p, blocks).kernel()

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.attention.backward import Chunks, backward_kernel, row_multiple
-from treadle.backends.codegen.attention.forward import Blocks, forward_kernel
+from treadle.backends.codegen.attention.forward import AttentionBlocks, forward_kernel
 from treadle.backends.codegen.attention.operands import (
+    AttentionProblem,
     Chunking,
     Parameters,
-    Problem,
     Stack,
     round_up,
 )
@@ -231,10 +231,10 @@ class _Call:
             stacks.append(_Stack("input", self.mask, view))
         return stacks
 
-    def problem(self) -> Problem:
+    def problem(self) -> AttentionProblem:
         """The constants of the kernel."""
         scale = self.op.scale if self.op.scale is not None else 1.0 / math.sqrt(self.d)
-        return Problem(
+        return AttentionProblem(
             self.dtype,
             self.d,
             self.e,
@@ -313,16 +313,16 @@ def _most(keys: Dim, limit: int) -> int:
     return limit if keys <= limit else limit + 1
 
 
-def _blocks(p: Problem, keys: Dim) -> Blocks:
+def _blocks(p: AttentionProblem, keys: Dim) -> AttentionBlocks:
     """Scratch of the forward kernel: q, k and v, each at most a quarter of 512 KiB."""
     widest = max(p.d_pitch, p.e_pitch) * p.compute.itemsize
     most = (128 << 10) // widest
     held = max(1, min(512, most) // p.tile_columns) * p.tile_columns
     rows = max(1, min(256, most) // p.tile_rows) * p.tile_rows
-    return Blocks(rows, held, keys > held)
+    return AttentionBlocks(rows, held, keys > held)
 
 
-def _rows(p: Problem, most: int, queries: int, entries: int) -> int:
+def _rows(p: AttentionProblem, most: int, queries: int, entries: int) -> int:
     """Rows of a chunk of queries.
 
     Smaller chunks give more items, but each packs the keys again.
@@ -334,27 +334,27 @@ def _rows(p: Problem, most: int, queries: int, entries: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class BatchAxis:
     """A batch axis and the stride along it of each operand and result."""
 
     extent: Dim
     strides: Dims
 
 
-def merged(batch: Dims, stacks: Sequence[Strided]) -> list[Axis]:
+def merged(batch: Dims, stacks: Sequence[Strided]) -> list[BatchAxis]:
     """The batch with as few axes as all strides allow, and at least one."""
-    found: list[Axis] = []
+    found: list[BatchAxis] = []
     for i, extent in enumerate(batch):
-        axis = Axis(extent, tuple(s.strides[i] for s in stacks))
+        axis = BatchAxis(extent, tuple(s.strides[i] for s in stacks))
         if is_identical(extent, 1):
             continue
         if found and all(
             is_identical(outer, inner * extent)
             for outer, inner in zip(found[-1].strides, axis.strides, strict=True)
         ):
-            axis = Axis(found.pop().extent * extent, axis.strides)
+            axis = BatchAxis(found.pop().extent * extent, axis.strides)
         found.append(axis)
-    return found or [Axis(1, (0,) * len(stacks))]
+    return found or [BatchAxis(1, (0,) * len(stacks))]
 
 
 def broadcast_batch(shapes: Sequence[Dims]) -> Dims:

@@ -25,7 +25,7 @@ UNROLL = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class AttentionProblem:
     """The constants of an attention kernel.
 
     Attributes:
@@ -171,7 +171,7 @@ class Parameters(Record[P, S]):
     extents: tuple[S, ...]
 
     def at(
-        self: Parameters[Pointer, Value], p: Problem, entry: Value
+        self: Parameters[Pointer, Value], p: AttentionProblem, entry: Value
     ) -> tuple[list[Matrix], Matrix | None]:
         """The matrices and the mask of one entry of the batch."""
         place = split(entry, self.extents)
@@ -181,7 +181,7 @@ class Parameters(Record[P, S]):
 
 
 def parameters(
-    e: Builder, p: Problem, names: Sequence[str], *, chunks: bool = False
+    e: Builder, p: AttentionProblem, names: Sequence[str], *, chunks: bool = False
 ) -> Parameters[Pointer, Value]:
     """Further parameters of a kernel: operands and results of these names, in order."""
     dtypes = {name: p.dtype for name in names} | ({} if p.mask is None else {"mask": p.mask})

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from treadle.backends.codegen.attention.operands import Matrix, Problem, padded, round_up
+from treadle.backends.codegen.attention.operands import AttentionProblem, Matrix, padded, round_up
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, shuffle
 
 
 def pack_rows(
     e: Builder,
-    p: Problem,
+    p: AttentionProblem,
     source: Matrix,
     first: Value,
     counts: tuple[Value, Value],
@@ -51,7 +51,7 @@ def tail(e: Builder, lanes: int, left: int) -> Value | None:
 
 def pack_panels(
     e: Builder,
-    p: Problem,
+    p: AttentionProblem,
     source: Matrix,
     first: Value,
     count: Value,
@@ -100,7 +100,7 @@ def transpose(rows: list[Value]) -> list[Value]:
 
 def unpack_rows(
     e: Builder,
-    p: Problem,
+    p: AttentionProblem,
     source: Pointer,
     target: Matrix,
     rows: tuple[Value | int, Value],

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from treadle.backends.codegen.attention.operands import UNROLL, Problem
+from treadle.backends.codegen.attention.operands import UNROLL, AttentionProblem
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.ir import KernelRoutine
 from treadle.backends.codegen.kernel.language import Pointer, Value, fma
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class BlockProduct:
     """c[i, j] (+)= sum over k < depth of a[i * row + k * step] * b[k * pitch + j].
 
     i counts a tile's rows, j its columns.
@@ -35,7 +35,7 @@ class Product:
     add: bool = False
 
 
-def product(p: Problem, name: str, form: Product) -> Function:
+def product(p: AttentionProblem, name: str, form: BlockProduct) -> KernelRoutine:
     """The function (a, b, c[, depth])."""
     e = Builder()
     a, b, c = (e.pointer(p.compute, n) for n in "abc")
@@ -63,7 +63,11 @@ def product(p: Problem, name: str, form: Product) -> Function:
 
 
 def _step(
-    p: Problem, form: Product, places: tuple[Pointer, Pointer], i: int, totals: list[Value]
+    p: AttentionProblem,
+    form: BlockProduct,
+    places: tuple[Pointer, Pointer],
+    i: int,
+    totals: list[Value],
 ) -> None:
     """One step of the reduction: an outer product added to the tile."""
     rows, columns = places

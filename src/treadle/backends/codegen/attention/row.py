@@ -9,11 +9,17 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from treadle.backends.codegen.attention.operands import UNROLL, Matrix, Problem, padded, parameters
+from treadle.backends.codegen.attention.operands import (
+    UNROLL,
+    AttentionProblem,
+    Matrix,
+    padded,
+    parameters,
+)
 from treadle.backends.codegen.attention.packing import tail
 from treadle.backends.codegen.attention.softmax import (
     MaskRows,
-    Rows,
+    ScoreRows,
     largest_scores,
     powers,
     shift_of,
@@ -31,7 +37,7 @@ COLUMNS = 4
 class _RowKernel:
     """Writes the kernel of one problem."""
 
-    def __init__(self, p: Problem, keys: int) -> None:
+    def __init__(self, p: AttentionProblem, keys: int) -> None:
         self.p = p
         self.e = e = KernelBuilder()
         self.given = parameters(e, p, ("q", "k", "v", "y"))
@@ -55,7 +61,7 @@ class _RowKernel:
             value = q.load(row, column, p.lanes, tail(e, p.lanes, p.d - column))
             self.packed.store(column, value * p.score_scale, aligned=True)
         _score(e, p, k, self.packed, scores, seen)
-        line = Rows((scores,), (seen,), padded(seen, p.lanes))
+        line = ScoreRows((scores,), (seen,), padded(seen, p.lanes))
         given = None if mask is None else MaskRows(mask, (mask.row_at(query),), 0)
         (largest,) = largest_scores(e, p, line, given)
         (total,), _ = powers(e, p, line, [shift_of(largest)])
@@ -68,7 +74,9 @@ class _RowKernel:
                 y.store(result, column, value * inverse, tail(e, p.lanes, p.e - column))
 
 
-def _score(e: Builder, p: Problem, k: Matrix, q: Pointer, scores: Pointer, count: Value) -> None:
+def _score(
+    e: Builder, p: AttentionProblem, k: Matrix, q: Pointer, scores: Pointer, count: Value
+) -> None:
     """q k^T for a vector of keys at a time; the last vector repeats the last key."""
     distances = [k.row * r for r in range(p.lanes)]
     last = count - 1
@@ -85,7 +93,7 @@ def _score(e: Builder, p: Problem, k: Matrix, q: Pointer, scores: Pointer, count
 
 
 def _products(
-    e: Builder, p: Problem, k: Matrix, q: Pointer, rows: Sequence[Pointer]
+    e: Builder, p: AttentionProblem, k: Matrix, q: Pointer, rows: Sequence[Pointer]
 ) -> list[Value]:
     """Products of a query with rows of keys; each is the sum of a vector's lanes."""
     sums = [e.constant(0.0, p.compute, p.lanes)] * p.lanes
@@ -138,7 +146,7 @@ def sum_lanes(vectors: Sequence[Value]) -> Value:
 
 def _average(
     e: Builder,
-    p: Problem,
+    p: AttentionProblem,
     values: Matrix,
     weights: Pointer,
     columns: tuple[int, ...],
@@ -166,6 +174,6 @@ def _average(
 
 
 @cache
-def row_kernel(p: Problem, keys: int) -> RecordedKernel:
+def row_kernel(p: AttentionProblem, keys: int) -> RecordedKernel:
     """The kernel over (q, k, v, y[, mask])."""
     return _RowKernel(p, keys).kernel()

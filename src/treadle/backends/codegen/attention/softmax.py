@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treadle.backends.codegen.attention.operands import LOG2_E, Matrix, Problem
+from treadle.backends.codegen.attention.operands import LOG2_E, AttentionProblem, Matrix
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.language import Pointer, Value, fma, maximum, select
 from treadle.backends.codegen.scalars.vector_math_format import format_of, polynomial, two_to_the
@@ -41,7 +41,7 @@ _POWERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ScoreRows:
     """The scores of some queries.
 
     Attributes:
@@ -80,7 +80,9 @@ class MaskRows:
     lines: tuple[Pointer, ...]
     first_key: Value | int
 
-    def apply(self, p: Problem, row: int, place: Value, score: Value, valid: Value | None) -> Value:
+    def apply(
+        self, p: AttentionProblem, row: int, place: Value, score: Value, valid: Value | None
+    ) -> Value:
         """A vector of scores, masked."""
         at = place + self.first_key if isinstance(self.first_key, Value) else place
         given = self.mask.load(self.lines[row], at, p.lanes, valid)
@@ -92,7 +94,9 @@ class MaskRows:
         return score + select(given == -math.inf, -math.inf, scaled)
 
 
-def largest_scores(e: Builder, p: Problem, rows: Rows, mask: MaskRows | None) -> list[Value]:
+def largest_scores(
+    e: Builder, p: AttentionProblem, rows: ScoreRows, mask: MaskRows | None
+) -> list[Value]:
     """Each row's largest score, -inf where no key is seen; applies the mask to the scores."""
     largest = [e.constant(-math.inf, p.compute, p.lanes)] * len(rows.scores)
     for place, masks in rows.visit(e, p.lanes, largest):
@@ -123,8 +127,8 @@ def power_of_two(x: Value) -> Value:
 
 def powers(
     e: Builder,
-    p: Problem,
-    rows: Rows,
+    p: AttentionProblem,
+    rows: ScoreRows,
     shifts: Sequence[Value],
     weighted: Sequence[Pointer] | None = None,
 ) -> tuple[list[Value], list[Value]]:

@@ -20,7 +20,7 @@ from treadle.backends.codegen.kernel.language import Pointer, Value, dot, fma, m
 from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.base import dtype as dt
 from treadle.base.blocks.activations import TERMS
-from treadle.base.blocks.panels import ROWS, Layout
+from treadle.base.blocks.panels import ROWS, PanelLayout
 from treadle.base.dtype import DType
 
 LINE = 64
@@ -48,7 +48,7 @@ class BlockConfig:
     vectors: int = 1
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> PanelLayout:
         """Layout of the weights."""
         return self.records.layout
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from treadle.backends.codegen.kernel.language import Pointer, Value
 from treadle.base import dtype as dt
-from treadle.base.blocks.panels import ONES, ROWS, WORD, Field, Layout
+from treadle.base.blocks.panels import ONES, ROWS, WORD, Field, PanelLayout
 
 Header: TypeAlias = tuple[Value, Value | None]
 """A block's `d` and, where the format has one, `m`: float32, a lane for each row."""
@@ -17,7 +17,7 @@ Header: TypeAlias = tuple[Value, Value | None]
 class Levels:
     """Reads panels of a layout, so many neighboring rows at a time."""
 
-    layout: Layout
+    layout: PanelLayout
     lanes: int
 
     def header(self, block: Pointer, at: Value | int) -> Header:

@@ -25,7 +25,7 @@ from treadle.backends.codegen.block_products.widening import TERMS
 from treadle.backends.codegen.contraction.pairs.packed import GROUP, WIDTH, WORDS
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
-from treadle.base.blocks.panels import LAYOUTS, Layout
+from treadle.base.blocks.panels import LAYOUTS, PanelLayout
 from treadle.base.estimates import estimate
 from treadle.base.shape import product
 from treadle.base.symbol import Dim, is_identical
@@ -58,7 +58,7 @@ class Pairing:
     transposed: bool = False
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> PanelLayout:
         """Layout of the format."""
         return LAYOUTS[self.format]
 

@@ -19,13 +19,13 @@ from treadle.backends.codegen.block_products.widening import (
     Widening,
 )
 from treadle.backends.codegen.contraction.pairs.packed import GROUP, LINES, PANEL, WIDTH, WORDS
-from treadle.backends.codegen.contraction.pairs.tiles import Unit, unit_function
+from treadle.backends.codegen.contraction.pairs.tiles import Multiplier, unit_function
 from treadle.backends.codegen.irregular.rows import resolve
 from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum, select
 from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S, required
 from treadle.base import dtype as dt
-from treadle.base.blocks.panels import Layout
+from treadle.base.blocks.panels import PanelLayout
 from treadle.base.dtype import DType
 
 DEPTH = 16
@@ -49,15 +49,15 @@ class BlockPairSpec:
     Rows are multiplied with the matrix W in panels as x W^T, or, `transposed`, as x W.
     """
 
-    layout: Layout
+    layout: PanelLayout
     dtype: DType
     matrices: bool
     transposed: bool = False
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> Multiplier:
         """The micro-kernel that multiplies words."""
-        return Unit(dt.bfloat16, dt.bfloat16, dt.float32, self.matrices)
+        return Multiplier(dt.bfloat16, dt.bfloat16, dt.float32, self.matrices)
 
 
 class WordsParameters(Record[P, S], words=dt.int32):
@@ -185,7 +185,7 @@ def pairs_kernel(spec: BlockPairSpec, name: str, features: tuple[str, ...]) -> R
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _ItemRows:
     """Rows of an item.
 
     Attributes:
@@ -248,7 +248,7 @@ class _Pairs:
                 return p.words + (place + first * GROUP), steps * GROUP
 
             rows = minimum(p.height, p.m - top)
-            self._rows(_Rows(rows, left, p.panels, words, lambda r: top + r))
+            self._rows(_ItemRows(rows, left, p.panels, words, lambda r: top + r))
         return self.end(name, features)
 
     def routed(self, name: str, features: tuple[str, ...]) -> RecordedKernel:
@@ -282,14 +282,14 @@ class _Pairs:
                             into[place] = source.load(s * WORDS, WORDS)
                     return gathered, steps * GROUP
 
-                self._rows(_Rows(count, left, weights, words, line))
+                self._rows(_ItemRows(count, left, weights, words, line))
         return self.end(name, features)
 
     def _parts(self) -> Value:
         """Items of neighboring columns."""
         return (self.widening.stretches() + (self.p.width - 1)) // self.p.width
 
-    def _rows(self, at: _Rows) -> None:
+    def _rows(self, at: _ItemRows) -> None:
         """The columns of an item for some rows."""
         e, widening = self.e, self.widening
         stretches, many = widening.stretches(), widening.pairs

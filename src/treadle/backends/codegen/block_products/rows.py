@@ -28,7 +28,7 @@ from treadle.backends.codegen.kernel.language import (
 from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.base import dtype as dt
 from treadle.base.blocks.activations import LEAST, LEVELS, TERMS
-from treadle.base.blocks.panels import Layout
+from treadle.base.blocks.panels import PanelLayout
 from treadle.base.dtype import DType
 
 
@@ -43,7 +43,7 @@ class Records:
     """
 
     tile: int
-    layout: Layout
+    layout: PanelLayout
     kind: str
     matrices: bool = False
     pairs: bool = False

@@ -11,7 +11,7 @@ from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum
 from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.base import dtype as dt
-from treadle.base.blocks.panels import ROWS, Layout
+from treadle.base.blocks.panels import ROWS, PanelLayout
 
 
 class ValuesParameters(Record[P, S], panels=dt.uint8, y=dt.float32):
@@ -24,7 +24,7 @@ class ValuesParameters(Record[P, S], panels=dt.uint8, y=dt.float32):
 
 
 @cache
-def values_kernel(layout: Layout, name: str) -> RecordedKernel:
+def values_kernel(layout: PanelLayout, name: str) -> RecordedKernel:
     """A kernel over panels."""
     e = KernelBuilder()
     p = e.record(ValuesParameters[Pointer, Value])

@@ -16,7 +16,7 @@ from treadle.backends.codegen.contraction.shared.pack import transpose
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.language import Pointer, Value, fma, minimum, shuffle
 from treadle.base import dtype as dt
-from treadle.base.blocks.panels import Layout
+from treadle.base.blocks.panels import PanelLayout
 
 TERMS = 2 * WORDS
 """Terms of a step."""
@@ -69,7 +69,7 @@ class RowsAsColumns:
 
     pairs = 1
 
-    def __init__(self, layout: Layout, blocks: Value, panels: Value) -> None:
+    def __init__(self, layout: PanelLayout, blocks: Value, panels: Value) -> None:
         self.levels, self.layout = Levels(layout, LINES), layout
         self.blocks, self.panels = blocks, panels
 
@@ -118,7 +118,7 @@ class RowsAsTerms:
         room: steps that scratch memory has for a pair of columns.
     """
 
-    def __init__(self, layout: Layout, blocks: Value, panels: Value, room: int) -> None:
+    def __init__(self, layout: PanelLayout, blocks: Value, panels: Value, room: int) -> None:
         self.levels, self.layout = Levels(layout, LINES), layout
         self.blocks, self.panels, self.room = blocks, panels, room
         self.pairs = layout.span // WIDTH

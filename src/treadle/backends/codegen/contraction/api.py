@@ -13,7 +13,7 @@ from functools import cached_property
 from treadle.backends.api import Support
 from treadle.backends.codegen.contraction.shared.body import Reading
 from treadle.backends.codegen.contraction.shared.launch import Launches
-from treadle.backends.codegen.contraction.shared.problem import Problem
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import (
     Blocked,
@@ -32,7 +32,7 @@ from treadle.ops.op import Op
 
 
 @dataclass(frozen=True)
-class Request:
+class LoweringRequest:
     """A body around one contraction, and for whom it is lowered.
 
     Attributes:
@@ -89,7 +89,7 @@ class Request:
         inputs, outputs = (sizes_of(v.type.shape)[1] for v in (self.anchor.inputs[0], made))
         return bool(op.groups == inputs > 1 and outputs % op.groups == 0)
 
-    def around(self, op: Op, why: str) -> Request:
+    def around(self, op: Op, why: str) -> LoweringRequest:
         """The same body around another op with the same operands and result."""
         builder = GraphBuilder(self.body.name)
         known: dict[Value, Value] = {v: builder.input(v.type).value for v in self.body.inputs}
@@ -101,10 +101,10 @@ class Request:
             made = copy if mine else made
             known.update(zip(node.outputs, copy.outputs, strict=True))
         builder.output(*(builder.operand(known[v]) for v in self.body.outputs))
-        return Request(builder.build(), made, self.frozen, self.target, why)
+        return LoweringRequest(builder.build(), made, self.frozen, self.target, why)
 
 
-Answer = Lowered | Support | Reading | Request
+Answer = Lowered | Support | Reading | LoweringRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ class ConvolutionStrategy:
 
     name: str
     ops: tuple[type[Op], ...]
-    claims: Callable[[Request], Support]
-    lower: Callable[[Request], Answer]
+    claims: Callable[[LoweringRequest], Support]
+    lower: Callable[[LoweringRequest], Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,6 @@ class ProductStrategy:
     """
 
     name: str
-    claims: Callable[[Problem, Target], Support]
+    claims: Callable[[ContractionProblem, Target], Support]
     lower: Callable[[Launches], Lowered]
     mixes: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction import table
-from treadle.backends.codegen.contraction.api import Request
+from treadle.backends.codegen.contraction.api import LoweringRequest
 from treadle.backends.codegen.contraction.shared.body import anchor_of
 from treadle.backends.codegen.loops import lower_loops
 from treadle.backends.codegen.lowering import LOWERINGS, lowers
@@ -49,7 +49,7 @@ def lower_body(
     anchor = anchor_of(body)
     if isinstance(anchor, Support):
         return anchor
-    return table.lower(Request(body, anchor, frozen, target))
+    return table.lower(LoweringRequest(body, anchor, frozen, target))
 
 
 def _lower_fused(

@@ -13,8 +13,8 @@ from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.api import (
     Answer,
     ConvolutionStrategy,
+    LoweringRequest,
     ProductStrategy,
-    Request,
 )
 from treadle.backends.codegen.contraction.depthwise import lower as depthwise
 from treadle.backends.codegen.contraction.direct import lower as direct
@@ -54,11 +54,11 @@ Refusals = list[tuple[str, str]]
 """Strategies that were asked in vain, and their reasons."""
 
 
-def lower(request: Request) -> Lowered | Support:
+def lower(request: LoweringRequest) -> Lowered | Support:
     """The launches of a body around a contraction, or why there are none."""
     refused: Refusals = []
     name, answer = _convolution(request, refused)
-    while isinstance(answer, Request):
+    while isinstance(answer, LoweringRequest):
         request = answer
         name, answer = _convolution(request, refused)
     if isinstance(answer, Reading):
@@ -71,7 +71,7 @@ def lower(request: Request) -> Lowered | Support:
     return replace(made, strategy=name, refused=tuple(refused))
 
 
-def _convolution(request: Request, refused: Refusals) -> tuple[str, Answer]:
+def _convolution(request: LoweringRequest, refused: Refusals) -> tuple[str, Answer]:
     """The first strategy that lowers a convolution, and its answer; products are read."""
     if isinstance(request.anchor.op, MatrixProduct):
         return "", read_product(request.body, request.anchor)
@@ -81,7 +81,7 @@ def _convolution(request: Request, refused: Refusals) -> tuple[str, Answer]:
             continue
         claim = strategy.claims(request)
         answer = strategy.lower(request) if claim else claim
-        if isinstance(answer, Request):
+        if isinstance(answer, LoweringRequest):
             refused.append((strategy.name, answer.why))
         if not isinstance(answer, Support):
             return strategy.name, answer
@@ -92,7 +92,7 @@ def _convolution(request: Request, refused: Refusals) -> tuple[str, Answer]:
 
 
 def _product(
-    reading: Reading, request: Request, refused: Refusals
+    reading: Reading, request: LoweringRequest, refused: Refusals
 ) -> tuple[str, Lowered | Support]:
     """The first strategy that claims a product, and the launches."""
     problem, target = reading.problem.simplified(), request.target

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial, reduce
 
-from treadle.backends.codegen.irregular.rows import Result, RowBuilder, over_rows, vector_loop
+from treadle.backends.codegen.irregular.rows import (
+    RowBuilder,
+    RowParameters,
+    over_rows,
+    vector_loop,
+)
 from treadle.backends.codegen.kernel.language import Pointer, Value, select, shuffle
 from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
@@ -50,7 +55,7 @@ def lower_arg_extremum(
     return Lowered((over_rows(kernel, given, outer * panels, 3 + estimate(extent), nbytes),))
 
 
-class _Line(Result[P, S]):
+class _Line(RowParameters[P, S]):
     extent: S
 
 

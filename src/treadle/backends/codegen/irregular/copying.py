@@ -39,7 +39,7 @@ class _Bytes(Copied[P, S]):
     nbytes: S
 
 
-class _Rows(_Bytes[P, S]):
+class _CopiedRows(_Bytes[P, S]):
     target_step: S
     source_step: S
     blocks: S
@@ -89,7 +89,7 @@ def copy_rows(
     Long rows are cut into blocks, so that few of them still keep all threads busy.
     """
     blocks = -(-nbytes // _BLOCK)
-    given = _Rows(target, source, nbytes, target_step, source_step, blocks)
+    given = _CopiedRows(target, source, nbytes, target_step, source_step, blocks)
     cost = 8 + min(estimate(nbytes), _BLOCK) * NS_PER_BYTE
     return over_rows(_copy_rows_kernel(), given, rows * blocks, cost, 2 * rows * nbytes)
 
@@ -97,7 +97,7 @@ def copy_rows(
 @cache
 def _copy_rows_kernel() -> RecordedKernel:
     e = RowBuilder()
-    p = e.record(_Rows[Pointer, Value], target=dt.uint8, source=dt.uint8)
+    p = e.record(_CopiedRows[Pointer, Value], target=dt.uint8, source=dt.uint8)
     with e.rows(p.blocks, p.blocks) as (_, row, block):
         start = block * _BLOCK
         count = minimum(p.nbytes - start, _BLOCK)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 
-from treadle.backends.codegen.irregular.positions import Region, region_of
+from treadle.backends.codegen.irregular.positions import RowRegion, region_of
 from treadle.backends.codegen.irregular.rows import (
-    Result,
     RowBuilder,
+    RowParameters,
     bits_of,
     over_rows,
     overlapping_loop,
@@ -47,7 +47,9 @@ def lower_take(
     shape = x.shape
     axis = op.axis % len(shape)
     outer, width = product(shape[:axis]), product(shape[axis + 1 :])
-    region = Region(outer, shape[axis], width, product(index.shape), Ref("input", 1), index.dtype)
+    region = RowRegion(
+        outer, shape[axis], width, product(index.shape), Ref("input", 1), index.dtype
+    )
     return Lowered((pick(region, x.dtype, target),))
 
 
@@ -61,7 +63,7 @@ def lower_index(
     return Lowered(launches, region.workspaces)
 
 
-def pick(region: Region, dtype: DType, target: Target) -> Launch:
+def pick(region: RowRegion, dtype: DType, target: Target) -> Launch:
     """output[outer, j, :] = x[outer, index[j], :]."""
     outer, extent, width, count = region.outer, region.extent, region.width, region.count
     given = Ref("output", 0), Ref("input", 0), region.index, extent, count
@@ -73,7 +75,7 @@ def pick(region: Region, dtype: DType, target: Target) -> Launch:
         return over_rows(kernel, _Elements(*given, panels), outer * panels, cost, nbytes)
     kernel = _pick_rows(bits_of(dtype), region.dtype)
     cost = 5 + estimate(width) * dtype.itemsize * 0.05
-    return over_rows(kernel, _Rows(*given, width), outer * count, cost, nbytes)
+    return over_rows(kernel, _GatheredRows(*given, width), outer * count, cost, nbytes)
 
 
 def _lanes(dtype: DType, target: Target) -> int:
@@ -81,7 +83,7 @@ def _lanes(dtype: DType, target: Target) -> int:
     return target.vector_bytes // 8 if dtype.itemsize >= 4 else 1
 
 
-class _Picked(Result[P, S]):
+class _Picked(RowParameters[P, S]):
     """`count` indices of axis 1 of x [outer, extent, ...]."""
 
     index: P
@@ -89,7 +91,7 @@ class _Picked(Result[P, S]):
     count: S
 
 
-class _Rows(_Picked[P, S]):
+class _GatheredRows(_Picked[P, S]):
     width: S
 
 
@@ -100,7 +102,7 @@ class _Elements(_Picked[P, S]):
 @cache
 def _pick_rows(bits: DType, index_type: DType) -> RecordedKernel:
     e = RowBuilder()
-    p = e.record(_Rows[Pointer, Value], target=bits, x=bits, index=index_type)
+    p = e.record(_GatheredRows[Pointer, Value], target=bits, x=bits, index=index_type)
 
     with e.rows(p.count, p.count) as (row, outer, j):
         found = resolve(p.index[j], p.extent)
@@ -219,7 +221,7 @@ class _LastLines(_Elements[P, S]):
     axes: LineAxes[P, S]
 
 
-class _InnerLines(Result[P, S]):
+class _InnerLines(RowParameters[P, S]):
     index: P
     sizes: LineSizes[P, S]
     axes: LineAxes[P, S]

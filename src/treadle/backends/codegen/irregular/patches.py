@@ -13,16 +13,16 @@ import numpy as np
 
 from treadle.backends.codegen.irregular.copying import convert
 from treadle.backends.codegen.irregular.pool_tables import (
-    Axis,
     Bounds,
     Geometry,
+    WindowAxis,
     Windows,
     along,
     arguments_of,
     moving,
     table_of,
 )
-from treadle.backends.codegen.irregular.rows import Result, RowBuilder, bits_of, over_rows
+from treadle.backends.codegen.irregular.rows import RowBuilder, RowParameters, bits_of, over_rows
 from treadle.backends.codegen.irregular.scatter import element_types, is_half
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.language import Pointer, Value
@@ -41,7 +41,7 @@ _NS = 1.2
 """Of one cell."""
 
 
-def _windows(op: Patches, spatial: Shape) -> tuple[list[Axis], list[int]]:
+def _windows(op: Patches, spatial: Shape) -> tuple[list[WindowAxis], list[int]]:
     """Windows whose third number is their first kernel cell inside, and the kernel's extents."""
     axes, kernel = [], [1] * (3 - len(op.kernel)) + [int(k) for k in op.kernel]
     starts = [(0, 1)] * (3 - len(op.kernel))
@@ -50,7 +50,7 @@ def _windows(op: Patches, spatial: Shape) -> tuple[list[Axis], list[int]]:
         first = axis.windows[:, 0]
         cell = (first - (np.arange(axis.count) * step - before)) // axis.dilation
         table = np.stack([first, axis.windows[:, 1], cell], 1)
-        axes.append(Axis(axis.extent, table, axis.dilation))
+        axes.append(WindowAxis(axis.extent, table, axis.dilation))
     return axes, kernel
 
 
@@ -114,7 +114,7 @@ def _pairs(
         layers[0] = layers[0] + 1
 
 
-class _Cut(Result[P, S], kernel=along("kernel"), windows=Windows):
+class _Cut(RowParameters[P, S], kernel=along("kernel"), windows=Windows):
     kernel: tuple[S, ...]
     windows: Windows[P, S]
 

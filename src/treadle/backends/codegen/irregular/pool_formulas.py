@@ -57,7 +57,7 @@ class Adaptive(Record[P, S]):
         return first, stop, stop - first
 
 
-class Steps(Record[P, S]):
+class Progressions(Record[P, S]):
     """Three numbers, each of which begins at one number and moves in steps."""
 
     first0: S
@@ -67,7 +67,7 @@ class Steps(Record[P, S]):
     first2: S
     step2: S
 
-    def row(self: Steps[Pointer, Value], i: Value) -> Row:
+    def row(self: Progressions[Pointer, Value], i: Value) -> Row:
         """Row i."""
         one, two = self.first0 + i * self.step0, self.first1 + i * self.step1
         return one, two, self.first2 + i * self.step2
@@ -75,7 +75,7 @@ class Steps(Record[P, S]):
 
 class _Table(Record[P, S], windows=dt.int64):
     windows: P
-    formula: Moving[P, S] | Adaptive[P, S] | Steps[P, S]
+    formula: Moving[P, S] | Adaptive[P, S] | Progressions[P, S]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Formula:
     """Rows of a table, `count` of them, as a formula of their number."""
 
     count: Dim
-    of: Moving[Ref, Dim] | Adaptive[Ref, Dim] | Steps[Ref, Dim]
+    of: Moving[Ref, Dim] | Adaptive[Ref, Dim] | Progressions[Ref, Dim]
 
     def launch(self, place: Ref) -> Launch:
         """The launch that writes the rows to a place."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from treadle.backends.codegen.irregular.pool_grad_planes import Taps, write_row
 from treadle.backends.codegen.irregular.pool_tables import (
-    Axis,
+    WindowAxis,
     Windows,
     arguments_of,
     covered,
@@ -30,7 +30,7 @@ from treadle.base.types import TensorType
 from treadle.ops.precision import compute_type
 
 
-def lower_average_rows(taps: Taps, axes: Sequence[Axis], dy: TensorType) -> Lowered:
+def lower_average_rows(taps: Taps, axes: Sequence[WindowAxis], dy: TensorType) -> Lowered:
     """One launch over rows of cells."""
     cells, wide = covered(axes), compute_type(dy.dtype)
     # Lanes behind the last window are divided, too.

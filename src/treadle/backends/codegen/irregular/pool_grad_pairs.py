@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from treadle.backends.codegen.irregular.pool_tables import Axis
+from treadle.backends.codegen.irregular.pool_tables import WindowAxis
 from treadle.backends.codegen.irregular.rows import Gradient, RowBuilder, over_rows
 from treadle.backends.codegen.kernel.language import (
     Pointer,
@@ -30,7 +30,7 @@ from treadle.ops.precision import compute_type
 from treadle.ops.windows import Window
 
 
-def are_pairs(window: Window, axes: Sequence[Axis]) -> bool:
+def are_pairs(window: Window, axes: Sequence[WindowAxis]) -> bool:
     """True if all windows have two by two cells, and neighbors no cell in common or between."""
     if len(window.kernel) != 2 or [int(k) for k in window.kernel] != [2, 2]:
         return False
@@ -39,7 +39,7 @@ def are_pairs(window: Window, axes: Sequence[Axis]) -> bool:
     return steps and first and all(2 * a.count <= a.extent for a in axes[1:])
 
 
-def lower_grad_pairs(axes: Sequence[Axis], x: TensorType, target: Target) -> Lowered:
+def lower_grad_pairs(axes: Sequence[WindowAxis], x: TensorType, target: Target) -> Lowered:
     """One launch over planes."""
     (_, height, width), planes = axes, product(x.shape[:2])
     lanes = target.lanes(x.dtype)
@@ -49,11 +49,11 @@ def lower_grad_pairs(axes: Sequence[Axis], x: TensorType, target: Target) -> Low
         4 + height.count * (4 + 8 * -(-width.count // lanes)) + height.extent * width.extent * 0.1
     )
     refs = Ref("output", 0), Ref("input", 0), Ref("input", 1)
-    given = _Planes(*refs, height.extent, width.extent, height.count, width.count)
+    given = _PairPlanes(*refs, height.extent, width.extent, height.count, width.count)
     return Lowered((over_rows(_kernel(x.dtype, lanes), given, planes, cost),))
 
 
-class _Planes(Gradient[P, S]):
+class _PairPlanes(Gradient[P, S]):
     height: S
     width: S
     heights: S
@@ -64,7 +64,7 @@ class _Planes(Gradient[P, S]):
 def _kernel(dtype: DType, lanes: int) -> RecordedKernel:
     """Return the kernel; each row of the launch is a plane."""
     e = RowBuilder()
-    p = e.record(_Planes[Pointer, Value], target=dtype, x=dtype, dy=dtype)
+    p = e.record(_PairPlanes[Pointer, Value], target=dtype, x=dtype, dy=dtype)
     height, width, heights, widths = p.height, p.width, p.heights, p.widths
     covered, last = widths * 2, widths - lanes
     nothing = e.constant(0.0, compute_type(dtype)).cast(dtype)

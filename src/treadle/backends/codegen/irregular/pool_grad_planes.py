@@ -19,7 +19,12 @@ from collections.abc import Sequence
 from treadle.backends.codegen.irregular.copying import convert
 from treadle.backends.codegen.irregular.pool_grad_pairs import mingled, separated
 from treadle.backends.codegen.irregular.pool_maximum import find_maximum
-from treadle.backends.codegen.irregular.pool_tables import Axis, Windows, arguments_of, table_of
+from treadle.backends.codegen.irregular.pool_tables import (
+    WindowAxis,
+    Windows,
+    arguments_of,
+    table_of,
+)
 from treadle.backends.codegen.irregular.rows import (
     Gradient,
     RowBuilder,
@@ -83,7 +88,7 @@ class Taps:
         return self.rows * (self.step + self.columns) + 1 + self.step
 
 
-def taps_of(window: Window, axes: Sequence[Axis], lanes: int) -> Taps | None:
+def taps_of(window: Window, axes: Sequence[WindowAxis], lanes: int) -> Taps | None:
     """The windows' taps; None where there are too many, or more than two axes."""
     rows = int(window.kernel[-2]) if len(window.kernel) > 1 else 1
     if axes[0].extent != 1 or axes[0].count != 1:
@@ -91,7 +96,7 @@ def taps_of(window: Window, axes: Sequence[Axis], lanes: int) -> Taps | None:
     return row_taps(window, axes, rows, lanes)
 
 
-def row_taps(window: Window, axes: Sequence[Axis], rows: int, lanes: int) -> Taps | None:
+def row_taps(window: Window, axes: Sequence[WindowAxis], rows: int, lanes: int) -> Taps | None:
     """Return `rows` rows of a window's columns as taps; None where there are too many."""
     columns, step, dilation = int(window.kernel[-1]), window.strides[-1], window.dilation[-1]
     if rows * columns > _MOST_TAPS or step > 2:
@@ -105,7 +110,7 @@ def row_taps(window: Window, axes: Sequence[Axis], rows: int, lanes: int) -> Tap
 
 
 def lower_grad_planes(
-    taps: Taps, window: Window, axes: Sequence[Axis], x: TensorType, target: Target
+    taps: Taps, window: Window, axes: Sequence[WindowAxis], x: TensorType, target: Target
 ) -> Lowered:
     """One launch over planes; sums of 16-bit floats are kept in a float32 workspace."""
     out, wide, planes = Ref("output", 0), compute_type(x.dtype), product(x.shape[:2])
@@ -134,13 +139,13 @@ class _Parameters(Gradient[P, S], windows=Windows):
 @functools.cache
 def _kernel(dtype: DType, taps: Taps, dense: bool) -> RecordedKernel:
     """Return the kernel; rows of the launch are planes; `dense`: rows of taps are neighbors."""
-    planes = _Planes(dtype, taps, dense)
+    planes = _GradientPlanes(dtype, taps, dense)
     planes.write()
     name = f"pool_grad_planes_{dtype.name}_{taps.rows}_{taps.columns}_{taps.step}_{taps.pitch}"
     return RecordedKernel(planes.e.kernel(name), planes.p)
 
 
-class _Planes:
+class _GradientPlanes:
     """The body."""
 
     def __init__(self, dtype: DType, taps: Taps, dense: bool) -> None:
@@ -149,7 +154,7 @@ class _Planes:
         e = self.e
         self.p = e.record(kind, target=wide, x=dtype, dy=dtype)
         self.geometry = self.p.windows
-        self.lines = _Lines(e, taps, e.stack(wide, taps.lines * taps.pitch))
+        self.lines = _StackLines(e, taps, e.stack(wide, taps.lines * taps.pitch))
 
     def write(self) -> None:
         """Plane after plane, row of windows after row."""
@@ -223,7 +228,7 @@ class _Planes:
                 to[at] += load_value(dy, w)
 
 
-class _Lines:
+class _StackLines:
     """Lines on the stack, of equal length: cells, what taps receive, dy, and a row."""
 
     def __init__(self, e: Builder, taps: Taps, memory: Pointer) -> None:

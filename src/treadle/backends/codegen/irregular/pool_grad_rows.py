@@ -14,9 +14,9 @@ from functools import cache
 from treadle.backends.codegen.irregular.copying import convert
 from treadle.backends.codegen.irregular.pool_rows import LONGEST, cells_of, lowest
 from treadle.backends.codegen.irregular.pool_tables import (
-    Axis,
     Bounds,
     Geometry,
+    WindowAxis,
     Windows,
     arguments_of,
     table_of,
@@ -46,7 +46,9 @@ def takes_plane(x: TensorType) -> bool:
     return size_of(x.shape[2:]) < _NOWHERE
 
 
-def lower_grad_rows(window: Window, axes: Sequence[Axis], x: TensorType, target: Target) -> Lowered:
+def lower_grad_rows(
+    window: Window, axes: Sequence[WindowAxis], x: TensorType, target: Target
+) -> Lowered:
     """One launch over planes; sums of 16-bit floats are kept in a float32 workspace."""
     out, wide, planes = Ref("output", 0), compute_type(x.dtype), product(x.shape[:2])
     half, count = wide is not x.dtype, product(x.shape)
@@ -54,7 +56,7 @@ def lower_grad_rows(window: Window, axes: Sequence[Axis], x: TensorType, target:
     shape = int(window.kernel[-1]), window.strides[-1], window.dilation[-1], target.lanes(wide)
     kernel = _kernel(x.dtype, shape)
     padding = window.padding[-1][0]
-    given = _Planes(sums, Ref("input", 0), Ref("input", 1), padding, arguments_of(axes))
+    given = _RowPlanes(sums, Ref("input", 0), Ref("input", 1), padding, arguments_of(axes))
     rows = axes[0].count * axes[1].count
     cost = rows * (10 + axes[2].count * (2 + 0.3 * shape[0]) + axes[2].extent * 0.5)
     launches: tuple[Launch, ...] = (over_rows(kernel, given, planes, cost),)
@@ -85,7 +87,7 @@ class _Line:
             self.rows[i] = nowhere
 
 
-class _Planes(Gradient[P, S], windows=Windows):
+class _RowPlanes(Gradient[P, S], windows=Windows):
     padding: S
     windows: Windows[P, S]
 
@@ -95,7 +97,7 @@ def _kernel(dtype: DType, shape: tuple[int, int, int, int]) -> RecordedKernel:
     """Return the kernel; each row of the launch is a plane."""
     wide, lanes = compute_type(dtype), shape[3]
     e = RowBuilder()
-    p = e.record(_Planes[Pointer, Value], target=wide, x=dtype, dy=dtype)
+    p = e.record(_RowPlanes[Pointer, Value], target=wide, x=dtype, dy=dtype)
     padding, geometry = p.padding, p.windows
     kept = [e.stack(kind, LONGEST) for kind in (wide, dt.int32, dt.int32)]
     line = _Line(kept[0], kept[1], kept[2], e.constant(lowest(wide), wide, lanes))

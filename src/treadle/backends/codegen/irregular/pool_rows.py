@@ -14,17 +14,17 @@ from typing import Literal
 import numpy as np
 
 from treadle.backends.codegen.irregular.pool_tables import (
-    Axis,
     Bounds,
     Geometry,
     OpenAxis,
+    WindowAxis,
     Windows,
     arguments_of,
     with_table,
 )
 from treadle.backends.codegen.irregular.rows import (
-    Result,
     RowBuilder,
+    RowParameters,
     over_rows,
     overlapping_loop,
     vector_loop,
@@ -41,8 +41,9 @@ from treadle.backends.codegen.kernel.language import (
 from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
-from treadle.backends.program import Array, Lowered, Ref
+from treadle.backends.program import Lowered, Ref
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.estimates import at_most, estimate
 from treadle.base.shape import product
@@ -81,7 +82,7 @@ def number(value: Number, like: Value) -> Value:
 
 def lower_rows(
     window: Window,
-    axes: Sequence[Axis] | Sequence[OpenAxis],
+    axes: Sequence[WindowAxis] | Sequence[OpenAxis],
     x: TensorType,
     kind: Kind,
     target: Target,
@@ -93,7 +94,7 @@ def lower_rows(
     constants: list[Array] = []
     counts = None
     if kind == "average":
-        if not isinstance(axes[2], Axis):
+        if not isinstance(axes[2], WindowAxis):
             raise NotImplementedError("averages of rows of symbolic extents")
         constants.append(axes[2].windows[:, 2].astype(wide.numpy))
         counts = Ref("constant", 1)
@@ -101,12 +102,12 @@ def lower_rows(
     extent, count = estimate(axes[2].extent), estimate(axes[2].count)
     cost = 10 + 0.15 * (axes[1].cells * extent + 2 * cells * count)
     padding = window.padding[-1][0]
-    given = _Rows(Ref("output", 0), Ref("input", 0), counts, padding, arguments_of(axes))
+    given = _PooledRows(Ref("output", 0), Ref("input", 0), counts, padding, arguments_of(axes))
     launch = over_rows(kernel, given, rows, cost)
     return with_table(axes, Lowered((launch,), constants=tuple(constants)))
 
 
-class _Rows(Result[P, S], windows=Windows):
+class _PooledRows(RowParameters[P, S], windows=Windows):
     counts: P | None
     padding: S
     windows: Windows[P, S]
@@ -118,7 +119,7 @@ def _kernel(
 ) -> RecordedKernel:
     e, wide = RowBuilder(), compute_type(dtype)
     counts = wide if kind == "average" else None
-    p = e.record(_Rows[Pointer, Value], target=dtype, x=dtype, counts=counts)
+    p = e.record(_PooledRows[Pointer, Value], target=dtype, x=dtype, counts=counts)
     geometry = p.windows
     line = e.stack(wide, LONGEST)
     blank = e.constant(0 if kind == "average" else lowest(dtype), wide, lanes)

@@ -14,12 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from treadle.backends.codegen.irregular.pool_formulas import BYTES, Adaptive, Formula, Moving, Steps
+from treadle.backends.codegen.irregular.pool_formulas import (
+    BYTES,
+    Adaptive,
+    Formula,
+    Moving,
+    Progressions,
+)
 from treadle.backends.codegen.kernel.builder import Builder, Changing, builder_of
 from treadle.backends.codegen.kernel.language import Pointer, Value
 from treadle.backends.codegen.kernel.records import P, Record, S
-from treadle.backends.program import Array, Launch, Lowered, Ref
+from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.estimates import estimate
 from treadle.base.shape import Shape
 from treadle.base.symbol import Dim, Expr
@@ -27,7 +34,7 @@ from treadle.ops.windows import Window
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class WindowAxis:
     """Windows along one axis over `extent` cells: (first, stop, cells that count) of each."""
 
     extent: int
@@ -60,7 +67,7 @@ class OpenAxis:
         return self.formula.count
 
 
-_SINGLE = Axis(1, np.array([[0, 1, 1]]))
+_SINGLE = WindowAxis(1, np.array([[0, 1, 1]]))
 
 
 def is_open(spatial: Shape) -> bool:
@@ -94,11 +101,11 @@ def open_adaptive(spatial: Shape, counts: Sequence[int]) -> tuple[OpenAxis, ...]
 
 
 def _open_three(axes: list[OpenAxis]) -> tuple[OpenAxis, ...]:
-    single = OpenAxis(1, Formula(1, Steps(0, 0, 1, 0, 1, 0)), 1.0)
+    single = OpenAxis(1, Formula(1, Progressions(0, 0, 1, 0, 1, 0)), 1.0)
     return (*[single] * (3 - len(axes)), *axes)
 
 
-def moving(window: Window, spatial: Shape, include_padding: bool = True) -> tuple[Axis, ...]:
+def moving(window: Window, spatial: Shape, include_padding: bool = True) -> tuple[WindowAxis, ...]:
     """Axes of windows that move in steps."""
     extents = window.extents("window", spatial, "")
     axes = []
@@ -112,29 +119,29 @@ def moving(window: Window, spatial: Shape, include_padding: bool = True) -> tupl
         low, high = (-before, cells + after) if include_padding else (0, cells)
         counted = np.minimum(start + reach, high) - np.maximum(start, low)
         table = np.stack([first, stop, np.maximum(counted, 0)], 1)
-        axes.append(Axis(cells, table, dilation))
+        axes.append(WindowAxis(cells, table, dilation))
     return _three(axes)
 
 
-def adaptive(spatial: Shape, counts: Sequence[int]) -> tuple[Axis, ...]:
+def adaptive(spatial: Shape, counts: Sequence[int]) -> tuple[WindowAxis, ...]:
     """Axes of `counts` windows that cover the cells."""
     axes = []
     for n, m in zip(spatial, counts, strict=True):
         i = np.arange(m)
         first, stop = i * int(n) // m, -(-(i + 1) * int(n) // m)
-        axes.append(Axis(int(n), np.stack([first, stop, stop - first], 1)))
+        axes.append(WindowAxis(int(n), np.stack([first, stop, stop - first], 1)))
     return _three(axes)
 
 
-def covers(axes: Sequence[Axis]) -> bool:
+def covers(axes: Sequence[WindowAxis]) -> bool:
     """Return whether there is one window, of all cells."""
     return all(a.windows.tolist() == [[0, a.extent, a.extent]] for a in axes)
 
 
-def is_tiling(axes: Sequence[Axis]) -> bool:
+def is_tiling(axes: Sequence[WindowAxis]) -> bool:
     """Return whether every cell is in one window, and only in one."""
 
-    def follow(axis: Axis) -> bool:
+    def follow(axis: WindowAxis) -> bool:
         first, stop = axis.windows[:, 0], axis.windows[:, 1]
         ends = bool(first[0] == 0 and stop[-1] == axis.extent)
         return ends and axis.dilation == 1 and bool((first[1:] == stop[:-1]).all())
@@ -142,7 +149,7 @@ def is_tiling(axes: Sequence[Axis]) -> bool:
     return all(follow(axis) for axis in axes)
 
 
-def covered(axes: Sequence[Axis]) -> tuple[Axis, ...]:
+def covered(axes: Sequence[WindowAxis]) -> tuple[WindowAxis, ...]:
     """The other way around: axes of cells, and over which windows each one's neighbors are.
 
     Row p is (first window that has cell p, the one behind the last, 0); windows are the extent.
@@ -152,31 +159,33 @@ def covered(axes: Sequence[Axis]) -> tuple[Axis, ...]:
         cells = np.arange(axis.extent)
         first = np.searchsorted(axis.windows[:, 1], cells, side="right")
         stop = np.searchsorted(axis.windows[:, 0], cells, side="right")
-        found.append(Axis(axis.count, np.stack([first, np.maximum(stop, first), 0 * cells], 1)))
+        found.append(
+            WindowAxis(axis.count, np.stack([first, np.maximum(stop, first), 0 * cells], 1))
+        )
     return tuple(found)
 
 
-def _three(axes: list[Axis]) -> tuple[Axis, ...]:
+def _three(axes: list[WindowAxis]) -> tuple[WindowAxis, ...]:
     return (*[_SINGLE] * (3 - len(axes)), *axes)
 
 
-def table_of(axes: Sequence[Axis]) -> Array:
+def table_of(axes: Sequence[WindowAxis]) -> Array:
     """Return the constant that kernels read: three numbers per window, axis after axis."""
     return np.ascontiguousarray(np.concatenate([a.windows for a in axes]).astype(np.int64))
 
 
-def arguments_of(axes: Sequence[Axis | OpenAxis]) -> Windows[Ref, Dim]:
+def arguments_of(axes: Sequence[WindowAxis | OpenAxis]) -> Windows[Ref, Dim]:
     """Arguments of a kernel whose table of windows is constant number 0."""
     sizes = zip(*[(a.extent, a.count, a.dilation) for a in axes], strict=True)
     return Windows(Ref("constant", 0), *sizes)
 
 
-def with_table(axes: Sequence[Axis] | Sequence[OpenAxis], found: Lowered) -> Lowered:
+def with_table(axes: Sequence[WindowAxis] | Sequence[OpenAxis], found: Lowered) -> Lowered:
     """Launches that read a table of windows as constant number 0, with that table.
 
     What says where windows of symbolic extents lie is computed first, in a workspace.
     """
-    known = [a for a in axes if isinstance(a, Axis)]
+    known = [a for a in axes if isinstance(a, WindowAxis)]
     if len(known) == len(axes):
         return replace(found, constants=(table_of(known), *found.constants))
     place, at = Ref("workspace", len(found.workspaces)), 0

@@ -20,10 +20,10 @@ from treadle.backends.codegen.irregular.pool_grad_planes import lower_grad_plane
 from treadle.backends.codegen.irregular.pool_grad_rows import lower_grad_rows, takes_plane
 from treadle.backends.codegen.irregular.pool_maximum import find_maximum
 from treadle.backends.codegen.irregular.pool_tables import (
-    Axis,
     Bounds,
     Geometry,
     OpenAxis,
+    WindowAxis,
     Windows,
     adaptive,
     arguments_of,
@@ -34,7 +34,12 @@ from treadle.backends.codegen.irregular.pool_tables import (
     open_moving,
     with_table,
 )
-from treadle.backends.codegen.irregular.rows import Result, RowBuilder, over_rows, vector_loop
+from treadle.backends.codegen.irregular.rows import (
+    RowBuilder,
+    RowParameters,
+    over_rows,
+    vector_loop,
+)
 from treadle.backends.codegen.irregular.scatter import is_half
 from treadle.backends.codegen.kernel.builder import Builder
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, select
@@ -71,10 +76,10 @@ from treadle.ops.precision import compute_type
 from treadle.ops.windows import Window
 
 Kind = Literal["max", "max_gather", "average"]
-Axes = Sequence[Axis] | Sequence[OpenAxis]
+Axes = Sequence[WindowAxis] | Sequence[OpenAxis]
 
 
-def windows_of(op: Pooling, spatial: Shape) -> tuple[Window | None, tuple[Axis, ...]]:
+def windows_of(op: Pooling, spatial: Shape) -> tuple[Window | None, tuple[WindowAxis, ...]]:
     """The windows of an op over these extents; as moving ones, too, where they are."""
     if isinstance(op, AverageWindow):
         return op.window, moving(op.window, spatial, op.count_include_pad)
@@ -148,11 +153,11 @@ def _plane_average(x: TensorType, target: Target) -> Lowered:
     """One window that covers every plane."""
     cells = product(x.shape[2:])
     kernel = _plane_kernel(x.dtype, target.lanes(x.dtype))
-    given = _Planes(Ref("output", 0), Ref("input", 0), cells)
+    given = _PooledPlanes(Ref("output", 0), Ref("input", 0), cells)
     return Lowered((over_rows(kernel, given, _planes(x), 8 + estimate(cells) * 0.15),))
 
 
-class _Planes(Result[P, S]):
+class _PooledPlanes(RowParameters[P, S]):
     cells: S
 
 
@@ -160,7 +165,7 @@ class _Planes(Result[P, S]):
 def _plane_kernel(dtype: DType, lanes: int) -> RecordedKernel:
     """Return the kernel; each row of the launch is a plane, summed in two vectors in turns."""
     e, wide = RowBuilder(), compute_type(dtype)
-    p = e.record(_Planes[Pointer, Value], target=dtype, x=dtype)
+    p = e.record(_PooledPlanes[Pointer, Value], target=dtype, x=dtype)
     with e.loop(e.first, e.stop) as i:
         source = p.x + i * p.cells
         sums = [e.constant(0.0, wide, lanes)] * 2
@@ -180,7 +185,7 @@ def _pooled(kind: Kind, x: TensorType, axes: Axes) -> Lowered:
     return with_table(axes, Lowered((launch,)))
 
 
-class _Pooled(Result[P, S], windows=Windows):
+class _Pooled(RowParameters[P, S], windows=Windows):
     values: P | None
     windows: Windows[P, S]
 

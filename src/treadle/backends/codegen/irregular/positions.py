@@ -25,7 +25,7 @@ from treadle.ops.gather import Indexing
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class RowRegion:
     """Rows of x [outer, extent, width], named by `count` numbers of type `dtype` at `index`.
 
     `launches` compute the numbers, `workspaces` are what they need for it.
@@ -43,7 +43,7 @@ class Region:
 
 def region_of(
     op: Indexing, x: TensorType, indices: Sequence[TensorType], first: int, workspace: int = 0
-) -> Region:
+) -> RowRegion:
     """The region that operands number `first` and on name together.
 
     `workspace` is the number that a workspace of the lowered op gets, where one is needed.
@@ -54,7 +54,7 @@ def region_of(
     if len(axes) == 1:
         outer, extent = product(shape[: axes[0]]), shape[axes[0]]
         ref, dtype = Ref("input", first), indices[0].dtype
-        return Region(outer, extent, width, product(common), ref, dtype)
+        return RowRegion(outer, extent, width, product(common), ref, dtype)
     neighbors = axes[-1] - axes[0] == len(axes) - 1
     start = axes[0] if neighbors else 0
     named = shape[start : axes[-1] + 1]
@@ -72,7 +72,7 @@ def region_of(
         launches.append(over_rows(kernel, numbers, product(grid), 3.0))
     count, outer = product(grid), product(shape[:start])
     rows = product(named)
-    return Region(outer, rows, width, count, target, dt.int64, tuple(launches), (8 * count,))
+    return RowRegion(outer, rows, width, count, target, dt.int64, tuple(launches), (8 * count,))
 
 
 def _steps(index: TensorType, common: Shape) -> list[Dim]:

@@ -12,8 +12,8 @@ from itertools import product as pairs
 from typing import NamedTuple
 
 from treadle.backends.codegen.irregular.rows import (
-    Result,
     RowBuilder,
+    RowParameters,
     over_rows,
     resolve,
     vector_loop,
@@ -56,7 +56,7 @@ def lower_region_mean(
     return Lowered((over_rows(kernel, given, cells, cost, nbytes),))
 
 
-class _Regions(Result[P, S]):
+class _Regions(RowParameters[P, S]):
     images: P
     rows: P
     row_weights: P
@@ -70,7 +70,7 @@ class _Regions(Result[P, S]):
     across: S
 
 
-class _Lines(NamedTuple):
+class _SideLines(NamedTuple):
     """The lines of one side: two numbers and two weights for each."""
 
     numbers: Pointer
@@ -99,8 +99,8 @@ def _kernel(
     p = e.record(_Regions[Pointer, Value], **floats, **numbers)
     width, channels, down, across = p.width, p.channels, p.down, p.across
     sides = (
-        _Lines(p.rows, p.row_weights, p.height, width * channels),
-        _Lines(p.columns, p.column_weights, width, channels),
+        _SideLines(p.rows, p.row_weights, p.height, width * channels),
+        _SideLines(p.columns, p.column_weights, width, channels),
     )
     share = e.constant(1.0 / (samples[0] * samples[1]), wide)
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from treadle.backends.codegen.irregular.copying import convert
-from treadle.backends.codegen.irregular.rows import Result, RowBuilder, over_rows
+from treadle.backends.codegen.irregular.rows import RowBuilder, RowParameters, over_rows
 from treadle.backends.codegen.irregular.scatter import is_half
 from treadle.backends.codegen.kernel.language import Pointer, Value, floor, maximum, minimum, select
 from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
@@ -142,7 +142,7 @@ class _Sizes(Record[P, S]):
     columns: S
 
 
-class _Sampled(Result[P, S]):
+class _Sampled(RowParameters[P, S]):
     places: P
     sizes: _Sizes[P, S]
 

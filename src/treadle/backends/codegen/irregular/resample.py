@@ -13,13 +13,19 @@ from functools import cache, partial
 import numpy as np
 
 from treadle.backends.codegen.irregular.resample_tables import TERMS, MatrixTables, Tables
-from treadle.backends.codegen.irregular.rows import Result, RowBuilder, over_rows, overlapping_loop
+from treadle.backends.codegen.irregular.rows import (
+    RowBuilder,
+    RowParameters,
+    over_rows,
+    overlapping_loop,
+)
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum
 from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
 from treadle.backends.codegen.scalars.code import load_value, store_value
 from treadle.backends.codegen.target import Target
-from treadle.backends.program import Array, Launch, Lowered, Ref
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
 from treadle.base.shape import Shape, product
@@ -164,7 +170,7 @@ def _products(
     return Lowered(tuple(launches), tuple(workspaces), numbers)
 
 
-class _Line(Result[P, S]):
+class _Line(RowParameters[P, S]):
     tables: MatrixTables[P, S]
     count: S
     extent: S

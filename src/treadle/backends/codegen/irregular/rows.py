@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from treadle.backends.codegen.kernel.builder import Builder, Changing, KernelBuilder
-from treadle.backends.codegen.kernel.ir import Function, Kernel
-from treadle.backends.codegen.kernel.language import Operand, Value, select, size
+from treadle.backends.codegen.kernel.ir import KernelModule, KernelRoutine
+from treadle.backends.codegen.kernel.language import InstructionOperand, Value, select, size
 from treadle.backends.codegen.kernel.language import maximum as greatest
 from treadle.backends.codegen.kernel.language import minimum as least
 from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
@@ -35,14 +35,14 @@ _SHARED, _SCRATCH = ("rows", "grain"), ("rows", "share")
 """Last parameters of kernels whose rows may be items of their own, and of others."""
 
 
-class Result(Record[P, S]):
+class RowParameters(Record[P, S]):
     """First parameters of most kernels: what they write and what they read."""
 
     target: P
     x: P
 
 
-class Gradient(Result[P, S]):
+class Gradient(RowParameters[P, S]):
     """First parameters of gradients."""
 
     dy: P
@@ -66,7 +66,9 @@ class RowBuilder(KernelBuilder):
     by `item`, and are never made smaller.
     """
 
-    def __init__(self, parameters: Iterable[Operand] = (), *, scratch: bool = False) -> None:
+    def __init__(
+        self, parameters: Iterable[InstructionOperand] = (), *, scratch: bool = False
+    ) -> None:
         super().__init__(parameters)
         self.item = self.lo
         self._rows, self._grain = (self.adopt(size(n)) for n in (_SCRATCH if scratch else _SHARED))
@@ -78,8 +80,8 @@ class RowBuilder(KernelBuilder):
         return walk(self, self.first, self.stop, extents)
 
     def kernel(
-        self, name: str, functions: Sequence[Function] = (), features: Sequence[str] = ()
-    ) -> Kernel:
+        self, name: str, functions: Sequence[KernelRoutine] = (), features: Sequence[str] = ()
+    ) -> KernelModule:
         self.parameters += self._rows, self._grain
         return super().kernel(name, functions, features)
 

@@ -62,13 +62,13 @@ def _lowered(
     first: Dim = (extent - 1) * inner if reverse else 0
     step = -inner if reverse else inner
     xs = tuple([Ref("input", i) for i in range(inputs)])
-    given = _Lines(Ref("output", 0), xs, extent, inner, first, step, panels)
+    given = _ScannedLines(Ref("output", 0), xs, extent, inner, first, step, panels)
     nbytes = (inputs + 1) * product(shape) * x.dtype.itemsize
     launch = over_rows(kernel, given, outer * panels, 3 + estimate(extent) * 1.3, nbytes)
     return Lowered((launch,))
 
 
-class _Lines(Record[P, S]):
+class _ScannedLines(Record[P, S]):
     target: P
     xs: tuple[P, ...]
     extent: S
@@ -85,7 +85,7 @@ def _kernel(
     """Return the kernel; a row of the launch is `lanes` lines; `narrow`: fewer than `lanes`."""
     e, wide = RowBuilder(), compute_dtype(dtype)
     p = e.record(
-        _Lines[Pointer, Value],
+        _ScannedLines[Pointer, Value],
         target=dtype,
         xs=lambda: tuple([e.pointer(dtype, f"x{i}") for i in range(inputs)]),
     )

@@ -11,7 +11,7 @@ from functools import cache, partial
 
 from treadle.backends.codegen.irregular.copying import NS_PER_BYTE, convert, copy
 from treadle.backends.codegen.irregular.gather import LineAxes, Lines, LineSizes
-from treadle.backends.codegen.irregular.positions import Region, region_of
+from treadle.backends.codegen.irregular.positions import RowRegion, region_of
 from treadle.backends.codegen.irregular.rows import (
     RowBuilder,
     bits_of,
@@ -89,7 +89,7 @@ def lower_index_scatter(
     return updated(scatter, x, target, table, region.launches, region.workspaces)
 
 
-def _scatter_rows(region: Region, dtype: DType, add: bool, table: Ref, target: Target) -> Launch:
+def _scatter_rows(region: RowRegion, dtype: DType, add: bool, table: Ref, target: Target) -> Launch:
     given, kept = element_types(dtype, add)
     lanes = target.lanes(kept)
     width, count = estimate(region.width), estimate(region.count)
@@ -98,7 +98,7 @@ def _scatter_rows(region: Region, dtype: DType, add: bool, table: Ref, target: T
     kernel = _scatter_kernel(given, kept, region.dtype, add, 1 if narrow else lanes, panel)
     panels = -(-region.width // panel)
     sizes = region.extent, region.count, region.width, panels
-    rows = _Rows(table, Ref("input", 1), region.index, *sizes)
+    rows = _ScatteredRows(table, Ref("input", 1), region.index, *sizes)
     each = 3 + min(width, panel) * (1.0 if narrow else NS_PER_BYTE * kept.itemsize)
     nbytes = region.outer * region.count * region.width * (given.itemsize + 2 * kept.itemsize)
     return over_rows(kernel, rows, region.outer * panels, count * each, nbytes)
@@ -112,7 +112,7 @@ class _Scattered(Record[P, S]):
     index: P
 
 
-class _Rows(_Scattered[P, S]):
+class _ScatteredRows(_Scattered[P, S]):
     extent: S
     count: S
     width: S
@@ -125,7 +125,7 @@ def _scatter_kernel(
 ) -> RecordedKernel:
     """Return the kernel; each row of the launch is a panel of columns, for all indices."""
     e = RowBuilder()
-    p = e.record(_Rows[Pointer, Value], table=kept, v=given, index=index_type)
+    p = e.record(_ScatteredRows[Pointer, Value], table=kept, v=given, index=index_type)
 
     with e.rows(p.panels, p.panels) as (_, outer, number):
         start = number * panel

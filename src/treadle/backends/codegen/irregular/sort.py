@@ -110,12 +110,12 @@ def _launch(
     share = min(estimate(kept) / known, 1.0)
     # Three standard deviations above the rank that the last one kept has among the samples.
     rank = math.ceil(SAMPLES * share + 3 * math.sqrt(SAMPLES * share * (1 - share))) + 1
-    given = _Lines(*refs, extent, inner, kept, rank)
+    given = _SortedLines(*refs, extent, inner, kept, rank)
     launch = over_rows(kernel, given, outer * inner, cost, most=_MOST_ITEMS)
     return launch, scratch_bytes(extent, key_type(dtype), launch.items)
 
 
-class _Lines(Record[P, S]):
+class _SortedLines(Record[P, S]):
     target: P
     order: P
     x: P
@@ -131,7 +131,7 @@ def _sort_kernel(
     dtype: DType, lanes: int, dense: bool, descending: bool, way: Way, values: bool = True
 ) -> RecordedKernel:
     """Return the kernel; each row of the launch is a line."""
-    e, kind = RowBuilder(scratch=True), _Lines[Pointer, Value]
+    e, kind = RowBuilder(scratch=True), _SortedLines[Pointer, Value]
     p = e.record(kind, target=dtype, order=dt.int32, x=dtype, scratch=dt.uint64)
     whole = line_in(e, p.scratch, e.item, p.extent, key_type(dtype))
 

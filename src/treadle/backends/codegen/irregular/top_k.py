@@ -13,7 +13,7 @@ from functools import cache
 from treadle.backends.codegen.irregular.ordering import key_of
 from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows, unravel, vector_loop
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.ir import KernelRoutine
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum
 from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.scalars.code import load_value
@@ -59,7 +59,7 @@ def lower_few(op: TopK, x: TensorType, target: Target) -> Lowered:
     lanes = target.lanes(dt.uint32) if dense else 1
     room = _room(op.k)
     kernel = _few_kernel(x.dtype, lanes, room, op.largest)
-    given = _Lines(Ref("output", 0), Ref("output", 1), Ref("input", 0), extent, inner, op.k)
+    given = _TopLines(Ref("output", 0), Ref("output", 1), Ref("input", 0), extent, inner, op.k)
     cost = 30 + op.k * (8 + room) + estimate(extent) * (0.4 if dense else 1.5)
     return Lowered((over_rows(kernel, given, outer * inner, cost),))
 
@@ -74,7 +74,7 @@ class _List:
     words: Pointer
     room: int
     k: Value
-    enter: Function
+    enter: KernelRoutine
 
     def clear(self, e: Builder) -> None:
         """Fill the list with the greatest word, so that any other enters."""
@@ -94,7 +94,7 @@ class _List:
         return high.cast(dt.uint32) ^ _SIGN
 
 
-def _enter_function(room: int) -> Function:
+def _enter_function(room: int) -> KernelRoutine:
     """`enter(words, word)`: see the head of this file."""
     e = Builder()
     words, word = e.pointer(dt.int64, "words"), e.size("word")
@@ -105,7 +105,7 @@ def _enter_function(room: int) -> Function:
     return e.function("enter")
 
 
-class _Lines(Record[P, S]):
+class _TopLines(Record[P, S]):
     target: P
     order: P
     x: P
@@ -119,7 +119,7 @@ def _few_kernel(dtype: DType, lanes: int, room: int, descending: bool) -> Record
     """Return the kernel; each row of the launch is a line."""
     enter = _enter_function(room)
     e = RowBuilder()
-    p = e.record(_Lines[Pointer, Value], target=dtype, order=dt.int32, x=dtype)
+    p = e.record(_TopLines[Pointer, Value], target=dtype, order=dt.int32, x=dtype)
     best = _List(e.stack(dt.int64, room + 8), room, p.k, enter)
 
     def key_at(source: Pointer, j: Value, lanes: int, mask: Value | None = None) -> Value:

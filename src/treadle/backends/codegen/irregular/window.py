@@ -10,7 +10,7 @@ import numpy as np
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.irregular.copying import convert
 from treadle.backends.codegen.irregular.pool_tables import (
-    Axis,
+    WindowAxis,
     arguments_of,
     covered,
     is_open,
@@ -128,7 +128,7 @@ class _Pool:
         channels = int(self.x.shape[1])
         first = axes[0]
         deep = not is_identical(first.extent, 1) or not is_identical(first.count, 1)
-        if not deep and isinstance(first, Axis):
+        if not deep and isinstance(first, WindowAxis):
             deep = first.windows[:, :2].tolist() != [[0, 1]]
         masked = channels < lanes or (adds and channels % lanes != 0)
         vectors *= self.target.registers // 16
@@ -160,7 +160,7 @@ class _Pool:
         launch = over_rows(window_kernel(kind, spec), given, rows, cost)
         return with_table(axes, Lowered((launch,)))
 
-    def _maxima_grad(self, axes: Sequence[Axis]) -> Lowered:
+    def _maxima_grad(self, axes: Sequence[WindowAxis]) -> Lowered:
         tiled = is_tiling(axes)
         spec = self._spec(axes, 4, adds=not tiled)
         n, channels = sizes_of(self.x.shape[:2])
@@ -191,7 +191,7 @@ class _Pool:
         constants = table_of(axes), table_of(covered(axes)[1:2])
         return Lowered(launches, (4 * count,) if half else (), constants)
 
-    def _averages_grad(self, axes: Sequence[Axis]) -> Lowered:
+    def _averages_grad(self, axes: Sequence[WindowAxis]) -> Lowered:
         cells = covered(axes)
         spec = self._spec(cells, 4)
         n, channels = sizes_of(self.x.shape[:2])

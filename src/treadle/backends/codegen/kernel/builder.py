@@ -13,17 +13,17 @@ from treadle.backends.codegen.kernel.ir import (
     Block,
     Branch,
     Call,
-    Function,
     Instruction,
-    Kernel,
+    KernelModule,
+    KernelRoutine,
     Loop,
 )
 from treadle.backends.codegen.kernel.language import (
     INDEX,
     Emitter,
+    InstructionOperand,
     KernelError,
     Number,
-    Operand,
     Pointer,
     Type,
     V,
@@ -53,12 +53,12 @@ class Builder(Emitter):
     casts to bfloat16 may take subnormal numbers for 0, as products of bfloat16 do.
     """
 
-    def __init__(self, parameters: Iterable[Operand] = ()) -> None:
+    def __init__(self, parameters: Iterable[InstructionOperand] = ()) -> None:
         super().__init__()
         self.block = Block()
         self._known: list[dict[Any, Value]] = [{}]
         self._branch: tuple[Branch, Sequence[list[Any]]] | None = None
-        self.parameters: list[Operand] = [self.adopt(p) for p in parameters]
+        self.parameters: list[InstructionOperand] = [self.adopt(p) for p in parameters]
 
     def adopt(self, parameter: V) -> V:
         """The parameter, which belongs to this function from now on."""
@@ -120,7 +120,11 @@ class Builder(Emitter):
         return value if isinstance(value, Value) else self.constant(value, dt.int64)
 
     def emit(
-        self, code: str, arguments: Iterable[Operand], type_: Type | None, detail: Any = ()
+        self,
+        code: str,
+        arguments: Iterable[InstructionOperand],
+        type_: Type | None,
+        detail: Any = (),
     ) -> Value:
         args = tuple(arguments)
         key = (code, tuple(map(id, args)), type_, detail)
@@ -260,9 +264,9 @@ class Builder(Emitter):
             self._known.pop()
             self.block = outer
 
-    def call(self, function: Function, *arguments: Operand | int) -> None:
+    def call(self, function: KernelRoutine, *arguments: InstructionOperand | int) -> None:
         """Call another function of the kernel."""
-        args = tuple(a if isinstance(a, Operand) else self.index(a) for a in arguments)
+        args = tuple(a if isinstance(a, InstructionOperand) else self.index(a) for a in arguments)
         wanted = [p.type for p in function.parameters]
         if [a.type for a in args] != wanted:
             raise KernelError(f"{function.name} takes {[str(t) for t in wanted]}")
@@ -283,7 +287,12 @@ class Builder(Emitter):
         self.emit("matrix_zero", (), None, (register,))
 
     def matrix_load(
-        self, register: int, pointer: Operand, step: Value | int, *, streaming: bool = False
+        self,
+        register: int,
+        pointer: InstructionOperand,
+        step: Value | int,
+        *,
+        streaming: bool = False,
     ) -> None:
         """Row r becomes the 64 bytes from `pointer[r * step]` on.
 
@@ -292,7 +301,7 @@ class Builder(Emitter):
         detail = (register, *("streaming",) * streaming)
         self.emit("matrix_load", (pointer, self.index(step)), None, detail)
 
-    def matrix_store(self, register: int, pointer: Operand, step: Value | int) -> None:
+    def matrix_store(self, register: int, pointer: InstructionOperand, step: Value | int) -> None:
         """The 64 bytes of row r go to `pointer[r * step]` and on."""
         self.emit("matrix_store", (pointer, self.index(step)), None, (register,))
 
@@ -306,9 +315,9 @@ class Builder(Emitter):
 
     # -- the end ---------------------------------------------------------------------------
 
-    def function(self, name: str) -> Function:
+    def function(self, name: str) -> KernelRoutine:
         """The function; nothing can be written afterwards."""
-        made = Function(name, tuple(self.parameters), self.block)
+        made = KernelRoutine(name, tuple(self.parameters), self.block)
         # Values outlive this, and know it: what it remembers would live with them.
         self.block, self._known = Block(), [{}]
         self.widened, self.exact, self.parameters = {}, set(), []
@@ -318,7 +327,7 @@ class Builder(Emitter):
 class KernelBuilder(Builder):
     """Writes a kernel's entry, which runs the work items of [lo, hi)."""
 
-    def __init__(self, parameters: Iterable[Operand] = ()) -> None:
+    def __init__(self, parameters: Iterable[InstructionOperand] = ()) -> None:
         super().__init__(parameters)
         self.lo, self.hi = self.adopt(size("lo")), self.adopt(size("hi"))
 
@@ -327,14 +336,14 @@ class KernelBuilder(Builder):
         return self.loop(self.lo, self.hi, carrying=carrying)
 
     def kernel(
-        self, name: str, functions: Sequence[Function] = (), features: Sequence[str] = ()
-    ) -> Kernel:
+        self, name: str, functions: Sequence[KernelRoutine] = (), features: Sequence[str] = ()
+    ) -> KernelModule:
         """The kernel; `functions` are what the entry calls, and what those call, callees first."""
         self.parameters += self.lo, self.hi
-        return Kernel(name, self.function(name), tuple(functions), tuple(features))
+        return KernelModule(name, self.function(name), tuple(functions), tuple(features))
 
 
-def builder_of(x: Operand) -> Builder:
+def builder_of(x: InstructionOperand) -> Builder:
     """The builder of the function that a value belongs to."""
     if not isinstance(x.home, Builder):
         raise KernelError("values are made by builders")
@@ -344,18 +353,20 @@ def builder_of(x: Operand) -> Builder:
 _NOTHING = Value(Type(dt.bool_), "nothing")
 
 
-def _items(lists: Sequence[list[Any]]) -> tuple[Operand, ...]:
+def _items(lists: Sequence[list[Any]]) -> tuple[InstructionOperand, ...]:
     return tuple(item for items in lists for item in items)
 
 
-def _assign(lists: Sequence[list[Any]], values: Sequence[Operand]) -> None:
+def _assign(lists: Sequence[list[Any]], values: Sequence[InstructionOperand]) -> None:
     """Other items, as many as there are."""
     left = iter(values)
     for items in lists:
         items[:] = [next(left) for _ in items]
 
 
-def _check(lists: Sequence[list[Any]], like: Sequence[Operand]) -> tuple[Operand, ...]:
+def _check(
+    lists: Sequence[list[Any]], like: Sequence[InstructionOperand]
+) -> tuple[InstructionOperand, ...]:
     """The items at the end of a block, which have the types they had before."""
     values = _items(lists)
     found, wanted = ([str(v.type) for v in part] for part in (values, like))

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 
 from treadle.backends.codegen.kernel.c_dialect import C11, Dialect
 from treadle.backends.codegen.kernel.c_instructions import HANDLERS
-from treadle.backends.codegen.kernel.c_printer import Handler, Unit
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.c_printer import Handler, TranslationUnit
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.kernel.language import INDEX, KernelError
 from treadle.backends.codegen.kernel.text import symbol_of
 from treadle.backends.codegen.target import Target
 
 
 def c_source(
-    kernels: Sequence[Kernel],
+    kernels: Sequence[KernelModule],
     target: Target,
     dialect: Dialect = C11,
     handlers: Mapping[str, Handler] = HANDLERS,
@@ -31,7 +31,7 @@ def c_source(
     Raises:
         KernelError: a kernel is not of the language.
     """
-    unit = Unit(dialect, handlers, target.fma)
+    unit = TranslationUnit(dialect, handlers, target.fma)
     for symbol, kernel in {symbol_of(k): k for k in kernels}.items():
         try:
             _check(kernel)
@@ -42,7 +42,7 @@ def c_source(
     return "\n".join((dialect.prelude, *filter(None, unit.vectors.values()), "", *unit.lines, ""))
 
 
-def _check(kernel: Kernel) -> None:
+def _check(kernel: KernelModule) -> None:
     for parameter in kernel.parameters:
         if not parameter.type.pointer and parameter.type != INDEX:
             raise KernelError(f"a parameter of type {parameter.type}")

@@ -19,8 +19,8 @@ from treadle.backends.codegen.kernel.c_dialect import Dialect
 from treadle.backends.codegen.kernel.c_instructions import HANDLERS, result_of
 from treadle.backends.codegen.kernel.c_printer import Printer
 from treadle.backends.codegen.kernel.c_values import PRELUDE, arithmetic, c_type
-from treadle.backends.codegen.kernel.ir import Instruction, Kernel
-from treadle.backends.codegen.kernel.language import KernelError, Operand, Type
+from treadle.backends.codegen.kernel.ir import Instruction, KernelModule
+from treadle.backends.codegen.kernel.language import InstructionOperand, KernelError, Type
 from treadle.backends.codegen.target import Target
 from treadle.base.dtype import DType
 
@@ -73,7 +73,7 @@ static __device__ inline uint16_t to_float16(float x) {
 """
 
 
-def cuda_source(kernels: Sequence[Kernel], target: Target) -> str:
+def cuda_source(kernels: Sequence[KernelModule], target: Target) -> str:
     """A translation unit that defines an `extern "C" __global__` function for every kernel.
 
     Its parameters are those of the kernel, then three 64-bit integers: the number of work items,
@@ -129,7 +129,7 @@ class CudaDialect(Dialect):
         """A struct, which the compiler takes apart into registers."""
         return f"struct {self.vector(type_)} {{ {c_type(type_.dtype)} v[{type_.lanes}]; }};"
 
-    def entry(self, symbol: str, body: str, parameters: Sequence[Operand]) -> list[str]:
+    def entry(self, symbol: str, body: str, parameters: Sequence[InstructionOperand]) -> list[str]:
         """Return the entry: a thread does item after item, as many apart as there are threads."""
         given = [
             f"{self.pointer(p.dtype)}p{i}" if p.type.pointer else f"int64_t p{i}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treadle.backends.codegen.kernel.c_values import PRELUDE, c_type
-from treadle.backends.codegen.kernel.language import Operand, Type
+from treadle.backends.codegen.kernel.language import InstructionOperand, Type
 from treadle.base.dtype import DType
 
 
@@ -60,7 +60,7 @@ class Dialect:
 
     # -- functions -----------------------------------------------------------------------------
 
-    def entry(self, symbol: str, body: str, parameters: Sequence[Operand]) -> list[str]:
+    def entry(self, symbol: str, body: str, parameters: Sequence[InstructionOperand]) -> list[str]:
         """Lines of the function that a launch starts.
 
         `body` is the name of a function printed before. It takes the kernel's parameters, pointers

@@ -5,11 +5,11 @@ from __future__ import annotations
 from treadle.backends.codegen.kernel.c_printer import Handler, Printer
 from treadle.backends.codegen.kernel.c_values import arithmetic, cast, compare, fma, widen
 from treadle.backends.codegen.kernel.ir import ARITHMETIC, BITWISE, COMPARE, UNARY, Instruction
-from treadle.backends.codegen.kernel.language import KernelError, Operand
+from treadle.backends.codegen.kernel.language import InstructionOperand, KernelError
 from treadle.base import dtype as dt
 
 
-def result_of(instruction: Instruction) -> Operand:
+def result_of(instruction: Instruction) -> InstructionOperand:
     """The result of an instruction that must have one."""
     if instruction.result is None:
         raise KernelError(f"{instruction.code} needs a result")
@@ -179,7 +179,9 @@ def _lookup(p: Printer, instruction: Instruction) -> None:
     p.lanewise(result_of(instruction), lane, x)
 
 
-def _neighbors(p: Printer, x: Operand, y: Operand, count: int, lane: str) -> list[tuple[str, str]]:
+def _neighbors(
+    p: Printer, x: InstructionOperand, y: InstructionOperand, count: int, lane: str
+) -> list[tuple[str, str]]:
     """Return the pairs of operands of one lane of a dot."""
     if x.lanes == count:
         lane = "0"
@@ -201,7 +203,9 @@ def _load(p: Printer, instruction: Instruction) -> None:
     p.line(p.dialect.load(p.whole(result), result.type, place))
 
 
-def _each_lane(p: Printer, value: Operand, *others: Operand) -> list[tuple[str, str]]:
+def _each_lane(
+    p: Printer, value: InstructionOperand, *others: InstructionOperand
+) -> list[tuple[str, str]]:
     """The head of a statement for the lanes of a value, and the lane it is about."""
     if value.lanes == 1:
         return [("", "0")]

@@ -21,9 +21,9 @@ from treadle.backends.codegen.kernel.ir import (
     COMPARE,
     UNARY,
     Instruction,
-    Kernel,
+    KernelModule,
 )
-from treadle.backends.codegen.kernel.language import KernelError, Operand, Type
+from treadle.backends.codegen.kernel.language import InstructionOperand, KernelError, Type
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import ALIGNMENT
 from treadle.base import dtype as dt
@@ -128,7 +128,7 @@ class OpenCL(Dialect):
             raise KernelError(f"lane {lane} of {type_}, which has to be a number")
         return f"{vector}.s{int(lane):x}"
 
-    def entry(self, symbol: str, body: str, parameters: Sequence[Operand]) -> list[str]:
+    def entry(self, symbol: str, body: str, parameters: Sequence[InstructionOperand]) -> list[str]:
         taken, passed = [], []
         for i, parameter in enumerate(parameters):
             if parameter.type.pointer:
@@ -245,11 +245,11 @@ def _integers(dtype: DType, lanes: int) -> str:
     return f"{_INTEGERS[size]}{lanes}"
 
 
-def _wide(p: Printer, value: Operand) -> str:
+def _wide(p: Printer, value: InstructionOperand) -> str:
     return widen(value.dtype, p.whole(value))
 
 
-def _define(p: Printer, result: Operand, text: str) -> None:
+def _define(p: Printer, result: InstructionOperand, text: str) -> None:
     p.line(f"{p.declare(result)} = {text};")
 
 
@@ -277,7 +277,7 @@ def _compare(p: Printer, instruction: Instruction) -> bool:
     return True
 
 
-def _mask(p: Printer, condition: Operand, dtype: DType) -> str:
+def _mask(p: Printer, condition: InstructionOperand, dtype: DType) -> str:
     """A bool as what `?:` chooses by between vectors of elements as they are held."""
     of = f"{_INTEGERS[dtype.itemsize]}{condition.lanes}"
     return f"(convert_{of}({p.whole(condition)}) != ({of})(0))"
@@ -445,7 +445,7 @@ VECTORS: dict[str, Handler] = HANDLERS | {c: _either(f, HANDLERS[c]) for c, f in
 """Handlers for `OpenCL`."""
 
 
-def opencl_source(kernels: Sequence[Kernel], target: Target, *, single: bool) -> str:
+def opencl_source(kernels: Sequence[KernelModule], target: Target, *, single: bool) -> str:
     """An OpenCL program with a kernel for each of `kernels`; see `OpenCL`.
 
     Raises:

@@ -16,20 +16,20 @@ from treadle.backends.codegen.kernel.ir import (
     Block,
     Branch,
     Call,
-    Function,
     Instruction,
-    Kernel,
+    KernelModule,
+    KernelRoutine,
     Loop,
     Statement,
 )
-from treadle.backends.codegen.kernel.language import KernelError, Operand, Type
+from treadle.backends.codegen.kernel.language import InstructionOperand, KernelError, Type
 
 Handler = Callable[["Printer", Instruction], None]
 _NOT_IN_NAMES = re.compile(r"\W", re.ASCII)
 
 
 @dataclass
-class Unit:
+class TranslationUnit:
     """A translation unit in the making: definitions of vectors, and functions, callees first."""
 
     dialect: Dialect
@@ -38,7 +38,7 @@ class Unit:
     vectors: dict[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
-    def kernel(self, kernel: Kernel, symbol: str) -> str:
+    def kernel(self, kernel: KernelModule, symbol: str) -> str:
         """Print a kernel's functions and body; the name of the body."""
         known = {function: number for number, function in enumerate(kernel.functions)}
         names = _Names(self, symbol, known)
@@ -49,12 +49,12 @@ class Unit:
 class _Names:
     """The functions of one kernel that are printed, which they are when they are called."""
 
-    unit: Unit
+    unit: TranslationUnit
     symbol: str
-    known: dict[Function, int]
-    printed: dict[Function, str] = field(default_factory=dict)
+    known: dict[KernelRoutine, int]
+    printed: dict[KernelRoutine, str] = field(default_factory=dict)
 
-    def of(self, function: Function, before: int) -> str:
+    def of(self, function: KernelRoutine, before: int) -> str:
         """The function's name, printed first if it was not yet; its caller is number `before`."""
         position = self.known.get(function, before)
         if position > before or (position == before and before < len(self.known)):
@@ -76,7 +76,7 @@ class Printer:
         self.fused = names.unit.fused
         self._functions = names
         self._position = position
-        self._names: dict[Operand, str] = {}
+        self._names: dict[InstructionOperand, str] = {}
         self._lines: list[str] = []
         self._indent = "  "
         self._count = 0
@@ -103,12 +103,12 @@ class Printer:
         self._count += 1
         return f"v{self._count}"
 
-    def declare(self, value: Operand) -> str:
+    def declare(self, value: InstructionOperand) -> str:
         """A declaration that names the value."""
         name = self._names[value] = self.fresh()
         return f"{self.type(value.type)} {name}"
 
-    def lane(self, value: Operand, lane: str = "i") -> str:
+    def lane(self, value: InstructionOperand, lane: str = "i") -> str:
         """One lane of the value, as an expression; a scalar as it is."""
         if value.literal is not None:
             return literal(value.literal, value.dtype)
@@ -117,7 +117,7 @@ class Printer:
             raise KernelError(f"a value of type {value.type} is used where it is not defined")
         return name if value.lanes == 1 else self.dialect.lane(name, lane, value.type)
 
-    def whole(self, value: Operand) -> str:
+    def whole(self, value: InstructionOperand) -> str:
         """The value as an expression; a literal vector becomes a variable."""
         if value.lanes == 1:
             return self.lane(value)
@@ -146,7 +146,10 @@ class Printer:
         return f"{unroll}for (int i = 0; i < {lanes}; i++) "
 
     def lanewise(
-        self, result: Operand, expression: Callable[[str], str], *operands: Operand
+        self,
+        result: InstructionOperand,
+        expression: Callable[[str], str],
+        *operands: InstructionOperand,
     ) -> None:
         """Define the result lane by lane; `operands` are the values that the expression reads."""
         if result.lanes == 1:
@@ -161,7 +164,7 @@ class Printer:
 
     # -- statements ------------------------------------------------------------------------
 
-    def function(self, name: str, function: Function) -> list[str]:
+    def function(self, name: str, function: KernelRoutine) -> list[str]:
         """The function's lines."""
         taken = self.dialect.carried[0], *map(self.declare, function.parameters)
         inner = ", ".join(filter(None, taken))
@@ -192,13 +195,13 @@ class Printer:
             passed = self.dialect.carried[1], *map(self.whole, statement.arguments)
             self.line(f"{name}({', '.join(filter(None, passed))});")
 
-    def _enter(self, header: str) -> set[Operand]:
+    def _enter(self, header: str) -> set[InstructionOperand]:
         """Open a block; what was known before it."""
         self.line(header)
         self._indent += "  "
         return set(self._names)
 
-    def _leave(self, known: set[Operand]) -> None:
+    def _leave(self, known: set[InstructionOperand]) -> None:
         self._indent = self._indent[:-2]
         self._names = {v: n for v, n in self._names.items() if v in known}
 

@@ -7,7 +7,7 @@ alignment that an instruction claims, and scratch memory starts as NaN. Slow on 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +19,17 @@ from treadle.backends.codegen.kernel.ir import (
     Block,
     Branch,
     Call,
-    Function,
     Instruction,
-    Kernel,
+    KernelModule,
+    KernelRoutine,
     Loop,
     Statement,
 )
-from treadle.backends.codegen.kernel.language import INDEX, KernelError, Operand, Type
+from treadle.backends.codegen.kernel.language import INDEX, InstructionOperand, KernelError, Type
 from treadle.backends.codegen.kernel.text import digest
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
-
-Array = npt.NDArray[Any]
 
 
 class MemoryPointer(NamedTuple):
@@ -46,7 +45,7 @@ Datum = Array | int | MemoryPointer
 
 
 def run(
-    kernel: Kernel,
+    kernel: KernelModule,
     arguments: Sequence[Array | MemoryPointer | int],
     lo: int = 0,
     hi: int = 1,
@@ -77,7 +76,9 @@ def run(
         machine.function(kernel.entry, [*given, lo, hi])
 
 
-def _argument(kernel: Kernel, parameter: Operand, given: Array | MemoryPointer | int) -> Datum:
+def _argument(
+    kernel: KernelModule, parameter: InstructionOperand, given: Array | MemoryPointer | int
+) -> Datum:
     """Return an argument as the kernel sees it."""
     if not parameter.type.pointer:
         if parameter.type != INDEX or isinstance(given, np.ndarray | MemoryPointer):
@@ -111,9 +112,9 @@ _INDEX_CODES: dict[str, Callable[[int, int], int]] = {
 class _Machine:
     """Runs the functions of one kernel."""
 
-    def __init__(self, kernel: Kernel, fused: bool) -> None:
+    def __init__(self, kernel: KernelModule, fused: bool) -> None:
         self._kernel = kernel
-        self._values: dict[Operand, Datum] = {}
+        self._values: dict[InstructionOperand, Datum] = {}
         self._rules = rules(fused)
         self._memory: dict[str, Callable[[Instruction, list[Datum]], Datum | None]] = {
             "load": self._load,
@@ -135,14 +136,14 @@ class _Machine:
 
     # -- statements ------------------------------------------------------------------------
 
-    def function(self, function: Function, arguments: Sequence[Datum]) -> None:
+    def function(self, function: KernelRoutine, arguments: Sequence[Datum]) -> None:
         """Run a function on a frame of its own."""
         outer, self._values = self._values, {}
         self._values.update(zip(function.parameters, arguments, strict=True))
         self._block(function.body)
         self._values = outer
 
-    def _get(self, value: Operand) -> Datum:
+    def _get(self, value: InstructionOperand) -> Datum:
         found = self._values.get(value)
         if found is None:
             if value.literal is None:
@@ -151,7 +152,7 @@ class _Machine:
             self._values[value] = found
         return found
 
-    def _index(self, value: Operand) -> int:
+    def _index(self, value: InstructionOperand) -> int:
         got = self._get(value)
         if not isinstance(got, int):
             raise self._error(f"{value.type} where an index belongs")
@@ -368,7 +369,7 @@ class _Machine:
         self._writable(self._window(args[0], 0, dtype, count))[:] = 0
 
 
-def _literal(value: Operand) -> Array:
+def _literal(value: InstructionOperand) -> Array:
     dtype = value.dtype
     if dtype.is_integer:
         bits = int(value.literal or 0) & ((1 << dtype.bits) - 1)

@@ -17,9 +17,8 @@ from treadle.backends.codegen.kernel.interpret_values import flushed, fma
 from treadle.backends.codegen.kernel.ir import Instruction
 from treadle.backends.codegen.kernel.language import KernelError
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
-
-Array = npt.NDArray[Any]
 
 REGISTERS = 8
 ROWS = 16

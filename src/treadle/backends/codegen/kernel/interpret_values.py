@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isfinite
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.backends.codegen.kernel.ir import Instruction
 from treadle.backends.codegen.kernel.language import KernelError, Type
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 
-Array = npt.NDArray[Any]
 Rule = Callable[[Instruction, Type, list[Array]], Array]
 
 

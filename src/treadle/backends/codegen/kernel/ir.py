@@ -36,9 +36,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.backends.codegen.kernel.language import INDEX as INDEX
+from treadle.backends.codegen.kernel.language import InstructionOperand as InstructionOperand
 from treadle.backends.codegen.kernel.language import KernelError as KernelError
 from treadle.backends.codegen.kernel.language import Number as Number
-from treadle.backends.codegen.kernel.language import Operand as Operand
 from treadle.backends.codegen.kernel.language import Pointer as Pointer
 from treadle.backends.codegen.kernel.language import Reduction as Reduction
 from treadle.backends.codegen.kernel.language import Type as Type
@@ -52,8 +52,8 @@ class Instruction:
     """`result = code(arguments)`; `detail` holds what is not a value, such as a shuffle's order."""
 
     code: str
-    arguments: tuple[Operand, ...]
-    result: Operand | None
+    arguments: tuple[InstructionOperand, ...]
+    result: InstructionOperand | None
     detail: tuple[Any, ...] = ()
 
 
@@ -76,11 +76,11 @@ class Loop:
     start: Value
     stop: Value
     step: Value
-    initial: tuple[Operand, ...]
-    carried: tuple[Operand, ...]
+    initial: tuple[InstructionOperand, ...]
+    carried: tuple[InstructionOperand, ...]
     body: Block
-    yielded: tuple[Operand, ...]
-    results: tuple[Operand, ...]
+    yielded: tuple[InstructionOperand, ...]
+    results: tuple[InstructionOperand, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -89,34 +89,34 @@ class Branch:
 
     condition: Value
     then: Block
-    then_values: tuple[Operand, ...]
+    then_values: tuple[InstructionOperand, ...]
     otherwise: Block
-    otherwise_values: tuple[Operand, ...]
-    results: tuple[Operand, ...]
+    otherwise_values: tuple[InstructionOperand, ...]
+    results: tuple[InstructionOperand, ...]
 
 
 @dataclass(slots=True, eq=False)
 class Call:
     """A call of another function of the kernel, which returns nothing."""
 
-    function: Function
-    arguments: tuple[Operand, ...]
+    function: KernelRoutine
+    arguments: tuple[InstructionOperand, ...]
 
 
 Statement = Instruction | Loop | Branch | Call
 
 
 @dataclass(slots=True, eq=False)
-class Function:
+class KernelRoutine:
     """A body over parameters; a kernel's entry or one of the functions it calls."""
 
     name: str
-    parameters: tuple[Operand, ...]
+    parameters: tuple[InstructionOperand, ...]
     body: Block
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Kernel:
+class KernelModule:
     """An entry function and, in `functions`, everything it calls, callees first.
 
     The last two parameters of the entry are `lo` and `hi`, the range of work items; those before
@@ -124,12 +124,12 @@ class Kernel:
     """
 
     name: str
-    entry: Function
-    functions: tuple[Function, ...] = ()
+    entry: KernelRoutine
+    functions: tuple[KernelRoutine, ...] = ()
     features: tuple[str, ...] = ()
 
     @property
-    def parameters(self) -> tuple[Operand, ...]:
+    def parameters(self) -> tuple[InstructionOperand, ...]:
         """The parameters that a launch passes."""
         return self.entry.parameters[:-2]
 

@@ -60,7 +60,11 @@ class Emitter(ABC):
 
     @abstractmethod
     def emit(
-        self, code: str, arguments: Iterable[Operand], type_: Type | None, detail: Any = ()
+        self,
+        code: str,
+        arguments: Iterable[InstructionOperand],
+        type_: Type | None,
+        detail: Any = (),
     ) -> Value:
         """Append an instruction, or find the equal one already written; its result."""
 
@@ -70,7 +74,7 @@ class Emitter(ABC):
 
 
 @dataclass(slots=True, eq=False)
-class Operand:
+class InstructionOperand:
     """An operand of instructions: a result, a parameter, or (`literal` not None) a constant.
 
     A constant of a vector type is the same in every lane. `emitter` is where instructions with this
@@ -107,7 +111,7 @@ class Operand:
         raise KernelError("a value is known when its kernel runs: use select(), or Builder.when()")
 
 
-class Value(Operand):
+class Value(InstructionOperand):
     """A scalar or a vector."""
 
     __slots__ = ()
@@ -371,7 +375,7 @@ def size(name: str = "") -> Value:
     return Value(INDEX, name)
 
 
-V = TypeVar("V", bound=Operand)
+V = TypeVar("V", bound=InstructionOperand)
 
 
 def _given(mask: Value | None) -> tuple[Value, ...]:

@@ -14,16 +14,16 @@ from treadle.backends.codegen.kernel.ir import (
     Block,
     Branch,
     Call,
-    Function,
     Instruction,
-    Kernel,
+    KernelModule,
+    KernelRoutine,
     Loop,
     Statement,
 )
-from treadle.backends.codegen.kernel.language import INDEX, KernelError, Operand
+from treadle.backends.codegen.kernel.language import INDEX, InstructionOperand, KernelError
 from treadle.backends.codegen.kernel.llvm_dot import dot
 from treadle.backends.codegen.kernel.llvm_lookup import lookup
-from treadle.backends.codegen.kernel.llvm_writer import Writer, llvm_type
+from treadle.backends.codegen.kernel.llvm_writer import LLVMWriter, llvm_type
 from treadle.backends.codegen.kernel.text import symbol_of
 from treadle.backends.codegen.target import Target
 
@@ -39,7 +39,7 @@ _HANDLERS = {
 _NOT_IN_SYMBOLS = re.compile(r"\W", re.ASCII)
 
 
-def module_text(kernels: Sequence[Kernel], target: Target) -> str:
+def module_text(kernels: Sequence[KernelModule], target: Target) -> str:
     """LLVM assembly that defines `void <symbol>(ptr args, i64 lo, i64 hi)` for every kernel.
 
     `args` points to slots of 8 bytes, one for each parameter. Kernels that are equal appear once.
@@ -64,13 +64,13 @@ def _attributes(target: Target) -> str:
 
 
 def _kernel_lines(
-    kernel: Kernel, symbol: str, target: Target, declarations: dict[str, str]
+    kernel: KernelModule, symbol: str, target: Target, declarations: dict[str, str]
 ) -> list[str]:
     """The kernel's function and those it calls."""
-    symbols: dict[Function, str] = {}
+    symbols: dict[KernelRoutine, str] = {}
     lines: list[str] = []
     for number, function in enumerate(kernel.functions):
-        writer = Writer(kernel.name, target, declarations, symbols)
+        writer = LLVMWriter(kernel.name, target, declarations, symbols)
         names = [writer.fresh() for _ in function.parameters]
         for parameter, name in zip(function.parameters, names, strict=True):
             writer.define(parameter, name)
@@ -78,13 +78,13 @@ def _kernel_lines(
         own = f"{symbol}.{number}.{_NOT_IN_SYMBOLS.sub('_', function.name)}"
         lines += _function_lines(writer, f"internal void @{own}({inner})", function)
         symbols[function] = own
-    writer = Writer(kernel.name, target, declarations, symbols)
+    writer = LLVMWriter(kernel.name, target, declarations, symbols)
     _define_slots(writer, kernel)
     header = f"void @{symbol}(ptr noalias readonly %args, i64 %lo, i64 %hi)"
     return lines + _function_lines(writer, header, kernel.entry)
 
 
-def _define_slots(w: Writer, kernel: Kernel) -> None:
+def _define_slots(w: LLVMWriter, kernel: KernelModule) -> None:
     """Load the parameters of the entry from the argument table."""
     if len(kernel.entry.parameters) < 2:
         raise KernelError(f"{kernel.name}: an entry ends with the parameters lo and hi")
@@ -99,7 +99,7 @@ def _define_slots(w: Writer, kernel: Kernel) -> None:
     w.define(hi, "%hi")
 
 
-def _function_lines(w: Writer, header: str, function: Function) -> list[str]:
+def _function_lines(w: LLVMWriter, header: str, function: KernelRoutine) -> list[str]:
     _block(w, function.body)
     if w.streams:
         # Streaming stores are not ordered with others until a fence.
@@ -110,7 +110,7 @@ def _function_lines(w: Writer, header: str, function: Function) -> list[str]:
 # -- statements --------------------------------------------------------------------------------
 
 
-def _block(w: Writer, block: Block) -> None:
+def _block(w: LLVMWriter, block: Block) -> None:
     for statement in block.statements:
         if isinstance(statement, Instruction):
             _instruction(w, statement)
@@ -118,7 +118,7 @@ def _block(w: Writer, block: Block) -> None:
             _structure(w, statement)
 
 
-def _instruction(w: Writer, instruction: Instruction) -> None:
+def _instruction(w: LLVMWriter, instruction: Instruction) -> None:
     handler = _HANDLERS.get(instruction.code)
     if handler is None:
         raise KernelError(f"{w.kernel}: no instruction is called {instruction.code}")
@@ -127,7 +127,7 @@ def _instruction(w: Writer, instruction: Instruction) -> None:
         w.define(instruction.result, operand)
 
 
-def _structure(w: Writer, statement: Statement) -> None:
+def _structure(w: LLVMWriter, statement: Statement) -> None:
     if isinstance(statement, Loop):
         _loop(w, statement)
     elif isinstance(statement, Branch):
@@ -136,14 +136,14 @@ def _structure(w: Writer, statement: Statement) -> None:
         _call(w, statement)
 
 
-def _call(w: Writer, call: Call) -> None:
+def _call(w: LLVMWriter, call: Call) -> None:
     symbol = w.symbols.get(call.function)
     if symbol is None:
         raise KernelError(f"{w.kernel}: {call.function.name} is called before it is listed")
     w.effect(f"call void @{symbol}({', '.join(map(w.typed, call.arguments))})")
 
 
-def _loop(w: Writer, loop: Loop) -> None:
+def _loop(w: LLVMWriter, loop: Loop) -> None:
     """Tested before the first turn and after each one, the form that LLVM's loop passes want."""
     start, stop, step = (w.operand(v) for v in (loop.start, loop.stop, loop.step))
     initial = [w.operand(v) for v in loop.initial]
@@ -183,7 +183,7 @@ def _turns_for_sure(loop: Loop) -> bool:
     return start is not None and stop is not None and start < stop
 
 
-def _branch(w: Writer, branch: Branch) -> None:
+def _branch(w: LLVMWriter, branch: Branch) -> None:
     condition = w.operand(branch.condition)
     then, otherwise, end = w.new_label("then"), w.new_label("else"), w.new_label("end")
     before = w.label
@@ -199,7 +199,7 @@ def _branch(w: Writer, branch: Branch) -> None:
 
 
 def _side(
-    w: Writer, label: str, block: Block, values: Iterable[Operand], end: str
+    w: LLVMWriter, label: str, block: Block, values: Iterable[InstructionOperand], end: str
 ) -> tuple[list[str], str]:
     """One side of a branch: what it gives, and the block it ends in."""
     w.begin(label)
@@ -212,7 +212,9 @@ def _side(
 
 
 def _results(
-    w: Writer, results: Sequence[Operand], ways: Sequence[tuple[list[str], str | None]]
+    w: LLVMWriter,
+    results: Sequence[InstructionOperand],
+    ways: Sequence[tuple[list[str], str | None]],
 ) -> None:
     """Write phis at the start of a block, over the ways that lead there."""
     taken = [(operands, label) for operands, label in ways if label is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from treadle.backends.codegen.kernel.ir import Instruction
 from treadle.backends.codegen.kernel.language import KernelError
-from treadle.backends.codegen.kernel.llvm_writer import Writer, element, spread, vector
+from treadle.backends.codegen.kernel.llvm_writer import LLVMWriter, element, spread, vector
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
@@ -20,7 +20,7 @@ def is_short_float(dtype: DType) -> bool:
     return dtype.is_float and dtype.itemsize == 2
 
 
-def widen(w: Writer, dtype: DType, lanes: int, x: str) -> str:
+def widen(w: LLVMWriter, dtype: DType, lanes: int, x: str) -> str:
     """A 16-bit float as float32, exactly; other types as they are."""
     if not is_short_float(dtype):
         return x
@@ -35,7 +35,7 @@ def widen(w: Writer, dtype: DType, lanes: int, x: str) -> str:
     return _widen_half(w, lanes, x)
 
 
-def narrow(w: Writer, dtype: DType, lanes: int, x: str) -> str:
+def narrow(w: LLVMWriter, dtype: DType, lanes: int, x: str) -> str:
     """A float32 as a 16-bit float, rounded to nearest even; as it is where dtype is no such."""
     if not is_short_float(dtype):
         return x
@@ -47,12 +47,12 @@ def narrow(w: Writer, dtype: DType, lanes: int, x: str) -> str:
     return _narrow_half(w, lanes, x)
 
 
-def _converts_half(w: Writer) -> bool:
+def _converts_half(w: LLVMWriter) -> bool:
     """True if conversions of float16 are instructions; elsewhere LLVM would call a library."""
     return w.target.vector_bytes >= 32 or w.target.is_arm
 
 
-def _narrow_bfloat16(w: Writer, lanes: int, x: str) -> str:
+def _narrow_bfloat16(w: LLVMWriter, lanes: int, x: str) -> str:
     """Add half of the last place, rounded to even, and drop the low bits; NaN stays a quiet NaN."""
     i32, f32 = vector("i32", lanes), vector("float", lanes)
 
@@ -71,7 +71,7 @@ def _narrow_bfloat16(w: Writer, lanes: int, x: str) -> str:
     return w.op(f"trunc {i32} {chosen} to {vector('i16', lanes)}")
 
 
-def _rounded(w: Writer, lanes: int, x: str) -> str:
+def _rounded(w: LLVMWriter, lanes: int, x: str) -> str:
     """Return x rounded to bfloat16 by the instruction, which takes subnormal numbers for 0."""
     short = f"<{lanes} x bfloat>"
     name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * lanes}"
@@ -79,7 +79,7 @@ def _rounded(w: Writer, lanes: int, x: str) -> str:
     return w.op(f"bitcast {short} {made} to <{lanes} x i16>")
 
 
-def _widen_half(w: Writer, lanes: int, x: str) -> str:
+def _widen_half(w: LLVMWriter, lanes: int, x: str) -> str:
     """Read exponent and mantissa as those of a float32 and scale: exact for subnormals, too."""
     i32, f32 = vector("i32", lanes), vector("float", lanes)
 
@@ -101,7 +101,7 @@ def _widen_half(w: Writer, lanes: int, x: str) -> str:
     return w.op(f"bitcast {i32} {signed} to {f32}")
 
 
-def _narrow_half(w: Writer, lanes: int, x: str) -> str:
+def _narrow_half(w: LLVMWriter, lanes: int, x: str) -> str:
     """Normal results by integer rounding, subnormal ones by adding 0.5, the rest by comparison."""
     i32, f32, i1 = vector("i32", lanes), vector("float", lanes), vector("i1", lanes)
 
@@ -137,7 +137,7 @@ def _narrow_half(w: Writer, lanes: int, x: str) -> str:
     return w.op(f"trunc {i32} {signed} to {vector('i16', lanes)}")
 
 
-def cast(w: Writer, instruction: Instruction) -> str:
+def cast(w: LLVMWriter, instruction: Instruction) -> str:
     """`cast`: every pair of element types."""
     (x,) = instruction.arguments
     if instruction.result is None:
@@ -156,7 +156,7 @@ def cast(w: Writer, instruction: Instruction) -> str:
     return _plain(w, source, target, lanes, text)
 
 
-def _plain(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
+def _plain(w: LLVMWriter, source: DType, target: DType, lanes: int, x: str) -> str:
     """A conversion between types that LLVM has."""
     if source is target:
         return x
@@ -193,7 +193,7 @@ def _conversion(source: DType, target: DType) -> str:
     return "sext" if source.kind == "int" else "zext"
 
 
-def bitcast(w: Writer, instruction: Instruction) -> str:
+def bitcast(w: LLVMWriter, instruction: Instruction) -> str:
     """`bitcast`: the same bits in other lanes, the first lane in the lowest ones."""
     (x,) = instruction.arguments
     if instruction.result is None:

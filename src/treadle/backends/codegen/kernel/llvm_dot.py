@@ -6,14 +6,14 @@ from treadle.backends.codegen.kernel.ir import Instruction
 from treadle.backends.codegen.kernel.language import KernelError
 from treadle.backends.codegen.kernel.llvm_casts import widen
 from treadle.backends.codegen.kernel.llvm_values import multiply_add, pick
-from treadle.backends.codegen.kernel.llvm_writer import Writer, spread
+from treadle.backends.codegen.kernel.llvm_writer import LLVMWriter, spread
 from treadle.base import dtype as dt
 
 _PAIR_PRODUCTS = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}
 _BYTE_PRODUCTS = {4: "ssse3.pmadd.ub.sw.128", 8: "avx2.pmadd.ub.sw", 16: "avx512.pmaddubs.w.512"}
 
 
-def dot(w: Writer, instruction: Instruction) -> str:
+def dot(w: LLVMWriter, instruction: Instruction) -> str:
     """`dot` of bytes, of 16-bit integers or of bfloat16."""
     total, x, y = instruction.arguments
     kinds, lanes = (total.dtype, x.dtype, y.dtype), total.lanes
@@ -27,16 +27,16 @@ def dot(w: Writer, instruction: Instruction) -> str:
     raise KernelError(f"{w.kernel}: dot of {x.type} and {y.type} into {total.type}")
 
 
-def _is_x86(w: Writer) -> bool:
+def _is_x86(w: LLVMWriter) -> bool:
     return w.target.triple.startswith("x86") or w.target.vector_bytes >= 32
 
 
-def _fits(w: Writer, lanes: int) -> bool:
+def _fits(w: LLVMWriter, lanes: int) -> bool:
     """Return whether there is a register of so many 32-bit lanes."""
     return lanes in _PAIR_PRODUCTS and 4 * lanes <= w.target.vector_bytes
 
 
-def _dot_bytes(w: Writer, lanes: int, total: str, x: str, y: str, *, narrow: bool) -> str:
+def _dot_bytes(w: LLVMWriter, lanes: int, total: str, x: str, y: str, *, narrow: bool) -> str:
     i32, bytes_ = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
     if w.target.dot_int8 and w.target.is_arm and lanes == 4:
         name = "llvm.aarch64.neon.usdot.v4i32.v16i8"
@@ -51,7 +51,7 @@ def _dot_bytes(w: Writer, lanes: int, total: str, x: str, y: str, *, narrow: boo
     return _dot_bytes_by_pairs(w, lanes, total, x, y)
 
 
-def _dot_bytes_by_pairs(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
+def _dot_bytes_by_pairs(w: LLVMWriter, lanes: int, total: str, x: str, y: str) -> str:
     """Add dot products of bytes to a total: x86 multiplies even and odd ones as 16-bit integers.
 
     The instruction for bytes (pmaddubsw) saturates its sums.
@@ -70,7 +70,7 @@ def _dot_bytes_by_pairs(w: Writer, lanes: int, total: str, x: str, y: str) -> st
     return w.op(f"add {i32} {total}, {w.op(f'add {i32} {even}, {odd}')}")
 
 
-def _dot_bytes_narrow(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
+def _dot_bytes_narrow(w: LLVMWriter, lanes: int, total: str, x: str, y: str) -> str:
     """Products added in pairs of 16 bits, which are then added in pairs."""
     i16, i32, bytes_ = f"<{2 * lanes} x i16>", f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
     pairs = w.call(i16, f"llvm.x86.{_BYTE_PRODUCTS[lanes]}", (bytes_, x), (bytes_, y))
@@ -79,7 +79,7 @@ def _dot_bytes_narrow(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
     return w.op(f"add {i32} {total}, {fours}")
 
 
-def _dot_bytes_plain(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
+def _dot_bytes_plain(w: LLVMWriter, lanes: int, total: str, x: str, y: str) -> str:
     """Widen, multiply, and add every fourth product."""
     many, i32 = f"<{4 * lanes} x i32>", "i32" if lanes == 1 else f"<{lanes} x i32>"
     a = w.op(f"zext <{4 * lanes} x i8> {x} to {many}")
@@ -92,7 +92,7 @@ def _dot_bytes_plain(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
     return total
 
 
-def _dot_shorts(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
+def _dot_shorts(w: LLVMWriter, lanes: int, total: str, x: str, y: str) -> str:
     """x86 adds the products in pairs; both being the square of -32768, they wrap as all else."""
     i16, i32 = f"<{2 * lanes} x i16>", "i32" if lanes == 1 else f"<{lanes} x i32>"
     if _is_x86(w) and _fits(w, lanes):
@@ -109,7 +109,7 @@ def _dot_shorts(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
     return total
 
 
-def _dot_bfloat16(w: Writer, lanes: int, total: str, x: str, y: str) -> str:
+def _dot_bfloat16(w: LLVMWriter, lanes: int, total: str, x: str, y: str) -> str:
     """Odd elements first, as the instruction does it."""
     if w.target.dot_bfloat16 and _fits(w, lanes):
         f32, short = f"<{lanes} x float>", f"<{2 * lanes} x bfloat>"

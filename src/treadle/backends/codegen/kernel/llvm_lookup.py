@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from treadle.backends.codegen.kernel.ir import Instruction
 from treadle.backends.codegen.kernel.llvm_values import pick
-from treadle.backends.codegen.kernel.llvm_writer import Writer, lane_numbers, spread
+from treadle.backends.codegen.kernel.llvm_writer import LLVMWriter, lane_numbers, spread
 
 ENTRIES = 16
 _X86 = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}
 
 
-def lookup(w: Writer, instruction: Instruction) -> str:
+def lookup(w: LLVMWriter, instruction: Instruction) -> str:
     """A register of bytes at a time; else bit by bit."""
     (x,) = instruction.arguments
     lanes, given = x.lanes, w.operand(x)
@@ -33,18 +33,18 @@ def lookup(w: Writer, instruction: Instruction) -> str:
     return parts[0]
 
 
-def _is_arm(w: Writer) -> bool:
+def _is_arm(w: LLVMWriter) -> bool:
     return w.target.triple.startswith(("aarch64", "arm64"))
 
 
-def _register(w: Writer) -> int:
+def _register(w: LLVMWriter) -> int:
     """The most bytes that an instruction looks up, 0 where there is none."""
     if _is_arm(w):
         return 16
     return w.target.vector_bytes if w.target.vector_bytes >= 32 else 0
 
 
-def _of_register(w: Writer, lanes: int, x: str, table: tuple[int, ...]) -> str:
+def _of_register(w: LLVMWriter, lanes: int, x: str, table: tuple[int, ...]) -> str:
     kind = f"<{lanes} x i8>"
     entries = lane_numbers(table * (lanes // ENTRIES), "i8")
     if _is_arm(w):
@@ -52,7 +52,7 @@ def _of_register(w: Writer, lanes: int, x: str, table: tuple[int, ...]) -> str:
     return w.call(kind, f"llvm.x86.{_X86[lanes]}", (kind, entries), (kind, x))
 
 
-def _by_bits(w: Writer, lanes: int, x: str, table: tuple[int, ...]) -> str:
+def _by_bits(w: LLVMWriter, lanes: int, x: str, table: tuple[int, ...]) -> str:
     """Halves of the table that is left, by the highest bit that is left."""
     kind, truth = ("i8", "i1") if lanes == 1 else (f"<{lanes} x i8>", f"<{lanes} x i1>")
     left = [spread("i8", lanes, str(n)) for n in table]

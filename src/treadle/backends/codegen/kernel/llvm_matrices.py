@@ -10,7 +10,7 @@ from __future__ import annotations
 from treadle.backends.codegen.kernel.ir import Instruction
 from treadle.backends.codegen.kernel.language import KernelError
 from treadle.backends.codegen.kernel.llvm_values import Handler
-from treadle.backends.codegen.kernel.llvm_writer import Writer, memory_element
+from treadle.backends.codegen.kernel.llvm_writer import LLVMWriter, memory_element
 
 _CONFIGURATION = (1, 0, 0x0040004000400040, 0x0040004000400040, 0, 0, 0x1010101010101010, 0)
 """Words of 64 bits: palette 1, and for each of eight registers 64 bytes by 16 rows."""
@@ -23,12 +23,12 @@ _DOTS = {
 }
 
 
-def _check(w: Writer) -> None:
+def _check(w: LLVMWriter) -> None:
     if not w.target.matrices:
         raise KernelError(f"{w.kernel}: {w.target.name} has no matrix registers")
 
 
-def _begin(w: Writer, instruction: Instruction) -> str:
+def _begin(w: LLVMWriter, instruction: Instruction) -> str:
     _check(w)
     name = w.fresh()
     w.stack.append(f"  {name} = alloca [8 x i64], align 64")
@@ -39,18 +39,18 @@ def _begin(w: Writer, instruction: Instruction) -> str:
     return ""
 
 
-def _end(w: Writer, instruction: Instruction) -> str:
+def _end(w: LLVMWriter, instruction: Instruction) -> str:
     w.call("void", "llvm.x86.tilerelease")
     return ""
 
 
-def _zero(w: Writer, instruction: Instruction) -> str:
+def _zero(w: LLVMWriter, instruction: Instruction) -> str:
     (register,) = instruction.detail
     w.call("void", "llvm.x86.tilezero", ("i8", str(register)))
     return ""
 
 
-def _move(w: Writer, instruction: Instruction, intrinsic: str) -> str:
+def _move(w: LLVMWriter, instruction: Instruction, intrinsic: str) -> str:
     pointer, step = instruction.arguments
     register = instruction.detail[0]
     of = memory_element(pointer.dtype)
@@ -65,16 +65,16 @@ def _move(w: Writer, instruction: Instruction, intrinsic: str) -> str:
     return ""
 
 
-def _load(w: Writer, instruction: Instruction) -> str:
+def _load(w: LLVMWriter, instruction: Instruction) -> str:
     hint = "t1" if "streaming" in instruction.detail else ""
     return _move(w, instruction, f"llvm.x86.tileloadd{hint}64")
 
 
-def _store(w: Writer, instruction: Instruction) -> str:
+def _store(w: LLVMWriter, instruction: Instruction) -> str:
     return _move(w, instruction, "llvm.x86.tilestored64")
 
 
-def _dot(w: Writer, instruction: Instruction) -> str:
+def _dot(w: LLVMWriter, instruction: Instruction) -> str:
     total, x, y, a, b = instruction.detail
     name = _DOTS.get((a, b))
     if name is None:

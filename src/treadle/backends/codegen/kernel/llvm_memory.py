@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from treadle.backends.codegen.kernel.ir import Instruction
-from treadle.backends.codegen.kernel.language import KernelError, Operand
+from treadle.backends.codegen.kernel.language import InstructionOperand, KernelError
 from treadle.backends.codegen.kernel.llvm_values import Handler, result_type
 from treadle.backends.codegen.kernel.llvm_writer import (
-    Writer,
+    LLVMWriter,
     literal,
     mangled,
     memory_element,
@@ -19,7 +19,7 @@ from treadle.base.dtype import DType
 _STREAMED = ", !nontemporal !0"
 
 
-def _address(w: Writer, pointer: Operand, index: Operand) -> str:
+def _address(w: LLVMWriter, pointer: InstructionOperand, index: InstructionOperand) -> str:
     """The address of an element."""
     if not pointer.type.pointer or index.dtype is not dt.int64:
         raise KernelError(f"{w.kernel}: {pointer.type}[{index.type}] is not a place in memory")
@@ -35,24 +35,24 @@ def _alignment(dtype: DType, lanes: int, aligned: bool) -> int:
     return size if aligned and size & (size - 1) == 0 else dtype.itemsize
 
 
-def _from_memory(w: Writer, dtype: DType, lanes: int, x: str) -> str:
+def _from_memory(w: LLVMWriter, dtype: DType, lanes: int, x: str) -> str:
     if dtype is not dt.bool_:
         return x
     return w.op(f"icmp ne {vector('i8', lanes)} {x}, {spread('i8', lanes, '0')}")
 
 
-def _to_memory(w: Writer, dtype: DType, lanes: int, x: str) -> str:
+def _to_memory(w: LLVMWriter, dtype: DType, lanes: int, x: str) -> str:
     if dtype is not dt.bool_:
         return x
     return w.op(f"zext {vector('i1', lanes)} {x} to {vector('i8', lanes)}")
 
 
-def _as_vector(w: Writer, of: str, lanes: int, x: str) -> str:
+def _as_vector(w: LLVMWriter, of: str, lanes: int, x: str) -> str:
     """A scalar as a vector of one lane, which is what masked intrinsics take."""
     return w.op(f"insertelement <1 x {of}> poison, {of} {x}, i64 0") if lanes == 1 else x
 
 
-def _load(w: Writer, instruction: Instruction) -> str:
+def _load(w: LLVMWriter, instruction: Instruction) -> str:
     pointer, index, *mask = instruction.arguments
     (aligned,) = instruction.detail
     lanes = result_type(w, instruction).lanes
@@ -66,13 +66,13 @@ def _load(w: Writer, instruction: Instruction) -> str:
     return _from_memory(w, pointer.dtype, lanes, loaded)
 
 
-def _check_mask(w: Writer, mask: Operand, lanes: int) -> None:
+def _check_mask(w: LLVMWriter, mask: InstructionOperand, lanes: int) -> None:
     if mask.dtype is not dt.bool_ or mask.lanes != lanes:
         raise KernelError(f"{w.kernel}: a mask of type {mask.type} for {lanes} lanes")
 
 
 def _masked_load(
-    w: Writer, dtype: DType, lanes: int, address: str, mask: Operand, align: int
+    w: LLVMWriter, dtype: DType, lanes: int, address: str, mask: InstructionOperand, align: int
 ) -> str:
     _check_mask(w, mask, lanes)
     of = memory_element(dtype)
@@ -90,7 +90,7 @@ def _masked_load(
     return _from_memory(w, dtype, lanes, loaded)
 
 
-def _store(w: Writer, instruction: Instruction) -> str:
+def _store(w: LLVMWriter, instruction: Instruction) -> str:
     pointer, index, value, *mask = instruction.arguments
     aligned, streaming = instruction.detail
     dtype, lanes = pointer.dtype, value.lanes
@@ -110,7 +110,13 @@ def _store(w: Writer, instruction: Instruction) -> str:
 
 
 def _masked_store(
-    w: Writer, dtype: DType, lanes: int, text: str, address: str, mask: Operand, align: int
+    w: LLVMWriter,
+    dtype: DType,
+    lanes: int,
+    text: str,
+    address: str,
+    mask: InstructionOperand,
+    align: int,
 ) -> None:
     _check_mask(w, mask, lanes)
     of = memory_element(dtype)
@@ -124,7 +130,7 @@ def _masked_store(
     )
 
 
-def _addresses(w: Writer, pointer: Operand, indices: Operand) -> str:
+def _addresses(w: LLVMWriter, pointer: InstructionOperand, indices: InstructionOperand) -> str:
     """One address per lane; always a vector."""
     if not pointer.type.pointer or indices.dtype not in (dt.int32, dt.int64):
         raise KernelError(f"{w.kernel}: {pointer.type}[{indices.type}] is not a place in memory")
@@ -135,14 +141,14 @@ def _addresses(w: Writer, pointer: Operand, indices: Operand) -> str:
     return w.op(f"getelementptr {of}, ptr {base}, <{lanes} x {kind}> {text}")
 
 
-def _lane_mask(w: Writer, mask: list[Operand], lanes: int) -> str:
+def _lane_mask(w: LLVMWriter, mask: list[InstructionOperand], lanes: int) -> str:
     if not mask:
         return "splat (i1 true)"
     _check_mask(w, mask[0], lanes)
     return _as_vector(w, "i1", lanes, w.operand(mask[0]))
 
 
-def _gather(w: Writer, instruction: Instruction) -> str:
+def _gather(w: LLVMWriter, instruction: Instruction) -> str:
     pointer, indices, *mask = instruction.arguments
     dtype, lanes = pointer.dtype, indices.lanes
     of = memory_element(dtype)
@@ -160,7 +166,7 @@ def _gather(w: Writer, instruction: Instruction) -> str:
     return _from_memory(w, dtype, lanes, loaded)
 
 
-def _scatter(w: Writer, instruction: Instruction) -> str:
+def _scatter(w: LLVMWriter, instruction: Instruction) -> str:
     pointer, indices, value, *mask = instruction.arguments
     dtype, lanes = pointer.dtype, indices.lanes
     of = memory_element(dtype)
@@ -176,19 +182,19 @@ def _scatter(w: Writer, instruction: Instruction) -> str:
     return ""
 
 
-def _offset(w: Writer, instruction: Instruction) -> str:
+def _offset(w: LLVMWriter, instruction: Instruction) -> str:
     return _address(w, *instruction.arguments)
 
 
-def _reinterpret(w: Writer, instruction: Instruction) -> str:
+def _reinterpret(w: LLVMWriter, instruction: Instruction) -> str:
     return w.operand(instruction.arguments[0])
 
 
-def _address_of(w: Writer, instruction: Instruction) -> str:
+def _address_of(w: LLVMWriter, instruction: Instruction) -> str:
     return w.op(f"ptrtoint ptr {w.operand(instruction.arguments[0])} to i64")
 
 
-def _stack(w: Writer, instruction: Instruction) -> str:
+def _stack(w: LLVMWriter, instruction: Instruction) -> str:
     """Reserved in the function's first block, where it costs nothing."""
     (count,) = instruction.detail
     name = w.fresh()
@@ -197,7 +203,7 @@ def _stack(w: Writer, instruction: Instruction) -> str:
     return name
 
 
-def _prefetch(w: Writer, instruction: Instruction) -> str:
+def _prefetch(w: LLVMWriter, instruction: Instruction) -> str:
     pointer, index = instruction.arguments
     (write,) = instruction.detail
     address = _address(w, pointer, index)
@@ -206,14 +212,14 @@ def _prefetch(w: Writer, instruction: Instruction) -> str:
     return ""
 
 
-def _bytes(w: Writer, count: Operand, dtype: DType) -> str:
+def _bytes(w: LLVMWriter, count: InstructionOperand, dtype: DType) -> str:
     if count.literal is not None:
         return str(int(count.literal) * dtype.itemsize)
     text = w.operand(count)
     return text if dtype.itemsize == 1 else w.op(f"mul i64 {text}, {dtype.itemsize}")
 
 
-def _copy(w: Writer, instruction: Instruction) -> str:
+def _copy(w: LLVMWriter, instruction: Instruction) -> str:
     target, source, count = instruction.arguments
     if target.type != source.type:
         raise KernelError(f"{w.kernel}: copy from {source.type} to {target.type}")
@@ -224,7 +230,7 @@ def _copy(w: Writer, instruction: Instruction) -> str:
     return ""
 
 
-def _zero(w: Writer, instruction: Instruction) -> str:
+def _zero(w: LLVMWriter, instruction: Instruction) -> str:
     target, count = instruction.arguments
     to = (f"ptr align {target.dtype.itemsize}", w.operand(target))
     size = ("i64", _bytes(w, count, target.dtype))

@@ -8,7 +8,7 @@ from treadle.backends.codegen.kernel.ir import ARITHMETIC, BITWISE, COMPARE, UNA
 from treadle.backends.codegen.kernel.language import KernelError, Type
 from treadle.backends.codegen.kernel.llvm_casts import bitcast, cast, is_short_float, narrow, widen
 from treadle.backends.codegen.kernel.llvm_writer import (
-    Writer,
+    LLVMWriter,
     element,
     lane_literals,
     lane_numbers,
@@ -20,7 +20,7 @@ from treadle.backends.codegen.kernel.llvm_writer import (
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
-Handler = Callable[[Writer, Instruction], str]
+Handler = Callable[[LLVMWriter, Instruction], str]
 
 _FLOAT_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv", "rem": "frem"}
 _FLOAT_UNARY = {
@@ -35,21 +35,21 @@ _FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole"}
 _BOOL_BINARY = {"min": "and", "max": "or", "and": "and", "or": "or", "xor": "xor"}
 
 
-def result_type(w: Writer, instruction: Instruction) -> Type:
+def result_type(w: LLVMWriter, instruction: Instruction) -> Type:
     """Type of what the instruction gives."""
     if instruction.result is None:
         raise KernelError(f"{w.kernel}: {instruction.code} needs a result")
     return instruction.result.type
 
 
-def _reject(w: Writer, code: str, dtype: DType) -> KernelError:
+def _reject(w: LLVMWriter, code: str, dtype: DType) -> KernelError:
     return KernelError(f"{w.kernel}: {code} of {dtype.name} is not in the language")
 
 
 # -- arithmetic --------------------------------------------------------------------------------
 
 
-def binary(w: Writer, code: str, dtype: DType, lanes: int, x: str, y: str) -> str:
+def binary(w: LLVMWriter, code: str, dtype: DType, lanes: int, x: str, y: str) -> str:
     """One of `ARITHMETIC` or `BITWISE` on operands of a type."""
     if dtype is dt.bool_:
         if code not in _BOOL_BINARY:
@@ -63,7 +63,7 @@ def binary(w: Writer, code: str, dtype: DType, lanes: int, x: str, y: str) -> st
     return (_float_binary if dtype.is_float else _integer_binary)(w, code, dtype, lanes, x, y)
 
 
-def _minmax(w: Writer, code: str, dtype: DType, lanes: int, x: str, y: str) -> str:
+def _minmax(w: LLVMWriter, code: str, dtype: DType, lanes: int, x: str, y: str) -> str:
     """Compare and select, exactly as x86's instructions do it, which LLVM then picks."""
     of = vector(element(dtype), lanes)
     order = "lt" if code == "min" else "gt"
@@ -72,7 +72,7 @@ def _minmax(w: Writer, code: str, dtype: DType, lanes: int, x: str, y: str) -> s
     return w.op(f"select {vector('i1', lanes)} {condition}, {of} {x}, {of} {y}")
 
 
-def _float_binary(w: Writer, code: str, dtype: DType, lanes: int, x: str, y: str) -> str:
+def _float_binary(w: LLVMWriter, code: str, dtype: DType, lanes: int, x: str, y: str) -> str:
     of = vector(element(dtype), lanes)
     if code == "copysign":
         name = f"llvm.copysign.{mangled(element(dtype), lanes)}"
@@ -82,7 +82,7 @@ def _float_binary(w: Writer, code: str, dtype: DType, lanes: int, x: str, y: str
     return w.op(f"{_FLOAT_BINARY[code]} {of} {x}, {y}")
 
 
-def _integer_binary(w: Writer, code: str, dtype: DType, lanes: int, x: str, y: str) -> str:
+def _integer_binary(w: LLVMWriter, code: str, dtype: DType, lanes: int, x: str, y: str) -> str:
     of, signed = vector(element(dtype), lanes), dtype.kind == "int"
     if code in ("div", "rem"):
         if signed:
@@ -95,7 +95,7 @@ def _integer_binary(w: Writer, code: str, dtype: DType, lanes: int, x: str, y: s
     return w.op(f"{code} {of} {x}, {y}")
 
 
-def _signed_division(w: Writer, code: str, dtype: DType, lanes: int, x: str, y: str) -> str:
+def _signed_division(w: LLVMWriter, code: str, dtype: DType, lanes: int, x: str, y: str) -> str:
     """The smallest value divided by -1 wraps in the language but traps in the processor."""
     of = vector(element(dtype), lanes)
     if not y.startswith("%"):  # a literal, which is not 0
@@ -117,12 +117,12 @@ def _signed_division(w: Writer, code: str, dtype: DType, lanes: int, x: str, y: 
     return w.op(f"select {i1} {minus}, {of} {negated}, {of} {quotient}")
 
 
-def _binary(w: Writer, instruction: Instruction) -> str:
+def _binary(w: LLVMWriter, instruction: Instruction) -> str:
     x, y = instruction.arguments
     return binary(w, instruction.code, x.dtype, x.lanes, w.operand(x), w.operand(y))
 
 
-def _unary(w: Writer, instruction: Instruction) -> str:
+def _unary(w: LLVMWriter, instruction: Instruction) -> str:
     (x,) = instruction.arguments
     dtype, lanes, code = x.dtype, x.lanes, instruction.code
     text = w.operand(x)
@@ -139,7 +139,7 @@ def _unary(w: Writer, instruction: Instruction) -> str:
     return narrow(w, dtype, lanes, made)
 
 
-def _integer_unary(w: Writer, code: str, dtype: DType, lanes: int, x: str) -> str:
+def _integer_unary(w: LLVMWriter, code: str, dtype: DType, lanes: int, x: str) -> str:
     if dtype is dt.bool_ or code not in ("neg", "abs"):
         raise _reject(w, code, dtype)
     of = vector(element(dtype), lanes)
@@ -151,7 +151,7 @@ def _integer_unary(w: Writer, code: str, dtype: DType, lanes: int, x: str) -> st
     return w.call(of, name, (of, x), ("i1", "false"))
 
 
-def _fma(w: Writer, instruction: Instruction) -> str:
+def _fma(w: LLVMWriter, instruction: Instruction) -> str:
     x, y, z = instruction.arguments
     if not x.dtype.is_float:
         raise _reject(w, "fma", x.dtype)
@@ -161,7 +161,7 @@ def _fma(w: Writer, instruction: Instruction) -> str:
     return narrow(w, x.dtype, lanes, add(w, wide, lanes, a, b, c))
 
 
-def multiply_add(w: Writer, dtype: DType, lanes: int, x: str, y: str, z: str) -> str:
+def multiply_add(w: LLVMWriter, dtype: DType, lanes: int, x: str, y: str, z: str) -> str:
     """x * y + z; in two steps on targets without the instruction."""
     of = vector(element(dtype), lanes)
     if w.target.fma:
@@ -169,7 +169,7 @@ def multiply_add(w: Writer, dtype: DType, lanes: int, x: str, y: str, z: str) ->
     return w.op(f"fadd {of} {w.op(f'fmul {of} {x}, {y}')}, {z}")
 
 
-def _exact_multiply_add(w: Writer, dtype: DType, lanes: int, x: str, y: str, z: str) -> str:
+def _exact_multiply_add(w: LLVMWriter, dtype: DType, lanes: int, x: str, y: str, z: str) -> str:
     """x * y + z without the instruction: exact where the result has no more digits than the type.
 
     Products of float32 are exact in float64. In float64 the product's error comes of halves of the
@@ -206,7 +206,7 @@ def _exact_multiply_add(w: Writer, dtype: DType, lanes: int, x: str, y: str, z: 
     return w.op(f"select {vector('i1', lanes)} {none}, {of} {total}, {of} {made}")
 
 
-def _halves(w: Writer, lanes: int, x: str) -> tuple[str, str]:
+def _halves(w: LLVMWriter, lanes: int, x: str) -> tuple[str, str]:
     """float64 as a sum: its 26 leading digits, rounded, and the rest."""
     of, bits = vector("double", lanes), vector("i64", lanes)
     whole = w.op(f"bitcast {of} {x} to {bits}")
@@ -216,7 +216,7 @@ def _halves(w: Writer, lanes: int, x: str) -> tuple[str, str]:
     return high, w.op(f"fsub {of} {x}, {high}")
 
 
-def _compare(w: Writer, instruction: Instruction) -> str:
+def _compare(w: LLVMWriter, instruction: Instruction) -> str:
     x, y = instruction.arguments
     dtype, lanes, code = x.dtype, x.lanes, instruction.code
     a, b = w.operand(x), w.operand(y)
@@ -232,7 +232,7 @@ def _compare(w: Writer, instruction: Instruction) -> str:
     return w.op(f"icmp {code} {vector(element(dtype), lanes)} {a}, {b}")
 
 
-def _select(w: Writer, instruction: Instruction) -> str:
+def _select(w: LLVMWriter, instruction: Instruction) -> str:
     condition, x, y = instruction.arguments
     return w.op(f"select {w.typed(condition)}, {w.typed(x)}, {w.typed(y)}")
 
@@ -240,7 +240,7 @@ def _select(w: Writer, instruction: Instruction) -> str:
 # -- lanes -------------------------------------------------------------------------------------
 
 
-def hidden(w: Writer, number: int, of: str = "i64") -> str:
+def hidden(w: LLVMWriter, number: int, of: str = "i64") -> str:
     """An integer that LLVM takes for unknown (an empty piece of assembly might change it).
 
     LLVM 22 makes wrong code of masked accesses, or stops, where it splits a vector whose mask is
@@ -250,26 +250,26 @@ def hidden(w: Writer, number: int, of: str = "i64") -> str:
     return found if of == "i64" else w.op(f"trunc i64 {found} to {of}")
 
 
-def splat(w: Writer, of: str, lanes: int, scalar: str) -> str:
+def splat(w: LLVMWriter, of: str, lanes: int, scalar: str) -> str:
     """A scalar in every lane."""
     vec = f"<{lanes} x {of}>"
     one = w.op(f"insertelement {vec} poison, {of} {scalar}, i64 0")
     return w.op(f"shufflevector {vec} {one}, {vec} poison, <{lanes} x i32> zeroinitializer")
 
 
-def _splat(w: Writer, instruction: Instruction) -> str:
+def _splat(w: LLVMWriter, instruction: Instruction) -> str:
     (x,) = instruction.arguments
     return splat(w, element(x.dtype), result_type(w, instruction).lanes, w.operand(x))
 
 
-def _iota(w: Writer, instruction: Instruction) -> str:
+def _iota(w: LLVMWriter, instruction: Instruction) -> str:
     result = result_type(w, instruction)
     if result.lanes == 1:
         return scalar_literal(0, result.dtype)
     return lane_literals(range(result.lanes), result.dtype)
 
 
-def _first_lanes(w: Writer, instruction: Instruction) -> str:
+def _first_lanes(w: LLVMWriter, instruction: Instruction) -> str:
     """Compare lane numbers with the count, in integers as wide as fit one register."""
     (count,) = instruction.arguments
     lanes = result_type(w, instruction).lanes
@@ -287,7 +287,7 @@ def _first_lanes(w: Writer, instruction: Instruction) -> str:
     return w.op(f"icmp slt <{lanes} x {of}> {numbers}, {limit}")
 
 
-def pick(w: Writer, of: str, lanes: int, x: str, y: str, order: tuple[int, ...]) -> str:
+def pick(w: LLVMWriter, of: str, lanes: int, x: str, y: str, order: tuple[int, ...]) -> str:
     """`shufflevector`, also where operands or result are scalars."""
     if len(order) == 1 and lanes > 1 and 0 <= order[0] < lanes:
         return w.op(f"extractelement <{lanes} x {of}> {x}, i64 {order[0]}")
@@ -299,7 +299,7 @@ def pick(w: Writer, of: str, lanes: int, x: str, y: str, order: tuple[int, ...])
     return made if len(order) > 1 else w.op(f"extractelement <1 x {of}> {made}, i64 0")
 
 
-def _shuffle(w: Writer, instruction: Instruction) -> str:
+def _shuffle(w: LLVMWriter, instruction: Instruction) -> str:
     x, y = instruction.arguments
     order: tuple[int, ...] = instruction.detail
     if not all(-1 <= lane < 2 * x.lanes for lane in order):
@@ -310,20 +310,20 @@ def _shuffle(w: Writer, instruction: Instruction) -> str:
     return pick(w, element(x.dtype), x.lanes, w.operand(x), second, order)
 
 
-def _lane(w: Writer, instruction: Instruction) -> int:
+def _lane(w: LLVMWriter, instruction: Instruction) -> int:
     lane: int = instruction.detail[0]
     if not 0 <= lane < instruction.arguments[0].lanes:
         raise KernelError(f"{w.kernel}: no lane {lane} in {instruction.arguments[0].type}")
     return lane
 
 
-def _extract(w: Writer, instruction: Instruction) -> str:
+def _extract(w: LLVMWriter, instruction: Instruction) -> str:
     (x,) = instruction.arguments
     lane = _lane(w, instruction)
     return w.operand(x) if x.lanes == 1 else w.op(f"extractelement {w.typed(x)}, i64 {lane}")
 
 
-def _insert(w: Writer, instruction: Instruction) -> str:
+def _insert(w: LLVMWriter, instruction: Instruction) -> str:
     x, scalar = instruction.arguments
     lane = _lane(w, instruction)
     if x.lanes == 1:
@@ -331,7 +331,7 @@ def _insert(w: Writer, instruction: Instruction) -> str:
     return w.op(f"insertelement {w.typed(x)}, {w.typed(scalar)}, i64 {lane}")
 
 
-def _reduce(w: Writer, instruction: Instruction) -> str:
+def _reduce(w: LLVMWriter, instruction: Instruction) -> str:
     (x,) = instruction.arguments
     (code,) = instruction.detail
     lanes, of, text = x.lanes, element(x.dtype), w.operand(x)

@@ -9,8 +9,8 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from treadle.backends.codegen.kernel.ir import Function
-from treadle.backends.codegen.kernel.language import KernelError, Number, Operand, Type
+from treadle.backends.codegen.kernel.ir import KernelRoutine
+from treadle.backends.codegen.kernel.language import InstructionOperand, KernelError, Number, Type
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -104,7 +104,7 @@ def scalar_literal(number: Number, dtype: DType) -> str:
     return f"0x{struct.unpack('<Q', struct.pack('<d', float(rounded)))[0]:016X}"
 
 
-class Writer:
+class LLVMWriter:
     """The text of one LLVM function under construction.
 
     Values go by the names of their operands; those defined inside a block are forgotten after it.
@@ -115,7 +115,7 @@ class Writer:
         kernel: str,
         target: Target,
         declarations: dict[str, str],
-        symbols: dict[Function, str],
+        symbols: dict[KernelRoutine, str],
     ) -> None:
         self.kernel = kernel
         self.target = target
@@ -125,9 +125,9 @@ class Writer:
         self.label = "entry"
         self.streams = False
         self._declarations = declarations
-        self._operands: dict[Operand, str] = {}
-        self._literals: dict[Operand, str] = {}
-        self._defined: list[Operand] = []
+        self._operands: dict[InstructionOperand, str] = {}
+        self._literals: dict[InstructionOperand, str] = {}
+        self._defined: list[InstructionOperand] = []
         self._count = 0
 
     # -- names -----------------------------------------------------------------------------
@@ -137,14 +137,14 @@ class Writer:
         self._count += 1
         return f"%v{self._count}"
 
-    def define(self, value: Operand, operand: str) -> None:
+    def define(self, value: InstructionOperand, operand: str) -> None:
         """Name the operand that stands for a value from here on; a KernelError if it has one."""
         if value in self._operands:
             raise KernelError(f"{self.kernel}: a value of type {value.type} is defined twice")
         self._operands[value] = operand
         self._defined.append(value)
 
-    def operand(self, value: Operand) -> str:
+    def operand(self, value: InstructionOperand) -> str:
         """The value as an operand, without its type."""
         if value.literal is not None:
             found = self._literals.get(value)
@@ -158,7 +158,7 @@ class Writer:
                 f"{self.kernel}: a value of type {value.type} is used where it is not defined"
             ) from None
 
-    def typed(self, value: Operand) -> str:
+    def typed(self, value: InstructionOperand) -> str:
         """The value as an operand, after its type."""
         return f"{llvm_type(value.type)} {self.operand(value)}"
 

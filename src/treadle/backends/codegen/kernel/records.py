@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform
 
-from treadle.backends.codegen.kernel.ir import Kernel
-from treadle.backends.codegen.kernel.language import KernelError, Operand
+from treadle.backends.codegen.kernel.ir import KernelModule
+from treadle.backends.codegen.kernel.language import InstructionOperand, KernelError
 from treadle.backends.program import Launch
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def required(given: T | None) -> T:
 class RecordedKernel:
     """A kernel and the record of its parameters."""
 
-    kernel: Kernel
+    kernel: KernelModule
     parameters: Any
 
     def launch(self, given: Any, *last: Any, **described: Any) -> Launch:
@@ -83,11 +83,11 @@ class RecordedKernel:
         return (*[found[id(p)] for p in own], *last)
 
 
-def _pairs(parameters: Any, given: Any, path: str) -> Iterator[tuple[Operand, Any]]:
+def _pairs(parameters: Any, given: Any, path: str) -> Iterator[tuple[InstructionOperand, Any]]:
     """Every parameter of a record and its argument."""
     if parameters is None:
         return
-    if isinstance(parameters, Operand):
+    if isinstance(parameters, InstructionOperand):
         if given is None:
             raise KernelError(f"{path} is a parameter and has no argument")
         yield parameters, given

@@ -16,26 +16,26 @@ from treadle.backends.codegen.kernel.ir import (
     Block,
     Branch,
     Call,
-    Function,
     Instruction,
-    Kernel,
+    KernelModule,
+    KernelRoutine,
     Loop,
     Statement,
 )
-from treadle.backends.codegen.kernel.language import KernelError, Operand
+from treadle.backends.codegen.kernel.language import InstructionOperand, KernelError
 
 _INDENT = "  "
 _NOT_IN_SYMBOLS = re.compile(r"\W", re.ASCII)
-_DIGESTS: WeakKeyDictionary[Kernel, str] = WeakKeyDictionary()
+_DIGESTS: WeakKeyDictionary[KernelModule, str] = WeakKeyDictionary()
 
 
-def kernel_text(kernel: Kernel) -> str:
+def kernel_text(kernel: KernelModule) -> str:
     """The kernel as text: functions first, then the entry.
 
     Raises:
         KernelError: a value is used where it is not defined.
     """
-    numbers: dict[Function, str] = {}
+    numbers: dict[KernelRoutine, str] = {}
     lines: list[str] = []
     for position, function in enumerate(kernel.functions):
         numbers[function] = f"{position}.{function.name}"
@@ -45,7 +45,7 @@ def kernel_text(kernel: Kernel) -> str:
     return "\n".join(lines) + "\n"
 
 
-def digest(kernel: Kernel) -> str:
+def digest(kernel: KernelModule) -> str:
     """SHA-256 of the text, whatever the kernel's name; kept while the kernel lives."""
     found = _DIGESTS.get(kernel)
     if found is None:
@@ -54,7 +54,7 @@ def digest(kernel: Kernel) -> str:
     return found
 
 
-def symbol_of(kernel: Kernel) -> str:
+def symbol_of(kernel: KernelModule) -> str:
     """The name of the kernel's function: equal kernels share it, others never do."""
     return f"{_NOT_IN_SYMBOLS.sub('_', kernel.name)}_{digest(kernel)[:16]}"
 
@@ -62,15 +62,15 @@ def symbol_of(kernel: Kernel) -> str:
 class _Printer:
     """Prints one function."""
 
-    def __init__(self, kernel: str, functions: dict[Function, str]) -> None:
+    def __init__(self, kernel: str, functions: dict[KernelRoutine, str]) -> None:
         self._kernel = kernel
         self._functions = functions
-        self._names: dict[Operand, str] = {}
-        self._defined: list[Operand] = []
+        self._names: dict[InstructionOperand, str] = {}
+        self._defined: list[InstructionOperand] = []
         self._count = 0
         self._lines: list[str] = []
 
-    def function(self, kind: str, name: str, function: Function) -> list[str]:
+    def function(self, kind: str, name: str, function: KernelRoutine) -> list[str]:
         """The function's lines."""
         inner = ", ".join(
             f"{self._define(p)}{f' {p.name}' if p.name else ''}: {p.type}"
@@ -79,7 +79,7 @@ class _Printer:
         self._block(function.body, _INDENT)
         return [f"{kind} {name}({inner}) {{", *self._lines, "}"]
 
-    def _define(self, value: Operand) -> str:
+    def _define(self, value: InstructionOperand) -> str:
         if value in self._names:
             raise KernelError(f"{self._kernel}: a value of type {value.type} is defined twice")
         name = self._names[value] = f"%{self._count}"
@@ -87,7 +87,7 @@ class _Printer:
         self._defined.append(value)
         return name
 
-    def _use(self, value: Operand) -> str:
+    def _use(self, value: InstructionOperand) -> str:
         if value.literal is not None:
             return f"{value.type}({value.literal!r})"
         try:
@@ -97,10 +97,12 @@ class _Printer:
                 f"{self._kernel}: a value of type {value.type} is used where it is not defined"
             ) from None
 
-    def _uses(self, values: Iterable[Operand]) -> str:
+    def _uses(self, values: Iterable[InstructionOperand]) -> str:
         return ", ".join(map(self._use, values))
 
-    def _inner(self, block: Block, values: Iterable[Operand], indent: str, before: int) -> None:
+    def _inner(
+        self, block: Block, values: Iterable[InstructionOperand], indent: str, before: int
+    ) -> None:
         """A block with what it yields; what was defined since `before` is gone afterwards."""
         self._block(block, indent + _INDENT)
         yielded = self._uses(values)
@@ -162,6 +164,6 @@ class _Printer:
             self._inner(branch.otherwise, branch.otherwise_values, indent, before)
         self._close(branch.results, indent)
 
-    def _close(self, results: Iterable[Operand], indent: str) -> None:
+    def _close(self, results: Iterable[InstructionOperand], indent: str) -> None:
         made = ", ".join(f"{self._define(v)}: {v.type}" for v in results)
         self._lines.append(f"{indent}}}" + (f" -> {made}" if made else ""))

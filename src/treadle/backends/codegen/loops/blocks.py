@@ -18,7 +18,7 @@ from treadle.backends.codegen.loops.plan import LoopSchedule
 from treadle.backends.codegen.loops.reduce import Running
 from treadle.base.estimates import at_most
 from treadle.base.symbol import Dim, Expr
-from treadle.graph.domains import Axis
+from treadle.graph.domains import CounterAxis
 
 MOST_TERMS = 32
 """Terms that an accumulator takes in at most: more cost accuracy, fewer cost additions."""
@@ -39,15 +39,15 @@ def lengths(turns: Dim, terms: int) -> tuple[tuple[int, ...], int]:
     return tuple(reversed(found)), -(-turns // found[-1])
 
 
-class Blocks:
+class ReductionBlocks:
     """The loops over the reduced axes of a nest, as far as they are cut into blocks."""
 
     def __init__(self, e: Builder, parameters: Parameters) -> None:
         self.e = e
         self.parameters = parameters
-        self._lengths: dict[Axis, tuple[int, ...]] = {}
+        self._lengths: dict[CounterAxis, tuple[int, ...]] = {}
 
-    def plan(self, plan: LoopSchedule, extent: Callable[[Axis], Dim]) -> None:
+    def plan(self, plan: LoopSchedule, extent: Callable[[CounterAxis], Dim]) -> None:
         """Cut the loops of a nest whose axes have these extents, or parts that are as long."""
         terms = 1
         inner = plan.lane_axis if plan.rows_reduced else None
@@ -59,7 +59,7 @@ class Blocks:
     @contextmanager
     def loop(
         self,
-        axis: Axis,
+        axis: CounterAxis,
         sums: Sequence[Running],
         start: Value | int,
         stop: Value | int,

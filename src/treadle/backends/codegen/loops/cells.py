@@ -19,7 +19,7 @@ from treadle.backends.codegen.kernel.language import (
     select,
     shuffle,
 )
-from treadle.backends.codegen.loops.index_map import IndexWriter, Parameters, Place
+from treadle.backends.codegen.loops.index_map import IndexWriter, LanePosition, Parameters
 from treadle.backends.codegen.loops.quotients import Inverse, inverse_of, of_sums
 from treadle.backends.codegen.scalars.code import apply, compute_dtype, load_value, store_value
 from treadle.backends.codegen.scalars.convert import convert
@@ -27,8 +27,8 @@ from treadle.backends.program import Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.symbol import Dim
-from treadle.graph.cells import Apply, Cell, Choice, Guard, Literal, Load, Sequence, Total
-from treadle.graph.domains import Axis, LoopNest
+from treadle.graph.cells import AppliedOp, Cell, Guard, GuardedCell, Literal, Load, Sequence, Total
+from treadle.graph.domains import CounterAxis, LoopNest
 from treadle.graph.positions import Atom, Position
 from treadle.ops.elementwise import Div
 
@@ -51,7 +51,7 @@ class CellWriter(IndexWriter):
         parameters: Parameters,
         nest: LoopNest,
         source: Source,
-        lane_axis: Axis | None,
+        lane_axis: CounterAxis | None,
         lanes: int,
     ) -> None:
         super().__init__(e, parameters, lane_axis, lanes)
@@ -66,7 +66,7 @@ class CellWriter(IndexWriter):
     @contextmanager
     def inside(
         self,
-        axis: Axis,
+        axis: CounterAxis,
         index: Value | int,
         mask: Value | None = None,
         needed: Collection[Cell] | None = None,
@@ -84,7 +84,7 @@ class CellWriter(IndexWriter):
         self._inverses.pop()
         self.mask = outer
 
-    def _walked(self, axis: Axis) -> list[Position]:
+    def _walked(self, axis: CounterAxis) -> list[Position]:
         """The positions of loads and stores that the axis moves."""
         found: dict[Position, None] = {}
         for cell in self.cells:
@@ -108,7 +108,7 @@ class CellWriter(IndexWriter):
     def _invert(self, needed: Collection[Cell] | None) -> None:
         """Divide 1 by what inner loops would divide by again and again, see `quotients`."""
         for cell in self.cells:
-            if not (isinstance(cell, Apply) and isinstance(cell.op, Div)):
+            if not (isinstance(cell, AppliedOp) and isinstance(cell.op, Div)):
                 continue
             divisor = cell.args[1]
             again = cell.varies & ~self.bound and of_sums(divisor)
@@ -133,7 +133,7 @@ class CellWriter(IndexWriter):
         return found
 
     def _written(self, cell: Cell) -> Value:
-        if isinstance(cell, Apply):
+        if isinstance(cell, AppliedOp):
             inverse = _find(self._inverses, cell.args[-1]) if isinstance(cell.op, Div) else None
             if inverse is not None:
                 return inverse.times(self.value(cell.args[0]))
@@ -144,7 +144,7 @@ class CellWriter(IndexWriter):
             return self.e.constant(cell.value, compute_dtype(cell.dtype))
         if isinstance(cell, Sequence):
             return self._sequence(cell)
-        if isinstance(cell, Choice):
+        if isinstance(cell, GuardedCell):
             inside, outside = self.value(cell.inside), self.value(cell.outside)
             return select(self._all(cell.guards), inside, outside)
         raise KernelError("a reduction is read before it is complete")
@@ -177,7 +177,7 @@ class CellWriter(IndexWriter):
         """Write a value to its place, moved by `offset`; a scalar goes to all lanes."""
         place = self.place(position)
         if isinstance(offset, Value) or offset:
-            place = Place(place.base + offset, place.step)
+            place = LanePosition(place.base + offset, place.step)
         if place.step == 0:
             store_value(memory, place.base, value)
             return
@@ -207,7 +207,7 @@ class CellWriter(IndexWriter):
             numbers = numbers + _number(cell.start, wide)
         return numbers if wide is cell.dtype else convert(numbers, cell.dtype)
 
-    def _numbers(self, place: Place, dtype: DType) -> Value:
+    def _numbers(self, place: LanePosition, dtype: DType) -> Value:
         base = place.base.cast(dtype)
         if place.step is None or place.step == 0:
             return base

@@ -14,7 +14,7 @@ from treadle.base.estimates import at_most, estimate
 from treadle.base.shape import product
 from treadle.base.symbol import Dim
 from treadle.graph.cells import Cell, Load
-from treadle.graph.domains import Axis, Collected, LoopNest, arguments
+from treadle.graph.domains import Collected, CounterAxis, LoopNest, arguments
 from treadle.graph.ir import Node
 
 BLOCK = 4096
@@ -102,7 +102,9 @@ def _time(nest: LoopNest, plan: LoopSchedule) -> float:
     return plan.cost * max(estimate(_product(nest.axes)), 1)
 
 
-def _banded(plan: LoopSchedule, axis: Axis, rows: Dim, total: float, target: Target) -> Division:
+def _banded(
+    plan: LoopSchedule, axis: CounterAxis, rows: Dim, total: float, target: Target
+) -> Division:
     """Bands as wide as a cache line, so that each line is read by one unit."""
     band = max(LINE // min(compute_dtype(c.dtype).itemsize for c in plan.turned), plan.lanes)
     bands = -(-axis.extent // band)
@@ -156,7 +158,7 @@ def _parts(
     return (parts, length) if estimate(parts) > 1 else (1, 0)
 
 
-def _fine_part(plan: LoopSchedule, axis: Axis, units: Dim) -> Dim:
+def _fine_part(plan: LoopSchedule, axis: CounterAxis, units: Dim) -> Dim:
     """Elements of the split axis of a part where every part is a thread of its own."""
     inner = _product(plan.loops) // axis.extent if axis in plan.loops else 1
     if units >= FINE_UNITS or axis.extent * inner < 2 * FINE:
@@ -165,7 +167,7 @@ def _fine_part(plan: LoopSchedule, axis: Axis, units: Dim) -> Dim:
     return -(-axis.extent // parts)
 
 
-def _strip(plan: LoopSchedule, axis: Axis, units: Dim, total: float, target: Target) -> Dim:
+def _strip(plan: LoopSchedule, axis: CounterAxis, units: Dim, total: float, target: Target) -> Dim:
     """Elements of the split axis that columns are reduced over at a time."""
     rows = estimate(_product(plan.loops))
     if total < STRIPS or rows < 2 * STRIP or _stays(plan, units, target):
@@ -293,5 +295,5 @@ MANY = 16_384
 """Elements that may be gathered."""
 
 
-def _product(axes: Iterable[Axis]) -> Dim:
+def _product(axes: Iterable[CounterAxis]) -> Dim:
     return product(a.extent for a in axes)

@@ -25,7 +25,7 @@ from treadle.backends.program import Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.symbol import Dim, Expr, is_identical
-from treadle.graph.domains import Axis
+from treadle.graph.domains import CounterAxis
 from treadle.graph.positions import Atom, Position
 
 
@@ -63,7 +63,7 @@ class Parameters:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LanePosition:
     """A position as the lanes of a vector see it: `base` + lane * `step`.
 
     Where `step` is None, `base` is a vector with one position per lane.
@@ -85,15 +85,15 @@ class IndexWriter:
     """
 
     def __init__(
-        self, e: Builder, parameters: Parameters, lane_axis: Axis | None, lanes: int
+        self, e: Builder, parameters: Parameters, lane_axis: CounterAxis | None, lanes: int
     ) -> None:
         self.e = e
         self.parameters = parameters
         self.lane_axis = lane_axis
         self.lanes = lanes
-        self._bound: list[tuple[Axis, Value | int]] = []
+        self._bound: list[tuple[CounterAxis, Value | int]] = []
         self._sums: list[dict[Position, Value]] = [{}]
-        self._atoms: list[dict[Atom, Place]] = [{}]
+        self._atoms: list[dict[Atom, LanePosition]] = [{}]
 
     @property
     def bound(self) -> int:
@@ -109,7 +109,9 @@ class IndexWriter:
         return self.lane_axis.varies if self.lane_axis is not None else 0
 
     @contextmanager
-    def binding(self, axis: Axis, index: Value | int, known: Iterable[Position]) -> Iterator[None]:
+    def binding(
+        self, axis: CounterAxis, index: Value | int, known: Iterable[Position]
+    ) -> Iterator[None]:
         """Give an axis a value inside the block; `known` positions are added up on the way."""
         before = {p: self._sum(p) for p in known}
         self._bound.append((axis, index))
@@ -122,7 +124,9 @@ class IndexWriter:
         self._atoms.pop()
         self._bound.pop()
 
-    def _added(self, total: Value, position: Position, axis: Axis, index: Value | int) -> Value:
+    def _added(
+        self, total: Value, position: Position, axis: CounterAxis, index: Value | int
+    ) -> Value:
         factor = factor_of(position, axis)
         if is_identical(factor, 0):
             return total
@@ -140,32 +144,32 @@ class IndexWriter:
             self._sums[-1][position] = found
         return found
 
-    def place(self, position: Position) -> Place:
+    def place(self, position: Position) -> LanePosition:
         """The value of a position whose axes are all bound."""
         base = self._sum(position)
         step: Dim = 0
         if self.lane_axis is not None and position.varies & self.lane_varies & self.bound:
             step = factor_of(position, self.lane_axis)
-        result = Place(base, step)
+        result = LanePosition(base, step)
         for atom, factor in position.terms:
             if atom.kind != "counter":
                 result = self._plus(result, self._atom(atom), factor)
         return result
 
-    def _plus(self, x: Place, y: Place, factor: Dim) -> Place:
+    def _plus(self, x: LanePosition, y: LanePosition, factor: Dim) -> LanePosition:
         """x + y * factor."""
         scale = self.parameters.size(factor)
         if x.step == 0 and y.step is not None:
             base = x.base + y.base * scale
-            return Place(base, y.step * factor)
+            return LanePosition(base, y.step * factor)
         if y.step == 0:
-            return Place(x.base + y.base * scale, x.step)
-        return Place(self.vector(x) + self.vector(y) * self._splat(scale), None)
+            return LanePosition(x.base + y.base * scale, x.step)
+        return LanePosition(self.vector(x) + self.vector(y) * self._splat(scale), None)
 
     def _splat(self, scale: Value | int) -> Value:
         return self.e.index(scale).splat(self.lanes)
 
-    def vector(self, place: Place) -> Value:
+    def vector(self, place: LanePosition) -> Value:
         """One position per lane; a scalar where all lanes have the same."""
         if place.step is None or place.step == 0:
             return place.base
@@ -174,13 +178,13 @@ class IndexWriter:
             numbers = numbers * self._splat(self.parameters.size(place.step))
         return place.base.splat(self.lanes) + numbers
 
-    def _atom(self, atom: Atom) -> Place:
+    def _atom(self, atom: Atom) -> LanePosition:
         for scope in reversed(self._atoms):
             if atom in scope:
                 return scope[atom]
         value = self._made(atom)
         lanes_differ = value.lanes > 1
-        found = self._atoms[-1][atom] = Place(value, None if lanes_differ else 0)
+        found = self._atoms[-1][atom] = LanePosition(value, None if lanes_differ else 0)
         return found
 
     def _made(self, atom: Atom) -> Value:
@@ -214,7 +218,7 @@ class IndexWriter:
         raise KernelError("an index is fetched where no cells are written")
 
 
-def factor_of(position: Position, axis: Axis) -> Dim:
+def factor_of(position: Position, axis: CounterAxis) -> Dim:
     """The stride of a position along an axis."""
     for atom, factor in position.terms:
         if atom.number == axis.number:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from treadle.backends.codegen.irregular.rows import walk
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.kernel.language import Value, minimum, size
 from treadle.backends.codegen.loops.cells import CellWriter
 from treadle.backends.codegen.loops.division import Division
@@ -14,11 +14,11 @@ from treadle.backends.codegen.loops.index_map import Parameters
 from treadle.backends.codegen.loops.memory import Columns, RowBuffers
 from treadle.backends.codegen.loops.plan import LoopSchedule
 from treadle.backends.codegen.loops.squares import Square, Squares
-from treadle.backends.codegen.loops.stages import LOOK_AHEAD, Memory, StageWriter
+from treadle.backends.codegen.loops.stages import LOOK_AHEAD, NestMemory, StageWriter
 from treadle.backends.program import Launch
 from treadle.base.estimates import estimate, is_many, is_multiple
-from treadle.graph.cells import Apply, Total
-from treadle.graph.domains import Axis, LoopNest
+from treadle.graph.cells import AppliedOp, Total
+from treadle.graph.domains import CounterAxis, LoopNest
 
 MOST_NAMES = 6
 """Ops that the name of a kernel lists."""
@@ -30,7 +30,7 @@ class LoopKernel:
     """Writes the kernel of one nest and says how it is launched."""
 
     def __init__(
-        self, nest: LoopNest, plan: LoopSchedule, division: Division, memory: Memory
+        self, nest: LoopNest, plan: LoopSchedule, division: Division, memory: NestMemory
     ) -> None:
         self.nest = nest
         self.plan = plan
@@ -59,7 +59,7 @@ class LoopKernel:
             nbytes=self.plan.nbytes,
         )
 
-    def _kernel(self) -> Kernel:
+    def _kernel(self) -> KernelModule:
         e = self.e
         units, grain = e.adopt(size("units")), e.adopt(size("grain"))
         self.buffers.reserve()
@@ -76,7 +76,7 @@ class LoopKernel:
 
     def _name(self) -> str:
         """Return the kernel's name in profiles: the ops it computes."""
-        ops = [c.op.name for c in self.writer.cells if isinstance(c, Apply | Total)]
+        ops = [c.op.name for c in self.writer.cells if isinstance(c, AppliedOp | Total)]
         ops += [c.node.op.name for c in self.nest.collected]
         names = list(dict.fromkeys(ops)) or ["move"]
         return "_".join(["loops", *names[:MOST_NAMES]])
@@ -113,7 +113,7 @@ class LoopKernel:
         block = rest.pop(0) if is_many(self.division.blocks) else None
         self._row(self.plan.outer, coordinates, block)
 
-    def _row(self, axes: Sequence[Axis], at: Sequence[Value], block: Value | None) -> None:
+    def _row(self, axes: Sequence[CounterAxis], at: Sequence[Value], block: Value | None) -> None:
         """One row, or one block of it, once its axes are bound."""
         if axes:
             with self.writer.inside(axes[0], at[0]):
@@ -135,7 +135,7 @@ class LoopKernel:
                     self.writer.hoist()
                 self.stages.write()
 
-    def _band(self, tile_axis: Axis, axis: Axis, block: Value | None) -> None:
+    def _band(self, tile_axis: CounterAxis, axis: CounterAxis, block: Value | None) -> None:
         """One band of squares, each transposed in registers."""
         e, lanes = self.e, self.plan.lanes
         first, end = self.stages.part_of(tile_axis, self.band, self.division.band)

@@ -23,16 +23,17 @@ from treadle.backends.codegen.loops.joining import (
 )
 from treadle.backends.codegen.loops.kernel import LoopKernel
 from treadle.backends.codegen.loops.plan import LoopSchedule, plan
-from treadle.backends.codegen.loops.stages import Memory
+from treadle.backends.codegen.loops.stages import NestMemory
 from treadle.backends.codegen.target import Target
-from treadle.backends.program import ALIGNMENT, Array, Launch, Lowered, Ref
+from treadle.backends.program import ALIGNMENT, Launch, Lowered, Ref
+from treadle.base.array import Array
 from treadle.base.estimates import is_many
 from treadle.base.guards import asking_nothing, remembered
 from treadle.base.shape import product
 from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 from treadle.graph.cells import Load
-from treadle.graph.domains import LoopNest, Refusal, analyze
+from treadle.graph.domains import LoopNest, NestRefusal, analyze
 from treadle.graph.ir import Graph, Node
 
 
@@ -44,7 +45,7 @@ def lower_body(body: Graph, target: Target, *, group: bool = False) -> Lowered |
     remembered, as the fusion pass tries bodies before the compile stage lowers them.
     """
     nest = analyze(body)
-    if isinstance(nest, Refusal):
+    if isinstance(nest, NestRefusal):
         return no("op", nest.reason)
     lowering = _Lowering(target, group)
     inputs = tuple(Ref("input", i) for i in range(len(body.inputs)))
@@ -106,7 +107,7 @@ class _Lowering:
         numbers = nest.after or tuple(o.number for o in nest.outputs if o.cell.stage)
         body = joining_body(nest.body, parts, numbers)
         rest = analyze(body)
-        if isinstance(rest, Refusal):
+        if isinstance(rest, NestRefusal):
             return no("op", rest.reason)
         refs = [*(places[p.node] for p in parts), *inputs]
         return self.add(rest, refs, [outputs[i] for i in numbers], joins=True)
@@ -136,7 +137,7 @@ class _Lowering:
             (rest_of(body, done, rest), [*places, *inputs], [results[i] for i in rest]),
         ):
             found = analyze(part)
-            if isinstance(found, Refusal):
+            if isinstance(found, NestRefusal):
                 return no("op", found.reason)
             refusal = self.add(found, reads, writes)
             if refusal is not None:
@@ -153,14 +154,14 @@ class _Lowering:
         inputs: Sequence[Ref],
         outputs: Sequence[Ref],
         places: dict[Node, Ref],
-    ) -> Memory:
+    ) -> NestMemory:
         types = [v.type for v in nest.body.inputs]
         types += [TensorType(t.dtype, t.shape) for t in nest.tables]
         first = len(self.constants)
         refs = [*inputs, *(Ref("constant", first + i) for i in range(len(nest.tables)))]
         self.constants += [t.array for t in nest.tables]
         made = nest.body.outputs
-        return Memory(
+        return NestMemory(
             lambda i: (refs[i], types[i].dtype, product(types[i].shape)),
             lambda o: (outputs[o.number], made[o.number].type.dtype),
             lambda node: places[node],

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.backends.codegen.scalars.convert import compute_dtype
-from treadle.graph.cells import Apply, Cell, Total
+from treadle.graph.cells import AppliedOp, Cell, Total
 from treadle.graph.domains import LoopNest
 from treadle.ops.elementwise import Mul, Sub
 from treadle.ops.reduce import Mean, Sum
@@ -45,7 +45,7 @@ def are_early(nest: LoopNest, pairs: Sequence[Moments]) -> bool:
 def _moments(total: Total) -> Moments | None:
     """The pair that the sum of a square closes."""
     deviation = _squared(total.arg) if isinstance(total.op, Mean | Sum) else None
-    if not isinstance(deviation, Apply) or not isinstance(deviation.op, Sub):
+    if not isinstance(deviation, AppliedOp) or not isinstance(deviation.op, Sub):
         return None
     if compute_dtype(deviation.dtype) is not deviation.dtype:
         return None  # Mean and deviations are rounded, each on its own.
@@ -57,7 +57,7 @@ def _moments(total: Total) -> Moments | None:
 
 def _squared(cell: Cell) -> Cell | None:
     """Return the value whose square a cell is."""
-    if not isinstance(cell, Apply):
+    if not isinstance(cell, AppliedOp):
         return None
     if isinstance(cell.op, Square):
         return cell.args[0]

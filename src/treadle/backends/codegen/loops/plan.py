@@ -14,8 +14,8 @@ from treadle.backends.codegen.target import Target
 from treadle.base.estimates import estimate, is_multiple
 from treadle.base.shape import product
 from treadle.base.symbol import Dim, is_identical, maximum
-from treadle.graph.cells import Apply, Cell, Literal, Load, Total
-from treadle.graph.domains import Axis, Collected, LoopNest, Output, arguments
+from treadle.graph.cells import AppliedOp, Cell, Literal, Load, Total
+from treadle.graph.domains import Collected, CounterAxis, LoopNest, Output, arguments
 from treadle.graph.positions import Position
 from treadle.ops.families import Elementwise
 from treadle.ops.scalar import Scalar
@@ -80,12 +80,12 @@ class LoopSchedule:
         nbytes: bytes read and written at least.
     """
 
-    lane_axis: Axis | None
+    lane_axis: CounterAxis | None
     lanes: int
-    tile_axis: Axis | None
+    tile_axis: CounterAxis | None
     turned: tuple[Load, ...]
-    outer: tuple[Axis, ...]
-    loops: tuple[Axis, ...]
+    outer: tuple[CounterAxis, ...]
+    loops: tuple[CounterAxis, ...]
     stages: tuple[Stage, ...]
     last: tuple[Output, ...]
     saved: tuple[Cell, ...]
@@ -99,7 +99,7 @@ class LoopSchedule:
     nbytes: Dim
 
     @property
-    def split_axis(self) -> Axis | None:
+    def split_axis(self) -> CounterAxis | None:
         """The reduced axis that is divided where rows are too few: the outermost one."""
         if self.loops:
             return self.loops[0]
@@ -118,7 +118,7 @@ def plan(nest: LoopNest, target: Target, nbytes: Dim) -> LoopSchedule:
     stages, last = _stages(nest, reduced)
     row = product(a.extent for a in nest.axes if a.reduced)
     in_rows = lane_axis is not None and lane_axis.reduced
-    total = sum(weight(c.op) for s in stages for c in s.needed if isinstance(c, Apply))
+    total = sum(weight(c.op) for s in stages for c in s.needed if isinstance(c, AppliedOp))
     native = _native(nest, target, lane_axis)
     tile_axis, turned = _tiles(nest, lane_axis)
     lanes = native * _vectors(nest, total, lane_axis, native, target)
@@ -140,7 +140,7 @@ def plan(nest: LoopNest, target: Target, nbytes: Dim) -> LoopSchedule:
         points,
         weight=total,
         cost=total / native / 2.5 + estimate(nbytes) / estimate(points) / (6.0 if turned else 12.0),
-        flops=points * sum(isinstance(c, Apply | Total) for c in nest.cells()),
+        flops=points * sum(isinstance(c, AppliedOp | Total) for c in nest.cells()),
         nbytes=nbytes,
     )
 
@@ -149,12 +149,12 @@ MOST_TILE = 16
 """Largest side of a square that is transposed in registers."""
 
 
-def _lane_axis(nest: LoopNest, target: Target) -> Axis | None:
+def _lane_axis(nest: LoopNest, target: Target) -> CounterAxis | None:
     """The axis along which most of what is stored and loaded is contiguous."""
     if nest.collected:
         # Their results lie along the reduced axes.
         return [a for a in nest.axes if a.reduced][-1]
-    best: Axis | None = None
+    best: CounterAxis | None = None
     score = 0.0
     for axis in nest.axes:
         found = _contiguous(nest, axis, estimate(axis.extent) < _native(nest, target, axis))
@@ -163,7 +163,7 @@ def _lane_axis(nest: LoopNest, target: Target) -> Axis | None:
     return best
 
 
-def _contiguous(nest: LoopNest, axis: Axis, is_narrow: bool) -> float:
+def _contiguous(nest: LoopNest, axis: CounterAxis, is_narrow: bool) -> float:
     """Return the number of elements that are read and written side by side along an axis.
 
     Stores along one that is narrower than a vector are no better than element by element.
@@ -186,9 +186,11 @@ def points_of(nest: LoopNest, place: Position) -> int:
     return estimate(product(a.extent for a in nest.axes if a.varies & place.varies))
 
 
-def _tiles(nest: LoopNest, lane_axis: Axis | None) -> tuple[Axis | None, tuple[Load, ...]]:
+def _tiles(
+    nest: LoopNest, lane_axis: CounterAxis | None
+) -> tuple[CounterAxis | None, tuple[Load, ...]]:
     """The axis along which loads that jump along `lane_axis` are contiguous, and those loads."""
-    best: tuple[Axis | None, tuple[Load, ...]] = None, ()
+    best: tuple[CounterAxis | None, tuple[Load, ...]] = None, ()
     if (
         lane_axis is None
         or nest.totals
@@ -211,7 +213,7 @@ LEAST_TILE = 4
 """Extent from which on transposing in registers is worth it."""
 
 
-def _is_turned(cell: Load, lane_axis: Axis, axis: Axis) -> bool:
+def _is_turned(cell: Load, lane_axis: CounterAxis, axis: CounterAxis) -> bool:
     place, moving = cell.place, lane_axis.varies | axis.varies
     affine = all(a.kind == "counter" or not a.varies & moving for a, _ in place.terms)
     far = factor_of(place, lane_axis) not in (0, 1)
@@ -258,10 +260,10 @@ def _saved(stages: tuple[Stage, ...], reduced: int, row: Dim) -> tuple[Cell, ...
 
 def _costly(cell: Cell) -> bool:
     inside = _needed([cell])
-    return sum(weight(c.op) for c in inside if isinstance(c, Apply)) >= WORTH_SAVING
+    return sum(weight(c.op) for c in inside if isinstance(c, AppliedOp)) >= WORTH_SAVING
 
 
-def _native(nest: LoopNest, target: Target, lane_axis: Axis | None) -> int:
+def _native(nest: LoopNest, target: Target, lane_axis: CounterAxis | None) -> int:
     """Lanes of one vector register of the widest type that vectors hold."""
     if lane_axis is None:
         return 1
@@ -276,7 +278,7 @@ def _native(nest: LoopNest, target: Target, lane_axis: Axis | None) -> int:
 
 
 def _vectors(
-    nest: LoopNest, total: float, lane_axis: Axis | None, native: int, target: Target
+    nest: LoopNest, total: float, lane_axis: CounterAxis | None, native: int, target: Target
 ) -> int:
     """Return the number of vectors in work at a time."""
     if lane_axis is None or target.fine:
@@ -300,7 +302,7 @@ def _vectors(
     return next(fits, most)
 
 
-def _mask(axes: Iterable[Axis]) -> int:
+def _mask(axes: Iterable[CounterAxis]) -> int:
     found = 0
     for axis in axes:
         found |= axis.varies

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from treadle.backends.codegen.kernel.language import Value, select
 from treadle.base import dtype as dt
-from treadle.graph.cells import Apply, Cell, Literal, Total
+from treadle.graph.cells import AppliedOp, Cell, Literal, Total
 from treadle.ops.elementwise import Maximum, Sub
 from treadle.ops.reduce import Max, Mean, Sum
 from treadle.ops.unary import Exp, Sqrt
@@ -36,7 +36,7 @@ def of_sums(cell: Cell) -> bool:
     """Return whether a number is computed from a sum or a mean."""
     if isinstance(cell, Total):
         return isinstance(cell.op, Sum | Mean) or of_sums(cell.arg)
-    return isinstance(cell, Apply) and any(map(of_sums, cell.args))
+    return isinstance(cell, AppliedOp) and any(map(of_sums, cell.args))
 
 
 def inverse_of(divisor: Cell, value: Value) -> Inverse:
@@ -58,17 +58,17 @@ def _is_moderate(cell: Cell) -> bool:
         return isinstance(cell.op, Sum) and _has_a_one(cell.arg)
     if isinstance(cell, Literal):
         return 2.0**-100 < abs(float(cell.value)) < 2.0**100
-    if isinstance(cell, Apply) and isinstance(cell.op, Maximum):
+    if isinstance(cell, AppliedOp) and isinstance(cell.op, Maximum):
         return all(map(_is_moderate, cell.args))
-    return isinstance(cell, Apply) and isinstance(cell.op, Sqrt)
+    return isinstance(cell, AppliedOp) and isinstance(cell.op, Sqrt)
 
 
 def _has_a_one(cell: Cell) -> bool:
     """Return whether it is exp(x - max(x)), which is 1 at the maximum and at most 1 elsewhere."""
-    if not (isinstance(cell, Apply) and isinstance(cell.op, Exp)):
+    if not (isinstance(cell, AppliedOp) and isinstance(cell.op, Exp)):
         return False
     (shifted,) = cell.args
-    if not (isinstance(shifted, Apply) and isinstance(shifted.op, Sub)):
+    if not (isinstance(shifted, AppliedOp) and isinstance(shifted.op, Sub)):
         return False
     x, most = shifted.args
     return isinstance(most, Total) and isinstance(most.op, Max) and most.arg is x

@@ -11,7 +11,7 @@ from treadle.backends.codegen.loops.plan import LoopSchedule
 from treadle.backends.codegen.scalars.code import load_value
 from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.graph.cells import Load
-from treadle.graph.domains import Axis
+from treadle.graph.domains import CounterAxis
 
 MOST_CODE = 600.0
 """Weight of the work on a square, up to which it is written row by row, without a loop."""
@@ -54,7 +54,11 @@ class Squares:
             self._scratch[cell] = self.writer.e.stack(dtype, lanes * lanes)
 
     def write(
-        self, square: Square, tile_axis: Axis, lane_axis: Axis, point: Callable[[], None]
+        self,
+        square: Square,
+        tile_axis: CounterAxis,
+        lane_axis: CounterAxis,
+        point: Callable[[], None],
     ) -> None:
         """One square; `point` does the work on one of its rows, a vector."""
         lanes = self.plan.lanes
@@ -92,7 +96,9 @@ class Squares:
         # What is stored is masked; what is loaded has to exist.
         return minimum(at, square.last - 1), self.writer.e.first_lanes(room, self.plan.lanes)
 
-    def _rows(self, cell: Load, square: Square, tile_axis: Axis, lane_axis: Axis) -> list[Value]:
+    def _rows(
+        self, cell: Load, square: Square, tile_axis: CounterAxis, lane_axis: CounterAxis
+    ) -> list[Value]:
         """The square as it lies in memory: vectors along the tile axis."""
         lanes, writer = self.plan.lanes, self.writer
         ref, dtype, _ = writer.source(cell.source)

@@ -9,7 +9,7 @@ from functools import partial
 
 from treadle.backends.codegen.irregular.rows import vector_loop
 from treadle.backends.codegen.kernel.language import KernelError, Value, minimum
-from treadle.backends.codegen.loops.blocks import Blocks
+from treadle.backends.codegen.loops.blocks import ReductionBlocks
 from treadle.backends.codegen.loops.cells import CellWriter, Source
 from treadle.backends.codegen.loops.division import Division
 from treadle.backends.codegen.loops.memory import Columns, RowBuffers
@@ -22,7 +22,7 @@ from treadle.base.estimates import estimate, is_many, is_multiple
 from treadle.base.shape import product
 from treadle.base.symbol import Dim
 from treadle.graph.cells import Total
-from treadle.graph.domains import Axis, Output
+from treadle.graph.domains import CounterAxis, Output
 from treadle.graph.ir import Node
 
 LOOK_AHEAD = 8
@@ -30,7 +30,7 @@ LOOK_AHEAD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class NestMemory:
     """Memory in which a nest finds and leaves its data.
 
     Attributes:
@@ -55,7 +55,7 @@ class StageWriter:
         writer: CellWriter,
         plan: LoopSchedule,
         division: Division,
-        memory: Memory,
+        memory: NestMemory,
         columns: Columns,
         buffers: RowBuffers,
     ) -> None:
@@ -67,7 +67,7 @@ class StageWriter:
         self.memory = memory
         self.columns = columns
         self.buffers = buffers
-        self.blocks = Blocks(writer.e, writer.parameters)
+        self.blocks = ReductionBlocks(writer.e, writer.parameters)
         self.blocks.plan(plan, self._extent)
         self.part: Value | int = 0
         # Elements at the start of a part that are looked at before the rest; 0 for all.
@@ -103,7 +103,11 @@ class StageWriter:
         return [s.reducer.across(v) for s, v in zip(sums, totals, strict=True)]
 
     def _loops(
-        self, stage: Stage, sums: Sequence[Running], axes: Sequence[Axis], totals: list[Value]
+        self,
+        stage: Stage,
+        sums: Sequence[Running],
+        axes: Sequence[CounterAxis],
+        totals: list[Value],
     ) -> None:
         """The loops over the reduced axes, outermost first."""
         if not axes:
@@ -128,7 +132,7 @@ class StageWriter:
 
     def vectors(
         self,
-        axis: Axis,
+        axis: CounterAxis,
         start: Value | int,
         stop: Value | int,
         carrying: list[Value] | None = None,
@@ -147,7 +151,7 @@ class StageWriter:
             yield i, None
 
     def part_of(
-        self, axis: Axis, number: Value | int | None, length: Dim
+        self, axis: CounterAxis, number: Value | int | None, length: Dim
     ) -> tuple[Value | int, Value | int]:
         """The range of block `number` of an axis; all of it where there are no blocks."""
         extent = self.parameters.size(axis.extent)
@@ -157,12 +161,12 @@ class StageWriter:
         start = self.e.index(number) * step
         return start, minimum(start + step, extent)
 
-    def _extent(self, axis: Axis) -> Dim:
+    def _extent(self, axis: CounterAxis) -> Dim:
         """Elements of a reduced axis, or of a part of it."""
         is_split = is_many(self.division.parts) and axis is self.plan.split_axis
         return self.division.length if is_split else axis.extent
 
-    def _reach(self, axis: Axis) -> tuple[Value | int, Value | int]:
+    def _reach(self, axis: CounterAxis) -> tuple[Value | int, Value | int]:
         """The range of a reduced axis: all of it, or the part that is being reduced."""
         if not is_many(self.division.parts) or axis is not self.plan.split_axis:
             return 0, self.parameters.size(axis.extent)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from treadle.backends.cuda.device import CudaDevice, CudaStream
-from treadle.backends.cuda.libraries.products import Layout, Product, parsed
+from treadle.backends.cuda.libraries.products import GemmProduct, MatrixLayout, parsed
 from treadle.backends.rendering import Argument
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -48,11 +48,17 @@ class BlasLt:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._handle = library.create()
-        self._plans: dict[tuple[Product, bool], MatmulPlan] = {}
+        self._plans: dict[tuple[GemmProduct, bool], MatmulPlan] = {}
         self._lock = threading.Lock()
 
     def multiply(
-        self, product: Product, x: int, y: int, result: int, stream: CudaStream, fast: bool = False
+        self,
+        product: GemmProduct,
+        x: int,
+        y: int,
+        result: int,
+        stream: CudaStream,
+        fast: bool = False,
     ) -> None:
         """Submit a product of x and y; `fast` allows tensor cores for float32.
 
@@ -81,14 +87,14 @@ class BlasLt:
             stream.queue.handle,
         )
 
-    def _plan(self, product: Product, fast: bool) -> MatmulPlan:
+    def _plan(self, product: GemmProduct, fast: bool) -> MatmulPlan:
         with self._lock:
             plan = self._plans.get((product, fast))
             if plan is None:
                 plan = self._plans[product, fast] = self._planned(product, fast)
             return plan
 
-    def _planned(self, product: Product, fast: bool) -> MatmulPlan:
+    def _planned(self, product: GemmProduct, fast: bool) -> MatmulPlan:
         library, dtype = self._library, product.type
         scale = dt.float64 if dtype is dt.float64 else dt.float32
         compute = COMPUTE_64F if dtype is dt.float64 else COMPUTE_32F
@@ -106,7 +112,7 @@ class BlasLt:
         algorithm, workspace = self._algorithm(product, description, layouts)
         return MatmulPlan(description, layouts, algorithm, workspace, np.array([1, 0], scale.numpy))
 
-    def _layout(self, layout: Layout, dtype: DType, count: int) -> int:
+    def _layout(self, layout: MatrixLayout, dtype: DType, count: int) -> int:
         library = self._library
         made: int = library.matrix_layout_create(
             DATA_TYPES[dtype], layout.rows, layout.columns, layout.pitch
@@ -118,7 +124,7 @@ class BlasLt:
         return made
 
     def _algorithm(
-        self, product: Product, description: int, layouts: tuple[int, int, int]
+        self, product: GemmProduct, description: int, layouts: tuple[int, int, int]
     ) -> tuple[np.ndarray[Any, Any], int]:
         """The first algorithm that the library's heuristics name, and its scratch memory."""
         library = self._library
@@ -143,7 +149,7 @@ class BlasLt:
             raise DeviceError("cublasLt", "no algorithm computes this product", saw=product.name)
         return found["algo"].copy(), int(found["workspace_size"][0])
 
-    def _preference(self, product: Product) -> int:
+    def _preference(self, product: GemmProduct) -> int:
         """Return how much memory an algorithm may take, and how operands are aligned."""
         library = self._library
         made: int = library.matmul_preference_create()
@@ -162,7 +168,7 @@ class ProductLaunchable:
     __slots__ = ("library", "product")
     recordable = True
 
-    def __init__(self, product: Product, library: BlasLt) -> None:
+    def __init__(self, product: GemmProduct, library: BlasLt) -> None:
         self.product = product
         self.library = library
 

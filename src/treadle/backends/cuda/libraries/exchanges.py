@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from treadle.backends.cuda.device import CudaDevice, CudaStream, Memory
+from treadle.backends.cuda.device import CudaDevice, CudaMemory, CudaStream
 from treadle.backends.cuda.libraries.channel import Channel
 from treadle.backends.cuda.libraries.channels import line_of
 from treadle.backends.cuda.libraries.collectives import Exchange, parsed
 from treadle.backends.rendering import Argument
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import UnsupportedOp
 from treadle.runtime.comm import carriers, groups
 from treadle.runtime.comm.api import Communicator
 
-Array = npt.NDArray[Any]
 _BY = ", by NCCL"
 """Ends what is compared, so that a rank whose arrays travel otherwise is noticed."""
 
@@ -66,7 +64,7 @@ class ExchangeLaunchable:
         if comm.rank != call.root and call.verb in ("reduce", "gather"):
             for _, y, count in triples:
                 nbytes = count * call.result * as_dtype(call.dtype).itemsize
-                device.fill(Memory(y, nbytes, None), 0, nbytes, stream)
+                device.fill(CudaMemory(y, nbytes, None), 0, nbytes, stream)
         moving = [triple for triple in triples if triple[2]]
         if moving:
             handle = stream.queue.handle
@@ -150,13 +148,13 @@ def _by_host(
             comm.agree(call.what or call.name)
         x: Array = np.empty(count * call.operand, kind)
         if x.size:
-            device.copy_out(_bytes(x), Memory(source, x.nbytes, None), stream)
+            device.copy_out(_bytes(x), CudaMemory(source, x.nbytes, None), stream)
         made = _carried(call, comm, x)
         if made is None:
             made = np.zeros(count * call.result, kind)
         if made.size:
             made = np.ascontiguousarray(made, kind)
-            device.copy_in(Memory(target, made.nbytes, None), _bytes(made), stream)
+            device.copy_in(CudaMemory(target, made.nbytes, None), _bytes(made), stream)
 
 
 def _bytes(x: Array) -> memoryview:

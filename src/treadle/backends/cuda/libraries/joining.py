@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from treadle.backends.api import Support, no
-from treadle.backends.cuda.libraries.products import Call
-from treadle.backends.program import Array, Launch, Lowered, Ref
+from treadle.backends.cuda.libraries.products import ProductCall
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.symbol import Dim
 
@@ -25,7 +26,9 @@ class Joining:
         self._workspaces.append(nbytes)
         return Ref("workspace", len(self._workspaces) - 1)
 
-    def multiply(self, calls: Sequence[Call], x: Ref, y: Ref, result: Ref, dtype: DType) -> None:
+    def multiply(
+        self, calls: Sequence[ProductCall], x: Ref, y: Ref, result: Ref, dtype: DType
+    ) -> None:
         """Calls of the library."""
         for call in calls:
             product, itemsize = call.product, dtype.itemsize

@@ -38,7 +38,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MatrixLayout:
     """A stack of matrices by columns: extents, elements between columns and between matrices.
 
     `aligned` is what their addresses are multiples of, in bytes.
@@ -53,13 +53,13 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class GemmProduct:
     """d = op(first) op(second), for `count` matrices; all of the type `dtype`."""
 
     dtype: str
-    first: Layout
-    second: Layout
-    result: Layout
+    first: MatrixLayout
+    second: MatrixLayout
+    result: MatrixLayout
     count: int
 
     @property
@@ -90,10 +90,12 @@ class Product:
         return PREFIX + json.dumps(dataclasses.astuple(self))
 
 
-def parsed(symbol: str) -> Product:
+def parsed(symbol: str) -> GemmProduct:
     """The product of a symbol."""
     dtype, first, second, result, count = json.loads(symbol.removeprefix(PREFIX))
-    return Product(dtype, Layout(*first), Layout(*second), Layout(*result), count)
+    return GemmProduct(
+        dtype, MatrixLayout(*first), MatrixLayout(*second), MatrixLayout(*result), count
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +114,16 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ProductCall:
     """A product, and where its operands and its result begin, in elements."""
 
-    product: Product
+    product: GemmProduct
     x: int
     y: int
     result: int
 
 
-def calls_of(dtype: DType, sizes: Sizes, x: View, y: View) -> tuple[Call, ...] | Support:
+def calls_of(dtype: DType, sizes: Sizes, x: View, y: View) -> tuple[ProductCall, ...] | Support:
     """The library's calls for a product with a dense result, or why it is not asked.
 
     One call computes a stack with one stride; there is a call for each place along the axes that
@@ -144,11 +146,11 @@ def calls_of(dtype: DType, sizes: Sizes, x: View, y: View) -> tuple[Call, ...] |
         return no("layout", "an operand has neither rows nor columns without gaps")
     size = sizes.m * sizes.n
     aligned = _alignment(dtype, (size,))
-    result = Layout(sizes.n, sizes.m, sizes.n, size, False, aligned)
+    result = MatrixLayout(sizes.n, sizes.m, sizes.n, size, False, aligned)
     count = math.prod(sizes.batch[len(outer) :])
-    made = Product(dtype.name, first, second, result, count)
+    made = GemmProduct(dtype.name, first, second, result, count)
     return tuple(
-        Call(made, x.offset + _at(place, x), y.offset + _at(place, y), number * count * size)
+        ProductCall(made, x.offset + _at(place, x), y.offset + _at(place, y), number * count * size)
         for number, place in enumerate(_places(outer))
     )
 
@@ -186,7 +188,7 @@ def _step(sizes: Sizes, view: View, inner: int) -> int:
 
 def _layout(
     dtype: DType, rows: int, columns: int, steps: tuple[int, int], step: int, view: View
-) -> Layout | None:
+) -> MatrixLayout | None:
     """op(stored) is `rows` by `columns`; `steps` are elements along a column, and along a row."""
     down, along = steps
     places = (view.offset, step, *view.batch)
@@ -195,10 +197,10 @@ def _layout(
     # A pitch must not be less than a column is long, also where there is one column only.
     if (down == 1 or rows == 1) and (along >= rows or columns == 1):
         pitch = max(along, rows) if columns > 1 else rows
-        return Layout(rows, columns, pitch, step, False, _alignment(dtype, (*places, pitch)))
+        return MatrixLayout(rows, columns, pitch, step, False, _alignment(dtype, (*places, pitch)))
     if (along == 1 or columns == 1) and (down >= columns or rows == 1):
         pitch = max(down, columns) if rows > 1 else columns
-        return Layout(columns, rows, pitch, step, True, _alignment(dtype, (*places, pitch)))
+        return MatrixLayout(columns, rows, pitch, step, True, _alignment(dtype, (*places, pitch)))
     return None
 
 

@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.files.download import Digest, fetch
 from treadle.base.log import get_logger
 from treadle.data.dataset.unpack import unpack
 from treadle.data.dataset.vision.array_pickle import load_arrays
 from treadle.data.dataset.vision.meta_vision import Root, VisionDataset, prepared_root
 from treadle.data.failure import DatasetError
-
-Array = np.ndarray[Any, Any]
 
 _PIXELS = 3 * 32 * 32
 

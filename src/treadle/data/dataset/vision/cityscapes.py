@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.data.dataset.vision.class_name_table import CITYSCAPES_CLASSES
 from treadle.data.dataset.vision.meta_vision import Root, VisionDataset
 from treadle.data.failure import DatasetError
 from treadle.data.image_file import read_gray, read_image
-
-Array = np.ndarray[Any, Any]
 
 _IGNORED = 255
 _IMAGE_END = "_leftImg8bit.png"

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.data.dataset.vision.meta_vision import Root, VisionDataset
 from treadle.data.failure import DatasetError
 from treadle.data.image_file import read_image
 
-Array = np.ndarray[Any, Any]
 Annotation = dict[str, Any]
 
 _MIN_KEYPOINTS = 10

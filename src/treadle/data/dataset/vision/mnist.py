@@ -8,16 +8,14 @@ import os
 import struct
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.files.download import Digest, fetch
 from treadle.base.log import get_logger
 from treadle.data.dataset.vision.meta_vision import Root, VisionDataset, prepared_root
 from treadle.data.failure import DatasetError
-
-Array = np.ndarray[Any, Any]
 
 _UBYTE = 8
 _CHUNK = 1 << 20

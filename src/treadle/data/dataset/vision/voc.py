@@ -10,12 +10,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.data.dataset.vision.class_name_table import VOC_CLASSES
 from treadle.data.dataset.vision.meta_vision import Root, VisionDataset
 from treadle.data.failure import DatasetError
 from treadle.data.image_file import read_gray, read_image
-
-Array = np.ndarray[Any, Any]
 
 _IGNORED = 255
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.data.opencv import cv2
 from treadle.data.transform.compose import Compose
 from treadle.data.transform.vision import functional as F
 from treadle.data.transform.vision_transform import VisionTransform, checked_image
 
-Array = np.ndarray[Any, Any]
 Amount = float | Sequence[float]
 
 _LEVELS = 255

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import ShapeError
 from treadle.data.opencv import cv2
 from treadle.data.transform.vision import functional as F
 from treadle.data.transform.vision.resize import Interpolation, size_pair
 from treadle.data.transform.vision_transform import VisionTransform, checked_mask, move_points
-
-Array = np.ndarray[Any, Any]
 
 _ATTEMPTS = 10
 

@@ -10,8 +10,6 @@ import numpy as np
 from treadle.data.transform.vision import functional as F
 from treadle.data.transform.vision_transform import VisionTransform, move_points
 
-Array = np.ndarray[Any, Any]
-
 
 class _RandomFlip(VisionTransform):
     """Mirrors everything along one axis, or nothing."""

@@ -8,12 +8,12 @@ from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import DTypeError, ShapeError
 from treadle.data.opencv import cv2
 
 __all__ = ["flip", "pad", "resize", "to_bgr", "to_gray", "wrap_keepdims"]
 
-Array = np.ndarray[Any, Any]
 P = ParamSpec("P")
 
 _RESIZABLE = ("uint8", "uint16", "int16", "float32", "float64")

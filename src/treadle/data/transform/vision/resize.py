@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.data.opencv import cv2
 from treadle.data.transform.vision import functional as F
 from treadle.data.transform.vision_transform import VisionTransform, checked_mask, move_points
 
-Array = np.ndarray[Any, Any]
 Interpolation = int | Sequence[int]
 
 

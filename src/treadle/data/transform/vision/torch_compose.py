@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import ShapeError
 from treadle.data.transform.vision_transform import VisionTransform, checked_image
-
-Array = np.ndarray[Any, Any]
 
 
 class TorchTransformCompose(VisionTransform):

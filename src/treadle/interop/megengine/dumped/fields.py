@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from treadle.interop.megengine.dumped.flatbuffer import Table
+from treadle.interop.megengine.dumped.flatbuffer import FlatTable
 
 Form = str | Sequence[str]
 
@@ -146,7 +146,7 @@ MODES = _MIXED
 """Modes of `ElemwiseMultiType` by number."""
 
 
-def parameters(kind: str, table: Table | None) -> dict[str, Any]:
+def parameters(kind: str, table: FlatTable | None) -> dict[str, Any]:
     """The parameters of an operator by the names that its definition has for them.
 
     Raises:

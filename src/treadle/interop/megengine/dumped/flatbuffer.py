@@ -18,7 +18,7 @@ class Damaged(ValueError):
     """The bytes are not a FlatBuffer, or one that was cut."""
 
 
-class Table:
+class FlatTable:
     """A table inside of a buffer.
 
     Args:
@@ -49,10 +49,10 @@ class Table:
         """A whole number of a format of `struct`."""
         return int(self.number(field, form, default))
 
-    def table(self, field: int) -> Table | None:
+    def table(self, field: int) -> FlatTable | None:
         """A table; None if it is not there."""
         place = self._at(field)
-        return Table(self._data, follow(self._data, place)) if place else None
+        return FlatTable(self._data, follow(self._data, place)) if place else None
 
     def text(self, field: int) -> str:
         """A text; empty if it is not there."""
@@ -78,9 +78,9 @@ class Table:
         """Whole numbers."""
         return [int(n) for (n,) in self.vector(field, form)]
 
-    def tables(self, field: int) -> list[Table]:
+    def tables(self, field: int) -> list[FlatTable]:
         """Return the tables of a field that is a vector of tables."""
-        return self._items(field, 4, lambda p: Table(self._data, follow(self._data, p)))
+        return self._items(field, 4, lambda p: FlatTable(self._data, follow(self._data, p)))
 
     def texts(self, field: int) -> list[str]:
         """Return the texts of a field that is a vector of texts."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import CheckpointError
-from treadle.interop.megengine.dumped.flatbuffer import Damaged, Table, follow, read
+from treadle.interop.megengine.dumped.flatbuffer import Damaged, FlatTable, follow, read
 from treadle.interop.megengine.dumped.operators import (
     CONSTANTS,
     INPUT,
@@ -184,15 +184,15 @@ class _Reader:
         if not known.issuperset(made._wanted):
             raise Damaged("an output is the result of no operator")
 
-    def _root(self, place: int, identifier: bytes) -> Table:
+    def _root(self, place: int, identifier: bytes) -> FlatTable:
         """The outermost table of a FlatBuffer whose size stands before it."""
         size = int(read(self._data, "I", place))
         body = self._data[place + 4 : place + 4 + size]
         if len(body) < size or bytes(body[4:8]) != identifier:
             raise Damaged(f"there is no {identifier.decode()}")
-        return Table(body, follow(body, 0))
+        return FlatTable(body, follow(body, 0))
 
-    def _first(self, op: Table) -> None:
+    def _first(self, op: FlatTable) -> None:
         names = op.texts(5)
         values = [self._value_outside(t) for t in op.tables(7)]
         made = Operator(
@@ -208,7 +208,7 @@ class _Reader:
         self._count += count
         self._add(made, values, names)
 
-    def _second(self, op: Table, names: list[str]) -> None:
+    def _second(self, op: FlatTable, names: list[str]) -> None:
         outputs = tuple(op.numbers(8))
         values = [(t, t.raw(6)) for t in op.tables(11)]
         made = Operator(
@@ -221,14 +221,16 @@ class _Reader:
         )
         self._add(made, values, [names[i] for i in outputs] if names else [])
 
-    def _value_outside(self, tensor: Table) -> tuple[Table, memoryview]:
+    def _value_outside(self, tensor: FlatTable) -> tuple[FlatTable, memoryview]:
         start = self._place + tensor.whole(5)
         self._place = start + tensor.whole(4)
         if self._place > len(self._data):
             raise Damaged("a value reaches beyond the end")
         return tensor, self._data[start : self._place]
 
-    def _add(self, op: Operator, values: list[tuple[Table, memoryview]], names: list[str]) -> None:
+    def _add(
+        self, op: Operator, values: list[tuple[FlatTable, memoryview]], names: list[str]
+    ) -> None:
         made = self._made
         made.operators.append(op)
         self._called.update(zip(op.outputs, names, strict=False))
@@ -248,7 +250,7 @@ class _Reader:
                 made._named[number] = name
 
 
-def _has_names(root: Table) -> bool:
+def _has_names(root: FlatTable) -> bool:
     """Return whether names of values were kept: else there are holes in place of them."""
     try:
         return bool(root.tables(3))
@@ -263,7 +265,7 @@ def _single(name: str, taken: dict[str, Any]) -> str:
     return found
 
 
-def _array(tensor: Table, raw: memoryview) -> Any:
+def _array(tensor: FlatTable, raw: memoryview) -> Any:
     """The array of a tensor."""
     wanted = dtype_of(tensor.table(3)) or "float32"
     dtype = wanted if isinstance(wanted, np.dtype) else Tensor(np.zeros(0), dtype=wanted).dtype

@@ -20,7 +20,7 @@ from treadle.base.errors import CheckpointError, TreadleError, UnsupportedOp
 from treadle.base.quantized import BUILTIN, quantized_type
 from treadle.interop.megengine.builtin import MEMBERS
 from treadle.interop.megengine.dumped.fields import FIELDS, MODES, parameters
-from treadle.interop.megengine.dumped.flatbuffer import Table
+from treadle.interop.megengine.dumped.flatbuffer import FlatTable
 from treadle.interop.megengine.dumped.shapes import Extents, computed, shape_of, whole
 from treadle.module.elemwise import METHODS
 from treadle.tensor import Tensor
@@ -69,8 +69,8 @@ class Operator:
     name: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    parameters: Table | None
-    result: Table | None = None
+    parameters: FlatTable | None
+    result: FlatTable | None = None
 
     def whole(self, field: int, form: str = "I", default: int = 0) -> int:
         """A whole number among the parameters."""
@@ -144,7 +144,7 @@ class Operator:
             values[self.outputs[-1]] = found[-1]
 
 
-def dtype_of(table: Table | None) -> Any:
+def dtype_of(table: FlatTable | None) -> Any:
     """An element type of a file; None for none.
 
     Raises:

@@ -13,13 +13,13 @@ import numpy as np
 
 import treadle.functional as F
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.symbol import Dim, Expr, maximum, minimum
 from treadle.ops.creation import Extent
 from treadle.tensor import Tensor
 
 __all__ = ["Extents", "computed", "shape_of", "whole"]
 
-Array = np.ndarray[Any, Any]
 _MOST = 64
 """Numbers that a constant may have in order to take part: shapes are short."""
 

@@ -11,12 +11,12 @@ import numpy as np
 import onnx
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import DType, as_dtype
 from treadle.base.modes import capturing
 from treadle.interop.conventions import remainder, truncated_quotient
 from treadle.interop.onnx.nodes import (
-    Array,
-    Node,
+    OnnxNode,
     Value,
     concrete,
     dtype_of,
@@ -36,17 +36,17 @@ from treadle.random import default_generator
 
 
 @converts("Div")
-def _div(node: Node, x: Value, y: Value) -> Value:
+def _div(node: OnnxNode, x: Value, y: Value) -> Value:
     return ew.Div()(x, y) if dtype_of(x).is_float else truncated_quotient(x, y)
 
 
 @converts("Mod")
-def _mod(node: Node, x: Value, y: Value) -> Value:
+def _mod(node: OnnxNode, x: Value, y: Value) -> Value:
     return remainder(x, y, truncated=bool(node.attr("fmod", 0)))
 
 
 @converts("Pow")
-def _pow(node: Node, x: Value, y: Value) -> Value:
+def _pow(node: OnnxNode, x: Value, y: Value) -> Value:
     base, exponent = dtype_of(x), dtype_of(y)
     if base.is_float:
         return ew.Pow()(x, y.astype(base))
@@ -60,7 +60,7 @@ def _pow(node: Node, x: Value, y: Value) -> Value:
 
 
 def _folding(op: Op) -> Callable[..., Value]:
-    def fold(node: Node, *xs: Value) -> Value:
+    def fold(node: OnnxNode, *xs: Value) -> Value:
         return functools.reduce(op, xs)
 
     return fold
@@ -72,12 +72,12 @@ converts("Sum")(_folding(ew.Add()))
 
 
 @converts("Mean")
-def _mean(node: Node, *xs: Value) -> Value:
+def _mean(node: OnnxNode, *xs: Value) -> Value:
     return functools.reduce(ew.Add(), xs) / len(xs)
 
 
 @converts("Sqrt", "Reciprocal", "Exp", "Log", "Floor", "Ceil")
-def _of_floats(node: Node, x: Value) -> Value:
+def _of_floats(node: OnnxNode, x: Value) -> Value:
     ops: dict[str, Op] = {
         "Sqrt": unary.Sqrt(),
         "Reciprocal": unary.Reciprocal(),
@@ -90,13 +90,13 @@ def _of_floats(node: Node, x: Value) -> Value:
 
 
 @converts("BitShift")
-def _bit_shift(node: Node, x: Value, y: Value) -> Value:
+def _bit_shift(node: OnnxNode, x: Value, y: Value) -> Value:
     left = node.attr("direction", "LEFT") == "LEFT"
     return (logic.ShiftLeft() if left else logic.ShiftRight())(x, y)
 
 
 @converts("IsInf")
-def _is_inf(node: Node, x: Value) -> Value:
+def _is_inf(node: OnnxNode, x: Value) -> Value:
     found = logic.IsInf()(x)
     if not node.attr("detect_positive", 1):
         found = found & logic.Less()(x, x.constant(0))
@@ -106,7 +106,7 @@ def _is_inf(node: Node, x: Value) -> Value:
 
 
 @converts("Equal")
-def _equal(node: Node, x: Value, y: Value) -> Value:
+def _equal(node: OnnxNode, x: Value, y: Value) -> Value:
     return _compared(logic.Equal(), np.equal, x, y)
 
 
@@ -120,27 +120,27 @@ def _compared(op: Op, on_host: Callable[..., Array], x: Value, y: Value) -> Valu
 
 
 @converts("PRelu")
-def _prelu(node: Node, x: Value, slope: Value) -> Value:
+def _prelu(node: OnnxNode, x: Value, slope: Value) -> Value:
     return Where()(logic.Less()(x, x.constant(0)), x * slope, x)
 
 
 @converts("HardSigmoid")
-def _hard_sigmoid(node: Node, x: Value) -> Value:
+def _hard_sigmoid(node: OnnxNode, x: Value) -> Value:
     return Clip(0.0, 1.0)(x * node.attr("alpha", 0.2) + node.attr("beta", 0.5))
 
 
 @converts("Gelu", since=20)
-def _gelu(node: Node, x: Value) -> Value:
+def _gelu(node: OnnxNode, x: Value) -> Value:
     return activation.Gelu(node.attr("approximate", "none"))(x)
 
 
 @converts("Clip")
-def _clip_attributes(node: Node, x: Value) -> Value:
+def _clip_attributes(node: OnnxNode, x: Value) -> Value:
     return Clip(node.attributes.get("min"), node.attributes.get("max"))(x)
 
 
 @converts("Clip", since=11, separate=True)
-def _clip(node: Node, x: Value, low: Value = None, high: Value = None) -> Value:
+def _clip(node: OnnxNode, x: Value, low: Value = None, high: Value = None) -> Value:
     if is_known(low) and is_known(high) and not is_known(x):
         bounds = [None if v is None else v.array.item() for v in (low, high)]
         return Clip(*bounds)(x)
@@ -153,7 +153,7 @@ def _clip(node: Node, x: Value, low: Value = None, high: Value = None) -> Value:
 
 @converts("Dropout", host=(1, 2), separate=True)
 def _dropout(
-    node: Node, x: Value, ratio: Array | None = None, training: Array | None = None
+    node: OnnxNode, x: Value, ratio: Array | None = None, training: Array | None = None
 ) -> Value:
     rate = 0.5 if ratio is None else float(ratio)
     if training is not None and bool(training) and rate != 0.0:
@@ -170,7 +170,7 @@ def _dropout(
 _FINFO: Any = ml_dtypes.finfo
 
 
-def target_type(code: int, node: Node) -> np.dtype[Any]:
+def target_type(code: int, node: OnnxNode) -> np.dtype[Any]:
     """The NumPy type of a number in ONNX's list."""
     try:
         found: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
@@ -180,19 +180,19 @@ def target_type(code: int, node: Node) -> np.dtype[Any]:
 
 
 @converts("Cast")
-def _cast(node: Node, x: Value) -> Value:
+def _cast(node: OnnxNode, x: Value) -> Value:
     code = int(node.attributes["to"])
     return _cast_to(node, x, target_type(code, node), code)
 
 
 @converts("CastLike", separate=True)
-def _cast_like(node: Node, x: Value, like: Value) -> Value:
+def _cast_like(node: OnnxNode, x: Value, like: Value) -> Value:
     target = like.array.dtype if is_known(like) else like.type.dtype.numpy
     code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(target)) if target.kind != "O" else 8
     return _cast_to(node, x, np.dtype(target), int(code))
 
 
-def _cast_to(node: Node, x: Value, target: np.dtype[Any], code: int) -> Value:
+def _cast_to(node: OnnxNode, x: Value, target: np.dtype[Any], code: int) -> Value:
     if is_known(x) or not supported(target):
         return known(_cast_on_host(node, concrete(x, node, "the input"), target, code))
     return _cast_operand(x, as_dtype(target))
@@ -204,7 +204,7 @@ def _cast_operand(x: Value, wanted: DType) -> Value:
     return x.astype(wanted)
 
 
-def _cast_on_host(node: Node, x: Array, target: np.dtype[Any], code: int) -> Array:
+def _cast_on_host(node: OnnxNode, x: Array, target: np.dtype[Any], code: int) -> Array:
     if target.kind in "OUS" or code == onnx.TensorProto.STRING:
         return _as_text(x)
     if x.dtype.kind in "OUS":
@@ -227,7 +227,9 @@ def _wrapped(x: Array, target: np.dtype[Any], name: str) -> Array:
     return low.astype(np.int8 if signed else np.uint8).astype(target)
 
 
-def _cast_narrow(x: Array, target: np.dtype[Any], name: str, saturate: bool, node: Node) -> Array:
+def _cast_narrow(
+    x: Array, target: np.dtype[Any], name: str, saturate: bool, node: OnnxNode
+) -> Array:
     """Return x as a float of 8 bits; `saturate` limits values to the largest one."""
     if name == "FLOAT8E8M0":
         return _cast_scale(x, target, saturate, str(node.attr("round_mode", "up")))
@@ -283,7 +285,7 @@ def _number(text: Any, target: np.dtype[Any]) -> Any:
 
 
 @converts("BitCast")
-def _bit_cast(node: Node, x: Value) -> Value:
+def _bit_cast(node: OnnxNode, x: Value) -> Value:
     array = concrete(x, node, "the input")
     return known(array.view(target_type(int(node.attributes["to"]), node)))
 
@@ -292,21 +294,21 @@ def _bit_cast(node: Node, x: Value) -> Value:
 
 
 @converts("RandomUniform", "RandomNormal")
-def _random(node: Node) -> Value:
+def _random(node: OnnxNode) -> Value:
     shape = node.ints("shape", ())
     target = target_type(int(node.attr("dtype", 1)), node)
     return _drawn(node, shape, target, node.op_type)
 
 
 @converts("RandomUniformLike", "RandomNormalLike", separate=True)
-def _random_like(node: Node, x: Value) -> Value:
+def _random_like(node: OnnxNode, x: Value) -> Value:
     like = x.array.dtype if is_known(x) else x.type.dtype.numpy
     code = node.attributes.get("dtype")
     target = like if code is None else target_type(int(code), node)
     return _drawn(node, tuple(x.shape), np.dtype(target), node.op_type)
 
 
-def _drawn(node: Node, shape: Any, target: np.dtype[Any], kind: str) -> Value:
+def _drawn(node: OnnxNode, shape: Any, target: np.dtype[Any], kind: str) -> Value:
     """Numbers of `treadle.random`; the same ones at each call where there is a seed, or a file."""
     seed, capture = node.attributes.get("seed"), capturing()
     low, high = node.attr("low", 0.0), node.attr("high", 1.0)

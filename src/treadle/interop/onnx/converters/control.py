@@ -10,14 +10,14 @@ import numpy as np
 import onnx
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.errors import TreadleError, UnsupportedOp
 from treadle.base.guards import data_decide
 from treadle.base.modes import LOCAL
 from treadle.base.symbol import Dim, Expr, evaluate, symbols_of
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
 from treadle.interop.onnx.nodes import (
-    Array,
-    Node,
+    OnnxNode,
     Value,
     concrete,
     is_concrete,
@@ -42,7 +42,7 @@ MOST_TURNS = 1_000_000
 
 
 @converts("If", separate=True, symbols=True)
-def _if(node: Node, condition: Value) -> tuple[Value, ...]:
+def _if(node: OnnxNode, condition: Value) -> tuple[Value, ...]:
     if isinstance(condition, Extents):
         question = condition.array.reshape(-1)[0]
         if isinstance(question, Question):
@@ -56,7 +56,7 @@ def _if(node: Node, condition: Value) -> tuple[Value, ...]:
     return tuple(node.run(node.attributes[chosen], ()))
 
 
-def _of_some(node: Node, question: Question) -> tuple[Value, ...]:
+def _of_some(node: OnnxNode, question: Question) -> tuple[Value, ...]:
     """The branch for some elements, which serves none of them, too, if the other one gives nothing.
 
     Exporters guard what would fail on an empty tensor so: ops here take no elements as well, and
@@ -81,7 +81,7 @@ def _of_nothing(extent: Dim) -> Dim:
     return evaluate(extent, {name: 0 for name in symbols_of(extent)})
 
 
-def _either(node: Node, condition: Tensor) -> tuple[Value, ...]:
+def _either(node: OnnxNode, condition: Tensor) -> tuple[Value, ...]:
     """Both branches in the program that is being captured, which runs one of them.
 
     A branch that cannot be run on extents such as these is replaced by a check that fails.
@@ -105,7 +105,7 @@ class _Branches:
         failed: name of the one that could not be run, if there is one.
     """
 
-    def __init__(self, node: Node, test: Tensor) -> None:
+    def __init__(self, node: OnnxNode, test: Tensor) -> None:
         self._node = node
         self._test = test
         self.failed = ""
@@ -161,7 +161,7 @@ def _held(value: Value) -> Value:
 
 @converts("Loop", separate=True, symbols=True)
 def _loop(
-    node: Node, most: Value = None, condition: Value = None, *carried: Value
+    node: OnnxNode, most: Value = None, condition: Value = None, *carried: Value
 ) -> tuple[Value, ...]:
     body: onnx.GraphProto = node.attributes["body"]
     if isinstance(most, Extents) and is_known(condition) and _passes_on(body):
@@ -208,7 +208,7 @@ def _without_extents(values: list[Value]) -> list[Value]:
 
 
 def _for_each(
-    node: Node, body: onnx.GraphProto, most: Extents, condition: Value, carried: Sequence[Value]
+    node: OnnxNode, body: onnx.GraphProto, most: Extents, condition: Value, carried: Sequence[Value]
 ) -> tuple[Value, ...] | None:
     """A loop with a turn for each of an open extent; None where its turns have to be written out.
 
@@ -226,7 +226,7 @@ def _for_each(
 
 
 def _turning(
-    node: Node, body: onnx.GraphProto, most: Value, condition: Value, carried: list[Value]
+    node: OnnxNode, body: onnx.GraphProto, most: Value, condition: Value, carried: list[Value]
 ) -> tuple[Value, ...]:
     """A loop in the program that is being captured, whose turns are known when it runs.
 
@@ -252,7 +252,7 @@ class _Turns:
         values: limit, condition and what is carried.
     """
 
-    def __init__(self, node: Node, body: onnx.GraphProto, values: list[Value]) -> None:
+    def __init__(self, node: OnnxNode, body: onnx.GraphProto, values: list[Value]) -> None:
         most, condition, *self._carried = values
         if not all(isinstance(v, Tensor) for v in self._carried):
             raise node.refuse("it carries more than tensors", "run the model eagerly")
@@ -363,7 +363,7 @@ def _with_axis(x: Value, axis: int) -> Value:
 
 
 @converts("Scan", since=9, separate=True)
-def _scan(node: Node, *inputs: Value) -> tuple[Value, ...]:
+def _scan(node: OnnxNode, *inputs: Value) -> tuple[Value, ...]:
     body: onnx.GraphProto = node.attributes["body"]
     count = int(node.attributes["num_scan_inputs"])
     state, entries = list(inputs[: len(inputs) - count]), inputs[len(inputs) - count :]
@@ -401,7 +401,7 @@ def _scan(node: Node, *inputs: Value) -> tuple[Value, ...]:
     return (*state, *results)
 
 
-def _turn_of(node: Node, body: onnx.GraphProto) -> Callable[..., tuple[Value, ...]]:
+def _turn_of(node: OnnxNode, body: onnx.GraphProto) -> Callable[..., tuple[Value, ...]]:
     """A turn of a loop that the program has once."""
     return lambda *given: tuple(_held(_computed(v)) for v in node.run(body, list(given)))
 
@@ -424,7 +424,7 @@ def _entry(x: Value, axis: int, i: int) -> Value:
 
 
 @converts("Scan", separate=True)
-def _scan_8(node: Node, lengths: Value, *inputs: Value) -> tuple[Value, ...]:
+def _scan_8(node: OnnxNode, lengths: Value, *inputs: Value) -> tuple[Value, ...]:
     """Run a Scan of opset 8, which had a batch axis around everything."""
     body: onnx.GraphProto = node.attributes["body"]
     count = int(node.attributes["num_scan_inputs"])
@@ -456,18 +456,18 @@ def _place(position: Array | None, default: int) -> int:
 
 
 @converts("SequenceConstruct", separate=True)
-def _sequence(node: Node, *values: Value) -> Value:
+def _sequence(node: OnnxNode, *values: Value) -> Value:
     return list(values)
 
 
 @converts("SequenceEmpty")
-def _sequence_empty(node: Node) -> Value:
+def _sequence_empty(node: OnnxNode) -> Value:
     return []
 
 
 @converts("SequenceInsert", host=(2,), separate=True)
 def _sequence_insert(
-    node: Node, sequence: list[Value], value: Value, position: Array | None = None
+    node: OnnxNode, sequence: list[Value], value: Value, position: Array | None = None
 ) -> Value:
     made = list(sequence)
     at = _place(position, len(made))
@@ -476,24 +476,24 @@ def _sequence_insert(
 
 
 @converts("SequenceErase", host=(1,), separate=True)
-def _sequence_erase(node: Node, sequence: list[Value], position: Array | None = None) -> Value:
+def _sequence_erase(node: OnnxNode, sequence: list[Value], position: Array | None = None) -> Value:
     made = list(sequence)
     del made[_place(position, -1)]
     return made
 
 
 @converts("SequenceAt", host=(1,), separate=True)
-def _sequence_at(node: Node, sequence: list[Value], position: Array) -> Value:
+def _sequence_at(node: OnnxNode, sequence: list[Value], position: Array) -> Value:
     return sequence[_place(position, 0)]
 
 
 @converts("SequenceLength", separate=True)
-def _sequence_length(node: Node, sequence: list[Value]) -> Value:
+def _sequence_length(node: OnnxNode, sequence: list[Value]) -> Value:
     return known(np.array(len(sequence), np.int64))
 
 
 @converts("ConcatFromSequence")
-def _concat_from_sequence(node: Node, sequence: list[Value]) -> Value:
+def _concat_from_sequence(node: OnnxNode, sequence: list[Value]) -> Value:
     axis = int(node.attributes["axis"])
     if not node.attr("new_axis", 0):
         return joined(sequence, axis)
@@ -502,7 +502,7 @@ def _concat_from_sequence(node: Node, sequence: list[Value]) -> Value:
 
 
 @converts("SplitToSequence", host=(1,), separate=True)
-def _split_to_sequence(node: Node, x: Value, sizes: Array | None = None) -> Value:
+def _split_to_sequence(node: OnnxNode, x: Value, sizes: Array | None = None) -> Value:
     axis = node.place(node.attr("axis", 0), len(extents(x)))
     extent = extents(x)[axis]
     if sizes is None:
@@ -517,7 +517,7 @@ def _split_to_sequence(node: Node, x: Value, sizes: Array | None = None) -> Valu
 
 
 @converts("SequenceMap", separate=True)
-def _sequence_map(node: Node, *inputs: Value) -> tuple[Value, ...]:
+def _sequence_map(node: OnnxNode, *inputs: Value) -> tuple[Value, ...]:
     body: onnx.GraphProto = node.attributes["body"]
     first: list[Value] = inputs[0]
     columns: list[list[Value]] = [[] for _ in body.output]
@@ -532,17 +532,17 @@ def _sequence_map(node: Node, *inputs: Value) -> tuple[Value, ...]:
 
 
 @converts("Optional", separate=True)
-def _optional(node: Node, value: Value = None) -> Value:
+def _optional(node: OnnxNode, value: Value = None) -> Value:
     return value
 
 
 @converts("OptionalGetElement", separate=True)
-def _optional_get(node: Node, value: Value) -> Value:
+def _optional_get(node: OnnxNode, value: Value) -> Value:
     if value is None:
         raise node.refuse("the optional is empty", "ask OptionalHasElement first")
     return value
 
 
 @converts("OptionalHasElement", separate=True)
-def _optional_has(node: Node, value: Any = None) -> Value:
+def _optional_has(node: OnnxNode, value: Any = None) -> Value:
     return known(np.array(value is not None))

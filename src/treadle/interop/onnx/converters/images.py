@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from treadle.interop.onnx.nodes import Array, Node, Value, known
+from treadle.base.array import Array
+from treadle.interop.onnx.nodes import OnnxNode, Value, known
 from treadle.interop.onnx.registry import converts
 
 
 @converts("ImageDecoder", since=20, host=(-1,))
-def _image_decoder(node: Node, data: Array) -> Value:
+def _image_decoder(node: OnnxNode, data: Array) -> Value:
     try:
         cv2: Any = importlib.import_module("cv2")
     except ImportError as error:

@@ -7,11 +7,11 @@ import math
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.interop.conventions import extremum_last, from_start, scattered_products
 from treadle.interop.onnx.converters.shapes import extents, filled, reshaped
 from treadle.interop.onnx.nodes import (
-    Array,
-    Node,
+    OnnxNode,
     Value,
     concrete,
     dtype_of,
@@ -34,7 +34,7 @@ from treadle.ops.sort import Sort
 
 
 @converts("Gather", separate=True)
-def _gather(node: Node, x: Value, index: Value) -> Value:
+def _gather(node: OnnxNode, x: Value, index: Value) -> Value:
     axis = node.place(node.attr("axis", 0), len(extents(x)))
     mine, other = getattr(x, "array", None), getattr(index, "array", None)
     if mine is not None and other is not None:
@@ -45,7 +45,7 @@ def _gather(node: Node, x: Value, index: Value) -> Value:
 
 
 @converts("GatherElements")
-def _gather_elements(node: Node, x: Value, index: Value) -> Value:
+def _gather_elements(node: OnnxNode, x: Value, index: Value) -> Value:
     axis = node.place(node.attr("axis", 0), len(extents(x)))
     shape = extents(index)
     starts = tuple(0 for _ in shape)
@@ -62,7 +62,7 @@ def _cut(x: Value, starts: tuple[int, ...], stops: list[int]) -> Value:
 
 
 @converts("GatherND")
-def _gather_nd(node: Node, x: Value, index: Value) -> Value:
+def _gather_nd(node: OnnxNode, x: Value, index: Value) -> Value:
     batch = node.attr("batch_dims", 0)
     shape, places = extents(x), extents(index)
     depth = places[-1]
@@ -81,14 +81,14 @@ def _column(index: Value, i: int) -> Value:
 
 
 @converts("ScatterElements", "Scatter")
-def _scatter_elements(node: Node, x: Value, index: Value, updates: Value) -> Value:
+def _scatter_elements(node: OnnxNode, x: Value, index: Value, updates: Value) -> Value:
     axis = node.place(node.attr("axis", 0), len(extents(x)))
     places = from_start(index, extents(x)[axis], "scatter")
     return _combined(node, x, axis, places, updates, node.attr("reduction", "none"))
 
 
 @converts("ScatterND")
-def _scatter_nd(node: Node, x: Value, index: Value, updates: Value) -> Value:
+def _scatter_nd(node: OnnxNode, x: Value, index: Value, updates: Value) -> Value:
     shape, depth, how = extents(x), extents(index)[-1], node.attr("reduction", "none")
     columns = [from_start(_column(index, i), shape[i], "scatter") for i in range(depth)]
     if depth and (how == "none" or (how == "add" and dtype_of(x) is not dt.bool_)):
@@ -105,7 +105,9 @@ def _scatter_nd(node: Node, x: Value, index: Value, updates: Value) -> Value:
     return reshaped(_combined(node, rows, 0, places, given, how), shape)
 
 
-def _combined(node: Node, x: Value, axis: int, places: Value, updates: Value, how: str) -> Value:
+def _combined(
+    node: OnnxNode, x: Value, axis: int, places: Value, updates: Value, how: str
+) -> Value:
     """x with updates written at places along an axis, or reduced with what is there."""
     if how == "none":
         return ScatterAlongAxis(axis)(x, places, updates)
@@ -128,7 +130,7 @@ def _combined(node: Node, x: Value, axis: int, places: Value, updates: Value, ho
 
 
 @converts("ArrayFeatureExtractor", domain="ai.onnx.ml")
-def _feature_extractor(node: Node, x: Value, places: Value) -> Value:
+def _feature_extractor(node: OnnxNode, x: Value, places: Value) -> Value:
     shape = extents(x)
     count = math.prod(extents(places))
     made = Take(len(shape) - 1)(x, reshaped(places, (count,)))
@@ -136,13 +138,13 @@ def _feature_extractor(node: Node, x: Value, places: Value) -> Value:
 
 
 @converts("Binarizer", domain="ai.onnx.ml")
-def _binarizer(node: Node, x: Value) -> Value:
+def _binarizer(node: OnnxNode, x: Value) -> Value:
     limit = np.asarray(node.attr("threshold", 0.0)).astype(dtype_of(x).numpy)
     return logic.Greater()(x, x.constant(limit)).astype(dtype_of(x))
 
 
 @converts("TensorScatter", host=(2,))
-def _tensor_scatter(node: Node, x: Value, update: Value, starts: Array | None = None) -> Value:
+def _tensor_scatter(node: OnnxNode, x: Value, update: Value, starts: Array | None = None) -> Value:
     shape = extents(x)
     axis = node.place(node.attr("axis", -2), len(shape))
     count, length = extents(update)[axis], shape[axis]
@@ -160,7 +162,7 @@ def _tensor_scatter(node: Node, x: Value, update: Value, starts: Array | None = 
 
 
 @converts("OneHot", host=(1,))
-def _one_hot(node: Node, index: Value, depth: Array, values: Value) -> Value:
+def _one_hot(node: OnnxNode, index: Value, depth: Array, values: Value) -> Value:
     n = int(depth.reshape(-1)[0])
     rank = len(extents(index)) + 1
     axis = node.place(node.attr("axis", -1), rank)
@@ -175,14 +177,14 @@ def _one_hot(node: Node, index: Value, depth: Array, values: Value) -> Value:
 
 
 @converts("Where")
-def _where(node: Node, mask: Value, x: Value, y: Value) -> Value:
+def _where(node: OnnxNode, mask: Value, x: Value, y: Value) -> Value:
     if is_known(mask) and is_known(x) and is_known(y):
         return known(np.where(mask.array, x.array, y.array))
     return Where()(mask, x, y)
 
 
 @converts("Compress", separate=True)
-def _compress(node: Node, x: Value, mask: Value) -> Value:
+def _compress(node: OnnxNode, x: Value, mask: Value) -> Value:
     axis = node.attributes.get("axis")
     flat = reshaped(x, (-1,)) if axis is None else x
     where = 0 if axis is None else node.place(axis, len(extents(x)))
@@ -201,7 +203,7 @@ def _compress(node: Node, x: Value, mask: Value) -> Value:
 
 @converts("NonMaxSuppression", host=(3,))
 def _non_max_suppression(
-    node: Node,
+    node: OnnxNode,
     boxes: Value,
     scores: Value,
     most: Value = None,

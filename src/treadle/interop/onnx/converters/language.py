@@ -12,7 +12,7 @@ from treadle.base import dtype as dt
 from treadle.base.blocks.bits import unpack
 from treadle.interop.onnx.converters.quantized_ops import RUNTIME
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
-from treadle.interop.onnx.nodes import Node, Value, concrete, dtype_of, is_concrete
+from treadle.interop.onnx.nodes import OnnxNode, Value, concrete, dtype_of, is_concrete
 from treadle.interop.onnx.registry import converts
 from treadle.ops.cache import CachedAttention, CacheUpdate
 from treadle.ops.gather import Take
@@ -24,7 +24,7 @@ from treadle.ops.select import Where
 
 @converts("MatMulNBits", domain=RUNTIME)
 def _packed_product(
-    node: Node,
+    node: OnnxNode,
     x: Value,
     packed: Value,
     scales: Value,
@@ -38,7 +38,7 @@ def _packed_product(
     return product if bias is None else product + bias
 
 
-def _widened(node: Node, packed: Value, scales: Value, zeros: Value, order: Value) -> Any:
+def _widened(node: OnnxNode, packed: Value, scales: Value, zeros: Value, order: Value) -> Any:
     """float32 [n, k] of levels of 2, 4 or 8 bits, low first."""
     bits = int(node.attributes.get("bits", 4))
     k, n = int(node.attributes["K"]), int(node.attributes["N"])
@@ -60,7 +60,7 @@ def _widened(node: Node, packed: Value, scales: Value, zeros: Value, order: Valu
     return (wide * scale.reshape(n, blocks, 1)).reshape(n, -1)[:, :k]
 
 
-def _zeros(node: Node, zeros: Any, n: int, blocks: int, bits: int) -> Any:
+def _zeros(node: OnnxNode, zeros: Any, n: int, blocks: int, bits: int) -> Any:
     """Zero points [n, blocks, 1]: packed as levels are, or numbers as scales are."""
     if zeros.dtype != np.uint8:
         if zeros.size != n * blocks:
@@ -77,7 +77,7 @@ def _zeros(node: Node, zeros: Any, n: int, blocks: int, bits: int) -> Any:
 
 
 @converts("RotaryEmbedding", domain=RUNTIME)
-def _rotary(node: Node, x: Value, positions: Value, cos: Value, sin: Value) -> Value:
+def _rotary(node: OnnxNode, x: Value, positions: Value, cos: Value, sin: Value) -> Value:
     """x [batch, length, heads · size] or [batch, heads, length, size]."""
     if node.attr("is_packed_batching", 0) or node.attr("scale", 1.0) != 1.0:
         raise node.refuse("packed batches and scaled positions are not converted")
@@ -96,7 +96,7 @@ def _rotary(node: Node, x: Value, positions: Value, cos: Value, sin: Value) -> V
 
 
 def _turned(
-    node: Node, x: Value, positions: Value, cos: Value, sin: Value, interleaved: bool
+    node: OnnxNode, x: Value, positions: Value, cos: Value, sin: Value, interleaved: bool
 ) -> Value:
     """Heads [batch, heads, length, size] rotated by positions [batch or 1, length]."""
     half = extents(cos)[1]
@@ -125,7 +125,7 @@ def _turned(
 
 @converts("GroupQueryAttention", domain=RUNTIME)
 def _grouped(
-    node: Node,
+    node: OnnxNode,
     q: Value,
     k: Value,
     v: Value,

@@ -6,7 +6,7 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.interop.onnx.converters.shapes import extents, reshaped
-from treadle.interop.onnx.nodes import Node, Value, dtype_of
+from treadle.interop.onnx.nodes import OnnxNode, Value, dtype_of
 from treadle.interop.onnx.registry import converts
 from treadle.ops import elementwise as ew
 from treadle.ops import reduce, unary
@@ -17,12 +17,12 @@ from treadle.ops.operators import product_of
 
 
 @converts("MatMul")
-def _matmul(node: Node, x: Value, y: Value) -> Value:
+def _matmul(node: OnnxNode, x: Value, y: Value) -> Value:
     return x @ y
 
 
 @converts("Gemm")
-def gemm(node: Node, a: Value, b: Value, c: Value = None) -> Value:
+def gemm(node: OnnxNode, a: Value, b: Value, c: Value = None) -> Value:
     """The product of two matrices, turned, scaled and added to as the node says."""
     kind = dtype_of(a)
     alpha, beta = node.attr("alpha", 1.0), node.attr("beta", 1.0)
@@ -43,7 +43,9 @@ def _per_channel(x: Value, rank: int) -> Value:
 
 
 @converts("BatchNormalization")
-def _batch_norm(node: Node, x: Value, scale: Value, bias: Value, mean: Value, var: Value) -> Value:
+def _batch_norm(
+    node: OnnxNode, x: Value, scale: Value, bias: Value, mean: Value, var: Value
+) -> Value:
     eps = node.attr("epsilon", 1e-5)
     if not node.attr("spatial", 1):
         raise node.refuse("statistics of every place of a map (before opset 9) are not converted")
@@ -72,14 +74,14 @@ def _batch_norm_inference(
 
 
 @converts("InstanceNormalization")
-def _instance_norm(node: Node, x: Value, scale: Value, bias: Value) -> Value:
+def _instance_norm(node: OnnxNode, x: Value, scale: Value, bias: Value) -> Value:
     rank = len(extents(x))
     y = Standardize(tuple(range(2, rank)), node.attr("epsilon", 1e-5))(x)
     return y * _per_channel(scale, rank) + _per_channel(bias, rank)
 
 
 @converts("LayerNormalization")
-def _layer_norm(node: Node, x: Value, scale: Value, bias: Value = None) -> Value:
+def _layer_norm(node: OnnxNode, x: Value, scale: Value, bias: Value = None) -> Value:
     rank = len(extents(x))
     axis = node.place(node.attr("axis", -1), rank)
     eps, count = node.attr("epsilon", 1e-5), rank - axis
@@ -97,7 +99,7 @@ def _layer_norm(node: Node, x: Value, scale: Value, bias: Value = None) -> Value
 
 
 @converts("RMSNormalization")
-def _rms_norm(node: Node, x: Value, scale: Value) -> Value:
+def _rms_norm(node: OnnxNode, x: Value, scale: Value) -> Value:
     rank = len(extents(x))
     axis = node.place(node.attr("axis", -1), rank)
     if extents(scale) == extents(x)[axis:]:
@@ -106,7 +108,7 @@ def _rms_norm(node: Node, x: Value, scale: Value) -> Value:
 
 
 @converts("LRN")
-def _local_response_norm(node: Node, x: Value) -> Value:
+def _local_response_norm(node: OnnxNode, x: Value) -> Value:
     size = int(node.attributes["size"])
     alpha, beta, bias = node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
     channels = extents(x)[1]
@@ -122,7 +124,7 @@ def _local_response_norm(node: Node, x: Value) -> Value:
 
 
 @converts("Shrink")
-def _shrink(node: Node, x: Value) -> Value:
+def _shrink(node: OnnxNode, x: Value) -> Value:
     lambd, bias = node.attr("lambd", 0.5), node.attr("bias", 0.0)
     kind = dtype_of(x)
     wide = x if kind.is_float else x.astype(dt.float64)
@@ -132,7 +134,7 @@ def _shrink(node: Node, x: Value) -> Value:
 
 
 @converts("Celu")
-def _celu(node: Node, x: Value) -> Value:
+def _celu(node: OnnxNode, x: Value) -> Value:
     alpha = node.attr("alpha", 1.0)
     zero = x.constant(0)
     low = (unary.Exp()(ew.Minimum()(x, zero) / alpha) - 1) * alpha

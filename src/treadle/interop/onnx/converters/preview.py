@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from treadle.interop.onnx.nodes import Node, Value, concrete
+from treadle.interop.onnx.nodes import OnnxNode, Value, concrete
 from treadle.interop.onnx.registry import converts
 from treadle.ops import elementwise as ew
 from treadle.ops import unary
 from treadle.ops.select import Where
 
 DOMAIN = "ai.onnx.preview.training"
-Update = Callable[[Node, Value, Value, Value, list[Value]], list[Value]]
+Update = Callable[[OnnxNode, Value, Value, Value, list[Value]], list[Value]]
 
 
 def _each(
-    node: Node, n_states: int, inputs: tuple[Value, ...], update: Update
+    node: OnnxNode, n_states: int, inputs: tuple[Value, ...], update: Update
 ) -> tuple[Value, ...]:
     """Apply an update to every parameter: results are all parameters, then all states by kind."""
     rate, step, *rest = inputs
@@ -26,8 +26,10 @@ def _each(
 
 
 @converts("Adagrad", domain=DOMAIN)
-def _adagrad(node: Node, *inputs: Value) -> tuple[Value, ...]:
-    def update(node: Node, rate: Value, step: Value, x: Value, rest: list[Value]) -> list[Value]:
+def _adagrad(node: OnnxNode, *inputs: Value) -> tuple[Value, ...]:
+    def update(
+        node: OnnxNode, rate: Value, step: Value, x: Value, rest: list[Value]
+    ) -> list[Value]:
         g, h = rest
         slowed = rate / (step.astype(rate.type.dtype) * node.attr("decay_factor", 0.0) + 1)
         g = g + x * node.attr("norm_coefficient", 0.0)
@@ -38,10 +40,12 @@ def _adagrad(node: Node, *inputs: Value) -> tuple[Value, ...]:
 
 
 @converts("Momentum", domain=DOMAIN)
-def _momentum(node: Node, *inputs: Value) -> tuple[Value, ...]:
+def _momentum(node: OnnxNode, *inputs: Value) -> tuple[Value, ...]:
     alpha, beta = node.attributes["alpha"], node.attributes["beta"]
 
-    def update(node: Node, rate: Value, step: Value, x: Value, rest: list[Value]) -> list[Value]:
+    def update(
+        node: OnnxNode, rate: Value, step: Value, x: Value, rest: list[Value]
+    ) -> list[Value]:
         g, v = rest
         g = g + x * node.attr("norm_coefficient", 0.0)
         share = beta if int(concrete(step, node, "the step")) > 0 else 1.0
@@ -53,10 +57,12 @@ def _momentum(node: Node, *inputs: Value) -> tuple[Value, ...]:
 
 
 @converts("Adam", domain=DOMAIN)
-def _adam(node: Node, *inputs: Value) -> tuple[Value, ...]:
+def _adam(node: OnnxNode, *inputs: Value) -> tuple[Value, ...]:
     alpha, beta = node.attr("alpha", 0.9), node.attr("beta", 0.999)
 
-    def update(node: Node, rate: Value, step: Value, x: Value, rest: list[Value]) -> list[Value]:
+    def update(
+        node: OnnxNode, rate: Value, step: Value, x: Value, rest: list[Value]
+    ) -> list[Value]:
         g, v, h = rest
         g = g + x * node.attr("norm_coefficient", 0.0)
         v = v * alpha + g * (1 - alpha)

@@ -8,12 +8,12 @@ import ml_dtypes
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.interop.onnx.converters.arithmetic import target_type
 from treadle.interop.onnx.converters.shapes import extents, part, reshaped
 from treadle.interop.onnx.nodes import (
-    Array,
-    Node,
+    OnnxNode,
     Value,
     concrete,
     dtype_of,
@@ -52,7 +52,7 @@ def _first(x: Value, axis: int, count: int) -> Value:
 
 
 @converts("QuantizeLinear", separate=True)
-def _quantize(node: Node, x: Value, scale: Value, zero: Value = None) -> Value:
+def _quantize(node: OnnxNode, x: Value, scale: Value, zero: Value = None) -> Value:
     target = _target(node, zero)
     if not supported(target):
         return known(_quantize_on_host(node, x, scale, zero, target))
@@ -104,7 +104,7 @@ def _grid(x: Value, scale: Value, zero: Value, axis: int) -> tuple[Value, Value,
 
 
 @converts("DynamicQuantizeLinear")
-def _dynamic(node: Node, x: Value) -> tuple[Value, ...]:
+def _dynamic(node: OnnxNode, x: Value) -> tuple[Value, ...]:
     return dynamic_bytes(x)
 
 
@@ -131,7 +131,7 @@ def numpy_type(value: Value) -> np.dtype[Any]:
     return found
 
 
-def _target(node: Node, zero: Value) -> np.dtype[Any]:
+def _target(node: OnnxNode, zero: Value) -> np.dtype[Any]:
     if zero is not None:
         return numpy_type(zero)
     code = node.attr("output_dtype", 0)
@@ -145,7 +145,7 @@ def alike(*values: Value) -> tuple[Value, ...]:
 
 
 def _quantize_on_host(
-    node: Node, x: Value, scale: Value, zero: Value, target: np.dtype[Any]
+    node: OnnxNode, x: Value, scale: Value, zero: Value, target: np.dtype[Any]
 ) -> Array:
     """Return x in types that tensors do not have: floats of 8 bits, integers of fewer."""
     import_x = known(concrete(x, node, "the input").astype(np.float32))
@@ -182,7 +182,7 @@ def _limits(target: np.dtype[Any]) -> tuple[int, int]:
 
 
 @converts("DequantizeLinear", separate=True)
-def _dequantize(node: Node, x: Value, scale: Value, zero: Value = None) -> Value:
+def _dequantize(node: OnnxNode, x: Value, scale: Value, zero: Value = None) -> Value:
     if is_known(x) and not supported(x.array.dtype):
         x = known(x.array.astype(np.float32))
         zero = (

@@ -20,8 +20,8 @@ from treadle.interop.onnx.converters.quantized import (
     numpy_type,
 )
 from treadle.interop.onnx.converters.shapes import extents, reshaped
-from treadle.interop.onnx.converters.windows import Geometry
-from treadle.interop.onnx.nodes import Node, Value, dtype_of, is_known, known
+from treadle.interop.onnx.converters.windows import WindowGeometry
+from treadle.interop.onnx.nodes import OnnxNode, Value, dtype_of, is_known, known
 from treadle.interop.onnx.registry import converts, find
 from treadle.ops import elementwise as ew
 from treadle.ops import reduce
@@ -90,13 +90,15 @@ def dynamic_product(x: Value, w: Value, scale: Value, zero: Value) -> Value:
 
 
 @converts("MatMulInteger", separate=True)
-def _matmul_integer(node: Node, a: Value, b: Value, za: Value = None, zb: Value = None) -> Value:
+def _matmul_integer(
+    node: OnnxNode, a: Value, b: Value, za: Value = None, zb: Value = None
+) -> Value:
     return integer_product(a, b, za, zb)
 
 
 @converts("QLinearMatMul", separate=True)
 def _qlinear_matmul(
-    node: Node,
+    node: OnnxNode,
     a: Value,
     sa: Value,
     za: Value,
@@ -117,7 +119,7 @@ def _qlinear_matmul(
 
 @converts("QGemm", domain=RUNTIME, separate=True)
 def _qgemm(
-    node: Node,
+    node: OnnxNode,
     a: Value,
     sa: Value,
     za: Value,
@@ -165,17 +167,17 @@ def _scalar(v: Value) -> Value:
 
 
 @converts("ConvInteger", separate=True)
-def _conv_integer(node: Node, x: Value, w: Value, zx: Value = None, zw: Value = None) -> Value:
+def _conv_integer(node: OnnxNode, x: Value, w: Value, zx: Value = None, zw: Value = None) -> Value:
     return _integer_conv(node, x, w, zx, zw)
 
 
-def _integer_conv(node: Node, x: Value, w: Value, zx: Value, zw: Value) -> Value:
+def _integer_conv(node: OnnxNode, x: Value, w: Value, zx: Value, zw: Value) -> Value:
     """The exact sums of products of integers less their zero points.
 
     The kernels take weights of 8 bits. Where those less their zero point have 9, twice the sum over
     their halves and the sum over what is left are added.
     """
-    at = Geometry(node, extents(x)[2:], extents(w)[2:])
+    at = WindowGeometry(node, extents(x)[2:], extents(w)[2:])
     op = IntConv(at.strides, at.padding, at.dilation, node.attr("group", 1))
     zero = _known_zero(zx)
     if zero is not None and _is_symmetric(w, zw):
@@ -205,7 +207,7 @@ def _centered(x: Value, zero: Value) -> Value:
 
 @converts("QLinearConv", separate=True)
 def _qlinear_conv(
-    node: Node,
+    node: OnnxNode,
     x: Value,
     sx: Value,
     zx: Value,
@@ -220,7 +222,7 @@ def _qlinear_conv(
     along = (1, -1, *[1] * (rank - 2))
     if _known_zero(zx) is not None and _is_symmetric(w, zw):
         image, weight = numbers(x, sx, zx), numbers(w, sw, zw, 0)
-        at = Geometry(node, extents(x)[2:], extents(w)[2:])
+        at = WindowGeometry(node, extents(x)[2:], extents(w)[2:])
         op = Conv(at.strides, at.padding, at.dilation, node.attr("group", 1))
         result = op(*alike(image, weight))
         if bias is not None:
@@ -238,7 +240,7 @@ def _qlinear_conv(
 
 @converts("QLinearAdd", "QLinearMul", domain=RUNTIME, separate=True)
 def _qlinear_binary(
-    node: Node,
+    node: OnnxNode,
     a: Value,
     sa: Value,
     za: Value,
@@ -259,7 +261,7 @@ def _levels_like(y: Value, scale: Value, zero: Value, like: Value) -> Value:
 
 @converts(*(f"QLinear{name}" for name in ONE_OPERAND), domain=RUNTIME, separate=True)
 def _qlinear_unary(
-    node: Node, x: Value, sx: Value, zx: Value, sy: Value, zy: Value = None
+    node: OnnxNode, x: Value, sx: Value, zx: Value, sy: Value, zy: Value = None
 ) -> Value:
     if node.attr("channels_last", 0):
         raise node.refuse("channels that come last are not converted")
@@ -272,7 +274,7 @@ def _qlinear_unary(
 
 
 @converts("QLinearGlobalAveragePool", domain=RUNTIME, separate=True)
-def _qlinear_mean(node: Node, x: Value, sx: Value, zx: Value, sy: Value, zy: Value) -> Value:
+def _qlinear_mean(node: OnnxNode, x: Value, sx: Value, zx: Value, sy: Value, zy: Value) -> Value:
     rank = len(extents(x))
     last = bool(node.attr("channels_last", 0))
     axes = tuple(range(1, rank - 1)) if last else tuple(range(2, rank))
@@ -280,7 +282,7 @@ def _qlinear_mean(node: Node, x: Value, sx: Value, zx: Value, sy: Value, zy: Val
 
 
 @converts("QLinearConcat", domain=RUNTIME, separate=True)
-def _qlinear_concat(node: Node, sy: Value, zy: Value, *parts: Value) -> Value:
+def _qlinear_concat(node: OnnxNode, sy: Value, zy: Value, *parts: Value) -> Value:
     triples = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
     found = alike(*(numbers(*triple) for triple in triples))
     axis = node.place(node.attr("axis", 1), len(extents(found[0])))

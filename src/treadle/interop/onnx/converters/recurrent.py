@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.symbol import Dim
 from treadle.interop.onnx.converters.quantized_ops import dynamic_product
 from treadle.interop.onnx.converters.shapes import extents, filled, joined, part, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of
+from treadle.interop.onnx.nodes import OnnxNode, Value, dtype_of
 from treadle.interop.onnx.registry import converts
 from treadle.jit.control import scan
 from treadle.ops import activation, unary
@@ -20,7 +21,7 @@ from treadle.ops.select import Clip, Where
 Activation = Callable[[Value], Value]
 
 
-def _activations(node: Node, default: Sequence[str], direction: int) -> list[Activation]:
+def _activations(node: OnnxNode, default: Sequence[str], direction: int) -> list[Activation]:
     names = node.attr("activations", list(default) * 2)
     count = len(default)
     chosen = names[direction * count : (direction + 1) * count]
@@ -29,7 +30,7 @@ def _activations(node: Node, default: Sequence[str], direction: int) -> list[Act
     return [_activation(n, alphas, betas, node) for n in chosen]
 
 
-def _activation(name: str, alphas: list[float], betas: list[float], node: Node) -> Activation:
+def _activation(name: str, alphas: list[float], betas: list[float], node: OnnxNode) -> Activation:
     simple = {
         "relu": unary.Relu(),
         "tanh": unary.Tanh(),
@@ -70,7 +71,7 @@ class _Cell:
     """The products and biases of one direction."""
 
     def __init__(
-        self, node: Node, direction: int, w: Product, r: Product, b: Value, hidden: int
+        self, node: OnnxNode, direction: int, w: Product, r: Product, b: Value, hidden: int
     ) -> None:
         self.hidden = hidden
         self.w, self.r = w, r
@@ -107,7 +108,7 @@ Step = Callable[[Value, tuple[Value, ...]], tuple[Value, ...]]
 
 
 def _recur(
-    node: Node,
+    node: OnnxNode,
     x: Value,
     lengths: Array | None,
     initial: Sequence[Value],
@@ -186,7 +187,7 @@ def _with_axis(v: Value, axis: int) -> Value:
 
 @converts("RNN", host=(4,))
 def _rnn(
-    node: Node,
+    node: OnnxNode,
     x: Value,
     w: Value,
     r: Value,
@@ -205,7 +206,7 @@ def _rnn(
 
 @converts("GRU", host=(4,))
 def _gru(
-    node: Node,
+    node: OnnxNode,
     x: Value,
     w: Value,
     r: Value,
@@ -241,7 +242,7 @@ def _gru(
 
 @converts("LSTM", host=(4,))
 def _lstm(
-    node: Node,
+    node: OnnxNode,
     x: Value,
     w: Value,
     r: Value,
@@ -256,7 +257,7 @@ def _lstm(
 
 
 def _lstm_of(
-    node: Node,
+    node: OnnxNode,
     x: Value,
     products: Sequence[tuple[Product, Product]],
     b: Value,
@@ -293,7 +294,7 @@ def _lstm_of(
 
 @converts("DynamicQuantizeLSTM", domain="com.microsoft", host=(4,))
 def _dynamic_lstm(
-    node: Node,
+    node: OnnxNode,
     x: Value,
     w: Value,
     r: Value,

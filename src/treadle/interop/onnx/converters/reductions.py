@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.guards import data_decide
 from treadle.base.symbol import Dim
 from treadle.interop.conventions import truncated_quotient
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, is_known, known
+from treadle.interop.onnx.nodes import OnnxNode, Value, concrete, dtype_of, is_known, known
 from treadle.interop.onnx.registry import converts
 from treadle.interop.onnx.sizes import extent_as
 from treadle.ops import logic, reduce, unary
@@ -39,7 +40,7 @@ _NAMES = (
 )
 
 
-def _reduced(node: Node, x: Value, axes: list[int] | None) -> Value:
+def _reduced(node: OnnxNode, x: Value, axes: list[int] | None) -> Value:
     rank = len(extents(x))
     if not axes:
         if axes is not None and node.attr("noop_with_empty_axes", 0):
@@ -49,7 +50,7 @@ def _reduced(node: Node, x: Value, axes: list[int] | None) -> Value:
     return _reduction(node, x, where, bool(node.attr("keepdims", 1)))
 
 
-def _of_each(node: Node, x: Value) -> Value:
+def _of_each(node: OnnxNode, x: Value) -> Value:
     """A reduction over no axis."""
     name = node.op_type
     if name == "ReduceSumSquare":
@@ -62,7 +63,7 @@ def _of_each(node: Node, x: Value) -> Value:
     return unary.Log()(x if kind.is_float else x.astype(dt.float64)).astype(kind)
 
 
-def _reduction(node: Node, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
+def _reduction(node: OnnxNode, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
     name, kind = node.op_type, dtype_of(x)
     if kind is dt.bool_:
         return reduce.Any(axes, keep)(x) if name == "ReduceMax" else reduce.All(axes, keep)(x)
@@ -134,12 +135,12 @@ def _extremum_of_nothing(x: Value, axes: tuple[int, ...], keep: bool, largest: b
 
 
 @converts(*_NAMES)
-def _by_attribute(node: Node, x: Value) -> Value:
+def _by_attribute(node: OnnxNode, x: Value) -> Value:
     axes = node.attributes.get("axes")
     return _reduced(node, x, None if axes is None else list(axes))
 
 
-def _by_input(node: Node, x: Value, axes: Array | None = None) -> Value:
+def _by_input(node: OnnxNode, x: Value, axes: Array | None = None) -> Value:
     given = [] if axes is None else [int(a) for a in axes.reshape(-1)]
     return _reduced(node, x, given)
 
@@ -149,7 +150,7 @@ converts(*_NAMES[1:], since=18, host=(1,))(_by_input)
 
 
 @converts("ArgMax", "ArgMin")
-def _arg_extremum(node: Node, x: Value) -> Value:
+def _arg_extremum(node: OnnxNode, x: Value) -> Value:
     axis = node.place(node.attr("axis", 0), len(extents(x)))
     keep = bool(node.attr("keepdims", 1))
     op = (reduce.Argmax if node.op_type == "ArgMax" else reduce.Argmin)(axis, keep)
@@ -160,7 +161,7 @@ def _arg_extremum(node: Node, x: Value) -> Value:
 
 
 @converts("TopK", host=(1,), symbols=True)
-def _top_k(node: Node, x: Value, k: Array) -> tuple[Value, Value]:
+def _top_k(node: OnnxNode, x: Value, k: Array) -> tuple[Value, Value]:
     axis = node.place(node.attr("axis", -1), len(extents(x)))
     op = TopK(axis, k.reshape(-1).tolist()[0], bool(node.attr("largest", 1)), True)
     values, places = op.outputs(x)
@@ -168,7 +169,7 @@ def _top_k(node: Node, x: Value, k: Array) -> tuple[Value, Value]:
 
 
 @converts("TopK", since=1)
-def _top_k_attribute(node: Node, x: Value) -> tuple[Value, Value]:
+def _top_k_attribute(node: OnnxNode, x: Value) -> tuple[Value, Value]:
     values, places = _top_k(node, x, np.array(node.attributes["k"]))
     return values, places
 
@@ -177,13 +178,13 @@ converts("TopK", since=10, host=(1,), symbols=True)(_top_k)
 
 
 @converts("CumSum", host=(1,))
-def _cum_sum(node: Node, x: Value, axis: Array) -> Value:
+def _cum_sum(node: OnnxNode, x: Value, axis: Array) -> Value:
     where = node.place(axis.reshape(-1)[0], len(extents(x)))
     return CumSum(where, bool(node.attr("exclusive", 0)), bool(node.attr("reverse", 0)))(x)
 
 
 @converts("CumProd", host=(1,))
-def _cum_prod(node: Node, x: Value, axis: Array) -> Value:
+def _cum_prod(node: OnnxNode, x: Value, axis: Array) -> Value:
     where = node.place(axis.reshape(-1)[0], len(extents(x)))
     return CumProd(where, bool(node.attr("exclusive", 0)), bool(node.attr("reverse", 0)))(x)
 
@@ -191,7 +192,7 @@ def _cum_prod(node: Node, x: Value, axis: Array) -> Value:
 # -- normalized exponentials -------------------------------------------------------------------
 
 
-def _flat_softmax(node: Node, x: Value) -> Value:
+def _flat_softmax(node: OnnxNode, x: Value) -> Value:
     """Return softmax over all axes from `axis` on, as before opset 13."""
     shape, axis = extents(x), node.attr("axis", 1)
     axis %= max(len(shape), 1)
@@ -199,11 +200,11 @@ def _flat_softmax(node: Node, x: Value) -> Value:
     return reshaped(_exponential(node, flat, 1), shape)
 
 
-def _softmax(node: Node, x: Value) -> Value:
+def _softmax(node: OnnxNode, x: Value) -> Value:
     return _exponential(node, x, node.place(node.attr("axis", -1), len(extents(x))))
 
 
-def _exponential(node: Node, x: Value, axis: int) -> Value:
+def _exponential(node: OnnxNode, x: Value, axis: int) -> Value:
     if node.op_type == "Hardmax":
         largest = reduce.Argmax(axis, True)(x).astype(dt.int64)
         places = np.arange(extents(x)[axis], dtype=np.int64)
@@ -218,7 +219,7 @@ converts("Softmax", "LogSoftmax", "Hardmax", since=13)(_softmax)
 
 
 @converts("LpNormalization")
-def _lp_normalization(node: Node, x: Value) -> Value:
+def _lp_normalization(node: OnnxNode, x: Value) -> Value:
     axis = node.place(node.attr("axis", -1), len(extents(x)))
     if node.attr("p", 2) == 1:
         size = reduce.Sum((axis,), True)(unary.Abs()(x))
@@ -232,7 +233,7 @@ def _lp_normalization(node: Node, x: Value) -> Value:
 
 
 @converts("Einsum")
-def _einsum(node: Node, *xs: Value) -> Value:
+def _einsum(node: OnnxNode, *xs: Value) -> Value:
     equation = str(node.attributes["equation"]).replace(" ", "")
     terms, result = _terms(equation, [len(extents(x)) for x in xs])
     value, names = _diagonals(xs[0], terms[0])
@@ -310,7 +311,7 @@ MOST_ROWS = 64
 
 
 @converts("Det", separate=True)
-def _det(node: Node, x: Value) -> Value:
+def _det(node: OnnxNode, x: Value) -> Value:
     """Return determinants by Gaussian elimination, with a column's largest element as pivot."""
     *lead, n, _ = extents(x)
     if is_known(x) or n > MOST_ROWS:
@@ -340,7 +341,7 @@ def _det(node: Node, x: Value) -> Value:
 
 
 @converts("NonZero", separate=True)
-def _non_zero(node: Node, x: Value) -> Value:
+def _non_zero(node: OnnxNode, x: Value) -> Value:
     if is_known(x):
         array = np.atleast_1d(x.array)
         return known(np.array(np.nonzero(array), np.int64).reshape(array.ndim, -1))
@@ -349,7 +350,7 @@ def _non_zero(node: Node, x: Value) -> Value:
 
 
 @converts("Unique", separate=True)
-def _unique(node: Node, x: Value) -> tuple[Value, ...]:
+def _unique(node: OnnxNode, x: Value) -> tuple[Value, ...]:
     axis = node.attributes.get("axis")
     where = None if axis is None else node.place(axis, len(extents(x)))
     if not is_known(x) and (where is None or 0 not in _others(x, where)):
@@ -373,7 +374,7 @@ def _others(x: Value, axis: int) -> tuple[Dim, ...]:
     return tuple(d for i, d in enumerate(extents(x)) if i != axis)
 
 
-def _unique_rows(node: Node, x: Value, axis: int | None) -> tuple[Value, ...]:
+def _unique_rows(node: OnnxNode, x: Value, axis: int | None) -> tuple[Value, ...]:
     """The same for a program: rows are sorted, and one that holds NaN differs from all others."""
     flat, where = (reshaped(x, (math.prod(extents(x)),)), 0) if axis is None else (x, axis)
     front = (where, *(i for i in range(len(extents(flat))) if i != where))
@@ -410,7 +411,7 @@ def _ranks(x: Value) -> Value:
 
 
 def _describe(
-    node: Node, x: Value, order: Value, starts: Value, front: tuple[int, ...]
+    node: OnnxNode, x: Value, order: Value, starts: Value, front: tuple[int, ...]
 ) -> tuple[Value, ...]:
     """Values, their first places, the number of each row's value, and counts.
 

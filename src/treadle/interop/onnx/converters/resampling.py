@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.modes import LOCAL
 from treadle.base.symbol import Expr, is_identical
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, concrete, dtype_of, together
+from treadle.interop.onnx.nodes import OnnxNode, Value, concrete, dtype_of, together
 from treadle.interop.onnx.registry import converts
 from treadle.jit.control import while_loop
 from treadle.ops import elementwise as ew
@@ -30,19 +31,19 @@ from treadle.tensor import Tensor
 
 
 @converts("Resize", host=(1,))
-def _resize_10(node: Node, x: Value, scales: Array) -> Value:
+def _resize_10(node: OnnxNode, x: Value, scales: Array) -> Value:
     shape = extents(x)
     sizes = [_times(d, float(s)) for d, s in zip(shape, scales, strict=True)]
     return _resized(node, x, list(range(len(shape))), sizes, [float(s) for s in scales], None)
 
 
 @converts("Upsample")
-def _upsample_attribute(node: Node, x: Value) -> Value:
+def _upsample_attribute(node: OnnxNode, x: Value) -> Value:
     return _upsample(node, x, np.array(node.attributes["scales"]))
 
 
 @converts("Upsample", since=9, host=(1,))
-def _upsample(node: Node, x: Value, scales: Array) -> Value:
+def _upsample(node: OnnxNode, x: Value, scales: Array) -> Value:
     if node.attr("mode", "nearest") != "nearest" or any(s != int(s) for s in scales):
         return _resize_10(node, x, scales)
     shape = extents(x)
@@ -54,7 +55,7 @@ def _upsample(node: Node, x: Value, scales: Array) -> Value:
 
 @converts("Resize", since=11, host=(1, 2, 3), symbols=True)
 def _resize(
-    node: Node,
+    node: OnnxNode,
     x: Value,
     roi: Array | None = None,
     scales: Array | None = None,
@@ -95,7 +96,9 @@ def _times(extent: int, by: float) -> int:
     return extent * int(by) if by.is_integer() else math.floor(extent * by)
 
 
-def _stretched(node: Node, x: Value, axes: Sequence[int], target: Sequence[int]) -> Value | None:
+def _stretched(
+    node: OnnxNode, x: Value, axes: Sequence[int], target: Sequence[int]
+) -> Value | None:
     """Extents of which some are expressions, as the op of the same meaning takes them."""
     if node.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         return None
@@ -105,7 +108,7 @@ def _stretched(node: Node, x: Value, axes: Sequence[int], target: Sequence[int])
 
 
 def _resized(
-    node: Node,
+    node: OnnxNode,
     x: Value,
     axes: Sequence[int],
     target: Sequence[int],
@@ -155,7 +158,7 @@ _COORDINATES = {
 
 
 def _by_op(
-    node: Node, x: Value, axes: Sequence[int], target: Sequence[int], exact: bool
+    node: OnnxNode, x: Value, axes: Sequence[int], target: Sequence[int], exact: bool
 ) -> Value | None:
     """The op of the same meaning, for maps resized along spatial axes; None if there is none.
 
@@ -205,7 +208,7 @@ def _coordinates(mode: str, n: int, m: int, factor: float, window: tuple[float, 
     return (i + 0.5) / factor - 0.5
 
 
-def _interpolated(node: Node, x: Value, axis: int, at: Array, factor: float) -> Value:
+def _interpolated(node: OnnxNode, x: Value, axis: int, at: Array, factor: float) -> Value:
     n, mode = extents(x)[axis], node.attr("mode", "nearest")
     if mode == "nearest":
         places = _nearest(str(node.attr("nearest_mode", "round_prefer_floor")), at, node.opset)
@@ -279,7 +282,7 @@ def _along(x: Value, axis: int, weights: Array) -> Value:
 
 
 @converts("GridSample")
-def _grid_sample(node: Node, x: Value, grid: Value) -> Value:
+def _grid_sample(node: OnnxNode, x: Value, grid: Value) -> Value:
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(m := str(node.attr("mode", "linear")), m)
     padding, corners = node.attr("padding_mode", "zeros"), bool(node.attr("align_corners", 0))
     spatial = extents(x)[2:]
@@ -382,7 +385,7 @@ def _at_cells(
 
 
 @converts("RoiAlign", separate=True)
-def _roi_align(node: Node, x: Value, rois: Value, batches: Value) -> Value:
+def _roi_align(node: OnnxNode, x: Value, rois: Value, batches: Value) -> Value:
     """Averages (or maxima) of bilinear samples on a regular grid in each cell of each region."""
     mode = node.attr("coordinate_transformation_mode", "half_pixel" if node.opset >= 16 else "")
     half = 0.5 if mode == "half_pixel" else 0.0
@@ -392,7 +395,7 @@ def _roi_align(node: Node, x: Value, rois: Value, batches: Value) -> Value:
     return _adaptive(node, x, boxes, batches, not half)
 
 
-def _regions(node: Node, x: Value, boxes: Value, batches: Value, least: bool) -> Value:
+def _regions(node: OnnxNode, x: Value, boxes: Value, batches: Value, least: bool) -> Value:
     count, ratio = extents(boxes)[0], int(node.attributes["sampling_ratio"])
     sizes = node.attr("output_height", 1), node.attr("output_width", 1)
     average, sides, corners = node.attr("mode", "avg") == "avg", [], []
@@ -430,7 +433,7 @@ def _regions(node: Node, x: Value, boxes: Value, batches: Value, least: bool) ->
     return Transpose((0, 3, 1, 2))(reduce.Max((2, 4))(cells))
 
 
-def _adaptive(node: Node, x: Value, boxes: Value, batches: Value, least: bool) -> Value:
+def _adaptive(node: OnnxNode, x: Value, boxes: Value, batches: Value, least: bool) -> Value:
     """Sample each cell as often as it is long and wide: a loop over the samples of the largest.
 
     Samples that lie outside of the maps are 0 and are not visited, so there are at most about two
@@ -482,7 +485,9 @@ def _empty(down: _Side, across: _Side, count: Any, average: bool) -> Value:
     return Where()(missing, zero, zero.constant(-math.inf))
 
 
-def _turns(node: Node, total: Value, body: Callable[[Value, Value], Value], first: Value) -> Value:
+def _turns(
+    node: OnnxNode, total: Value, body: Callable[[Value, Value], Value], first: Value
+) -> Value:
     """`first` after so many turns: a loop of the program, if there is one."""
     if LOCAL.capture is not None and isinstance(total, Tensor):
         start = total * 0

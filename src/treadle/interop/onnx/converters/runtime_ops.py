@@ -16,7 +16,7 @@ from treadle.interop.onnx.converters.quantized_ops import (
 )
 from treadle.interop.onnx.converters.shapes import extents, filled, joined, part, reshaped
 from treadle.interop.onnx.converters.windows import convolved
-from treadle.interop.onnx.nodes import Node, Value, dtype_of
+from treadle.interop.onnx.nodes import OnnxNode, Value, dtype_of
 from treadle.interop.onnx.registry import converts
 from treadle.ops import activation, logic, reduce, unary
 from treadle.ops.gather import Take
@@ -30,34 +30,34 @@ from treadle.ops.softmax import Softmax
 
 
 @converts("Gelu", domain=RUNTIME)
-def _gelu(node: Node, x: Value) -> Value:
+def _gelu(node: OnnxNode, x: Value) -> Value:
     return activation.Gelu("none")(x)
 
 
 @converts("BiasGelu", domain=RUNTIME)
-def _bias_gelu(node: Node, x: Value, bias: Value) -> Value:
+def _bias_gelu(node: OnnxNode, x: Value, bias: Value) -> Value:
     return activation.Gelu("none")(x + bias)
 
 
 @converts("FastGelu", domain=RUNTIME)
-def _fast_gelu(node: Node, x: Value, bias: Value = None) -> Value:
+def _fast_gelu(node: OnnxNode, x: Value, bias: Value = None) -> Value:
     return activation.Gelu("tanh")(x if bias is None else x + bias)
 
 
 @converts("QuickGelu", domain=RUNTIME)
-def _quick_gelu(node: Node, x: Value) -> Value:
+def _quick_gelu(node: OnnxNode, x: Value) -> Value:
     return x * unary.Sigmoid()(x * node.attr("alpha", 1.702))
 
 
 @converts("BiasSplitGelu", domain=RUNTIME)
-def _bias_split_gelu(node: Node, x: Value, bias: Value) -> Value:
+def _bias_split_gelu(node: OnnxNode, x: Value, bias: Value) -> Value:
     x = x + bias
     axis, half = len(extents(x)) - 1, extents(x)[-1] // 2
     return part(x, axis, 0, half) * activation.Gelu("none")(part(x, axis, half, 2 * half))
 
 
 @converts("FusedMatMul", domain=RUNTIME)
-def _fused_matmul(node: Node, x: Value, y: Value) -> Value:
+def _fused_matmul(node: OnnxNode, x: Value, y: Value) -> Value:
     if node.attr("transBatchA", 0) or node.attr("transBatchB", 0):
         raise node.refuse("axes of batches that are turned are not converted")
     ranks = len(extents(x)), len(extents(y))
@@ -67,7 +67,7 @@ def _fused_matmul(node: Node, x: Value, y: Value) -> Value:
     return made if alpha == 1.0 else made * alpha
 
 
-def _activated(node: Node, x: Value, first: float | None, second: float | None) -> Value:
+def _activated(node: OnnxNode, x: Value, first: float | None, second: float | None) -> Value:
     """The activation that a node does at its end; None for numbers that it does not give."""
     name = str(node.attr("activation", ""))
     simple = {"": None, "Relu": unary.Relu(), "Tanh": unary.Tanh(), "Sigmoid": unary.Sigmoid()}
@@ -85,21 +85,21 @@ def _activated(node: Node, x: Value, first: float | None, second: float | None) 
 
 
 @converts("FusedConv", domain=RUNTIME)
-def _fused_conv(node: Node, x: Value, w: Value, bias: Value = None, z: Value = None) -> Value:
+def _fused_conv(node: OnnxNode, x: Value, w: Value, bias: Value = None, z: Value = None) -> Value:
     y = convolved(node, x, w, bias)
     numbers: list[float | None] = [*node.attr("activation_params", []), None, None]
     return _activated(node, y if z is None else y + z, *numbers[:2])
 
 
 @converts("FusedGemm", domain=RUNTIME)
-def _fused_gemm(node: Node, a: Value, b: Value, c: Value = None) -> Value:
+def _fused_gemm(node: OnnxNode, a: Value, b: Value, c: Value = None) -> Value:
     numbers = [node.attributes.get(f"activation_{n}") for n in ("alpha", "beta")]
     return _activated(node, gemm(node, a, b, c), *numbers)
 
 
 @converts("MatMulIntegerToFloat", domain=RUNTIME, separate=True)
 def _integer_to_float(
-    node: Node,
+    node: OnnxNode,
     a: Value,
     b: Value,
     sa: Value,
@@ -116,7 +116,7 @@ def _integer_to_float(
 
 @converts("DynamicQuantizeMatMul", domain=RUNTIME)
 def _dynamic_matmul(
-    node: Node, a: Value, b: Value, sb: Value, zb: Value = None, bias: Value = None
+    node: OnnxNode, a: Value, b: Value, sb: Value, zb: Value = None, bias: Value = None
 ) -> Value:
     made = dynamic_product(a, b, sb, zb)
     return made if bias is None else made + bias
@@ -127,13 +127,13 @@ def _dynamic_matmul(
 
 @converts("SkipLayerNormalization", domain=RUNTIME)
 def _skip_norm(
-    node: Node, x: Value, skip: Value, gamma: Value, beta: Value = None, bias: Value = None
+    node: OnnxNode, x: Value, skip: Value, gamma: Value, beta: Value = None, bias: Value = None
 ) -> tuple[Value, ...]:
     total = x + skip if bias is None else x + skip + bias
     return _normalized(node, total, gamma, beta)
 
 
-def _normalized(node: Node, x: Value, gamma: Value, beta: Value) -> tuple[Value, ...]:
+def _normalized(node: OnnxNode, x: Value, gamma: Value, beta: Value) -> tuple[Value, ...]:
     eps = node.attr("epsilon", 1e-12)
     shift = beta if beta is not None else gamma * 0
     mean = inverse = None
@@ -147,7 +147,7 @@ def _normalized(node: Node, x: Value, gamma: Value, beta: Value) -> tuple[Value,
 
 @converts("SkipSimplifiedLayerNormalization", domain=RUNTIME)
 def _skip_simplified(
-    node: Node, x: Value, skip: Value, gamma: Value, bias: Value = None
+    node: OnnxNode, x: Value, skip: Value, gamma: Value, bias: Value = None
 ) -> tuple[Value, ...]:
     total = x + skip if bias is None else x + skip + bias
     eps = node.attr("epsilon", 1e-12)
@@ -157,7 +157,7 @@ def _skip_simplified(
 
 @converts("EmbedLayerNormalization", domain=RUNTIME)
 def _embed(
-    node: Node,
+    node: OnnxNode,
     ids: Value,
     segments: Value,
     words: Value,
@@ -186,7 +186,7 @@ def _embed(
 
 @converts("Attention", domain=RUNTIME)
 def _attention(
-    node: Node,
+    node: OnnxNode,
     x: Value,
     weights: Value,
     bias: Value = None,
@@ -215,7 +215,7 @@ def _attention(
 
 @converts("MultiHeadAttention", domain=RUNTIME)
 def _multi_head(
-    node: Node,
+    node: OnnxNode,
     q: Value,
     k: Value = None,
     v: Value = None,
@@ -248,7 +248,7 @@ def _by_heads(x: Value, heads: int) -> Value:
     return Transpose((0, 2, 1, 3))(reshaped(x, (batch, length, heads, width // heads)))
 
 
-def _attended(node: Node, q: Value, k: Value, v: Value, mask: Value, addend: Value) -> Value:
+def _attended(node: OnnxNode, q: Value, k: Value, v: Value, mask: Value, addend: Value) -> Value:
     """Heads [batch, heads, length, size] as [batch, length, heads * size]."""
     batch, heads, length, size = extents(q)
     total = extents(k)[2]
@@ -268,7 +268,7 @@ def _attended(node: Node, q: Value, k: Value, v: Value, mask: Value, addend: Val
     return reshaped(made, (batch, length, heads * extents(v)[3]))
 
 
-def _kept(node: Node, mask: Value, batch: int, length: int, total: int) -> Value:
+def _kept(node: OnnxNode, mask: Value, batch: int, length: int, total: int) -> Value:
     """A mask of any of its forms as bool [batch, 1, 1 or length, total]."""
     shape = extents(mask)
     if len(shape) == 1 and shape[0] in (batch, 2 * batch):

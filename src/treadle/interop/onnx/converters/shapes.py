@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.dtype import as_dtype
 from treadle.base.guards import data_decide, is_equal
 from treadle.base.shape import format_shape
 from treadle.base.symbol import Expr, is_identical, maximum, minimum
 from treadle.interop.onnx.converters.arithmetic import target_type
 from treadle.interop.onnx.nodes import (
-    Array,
-    Node,
+    OnnxNode,
     Value,
     concrete,
     dtype_of,
@@ -56,14 +56,14 @@ def _shape(value: Value) -> Any:
 
 
 @converts("Shape", separate=True)
-def _shape_of(node: Node, x: Value) -> Value:
+def _shape_of(node: OnnxNode, x: Value) -> Value:
     shape = extents(x)
     start, end = node.attr("start", 0), node.attr("end", len(shape))
     return shape_value(shape[slice(start, end)], x)
 
 
 @converts("Size", separate=True)
-def _size_of(node: Node, x: Value) -> Value:
+def _size_of(node: OnnxNode, x: Value) -> Value:
     return _reshaped(shape_value((math.prod(extents(x)),), x), ())
 
 
@@ -71,7 +71,7 @@ def _size_of(node: Node, x: Value) -> Value:
 
 
 @converts("Constant")
-def _constant(node: Node) -> Value:
+def _constant(node: OnnxNode) -> Value:
     given = node.attributes
     if "value" in given:
         return known(given["value"])
@@ -89,14 +89,14 @@ def _constant(node: Node) -> Value:
 
 
 @converts("ConstantOfShape", host=(0,))
-def _constant_of_shape(node: Node, shape: Array) -> Value:
+def _constant_of_shape(node: OnnxNode, shape: Array) -> Value:
     value = np.asarray(node.attr("value", np.zeros(1, np.float32))).reshape(-1)[:1]
     extents_ = node.made(shape.tolist(), value.itemsize)
     return known(np.broadcast_to(value.reshape(()), extents_).copy())
 
 
 @converts("Range")
-def _range(node: Node, *ends: Value) -> Value:
+def _range(node: OnnxNode, *ends: Value) -> Value:
     if not all(map(is_concrete, ends)):
         return _computed_range(*[reshaped(v, ()) for v in ends])
     start, limit, delta = [concrete(v, node, f"input {i}") for i, v in enumerate(ends)]
@@ -122,7 +122,7 @@ def _computed_range(start: Value, limit: Value, delta: Value) -> Value:
 
 
 @converts("EyeLike", separate=True)
-def _eye_like(node: Node, x: Value) -> Value:
+def _eye_like(node: OnnxNode, x: Value) -> Value:
     code = node.attributes.get("dtype")
     dtype = x.type.dtype.numpy if code is None else target_type(int(code), node)
     rows, columns = node.made(extents(x), dtype.itemsize)
@@ -133,12 +133,12 @@ def _eye_like(node: Node, x: Value) -> Value:
 
 
 @converts("Identity", separate=True)
-def _identity(node: Node, x: Value) -> Value:
+def _identity(node: OnnxNode, x: Value) -> Value:
     return x
 
 
 @converts("Reshape", host=(1,), symbols=True)
-def _reshape(node: Node, x: Value, shape: Array) -> Value:
+def _reshape(node: OnnxNode, x: Value, shape: Array) -> Value:
     wanted = shape.tolist()
     if not node.attr("allowzero", 0):
         mine = extents(x)
@@ -159,13 +159,13 @@ def _reshaped(x: Value, wanted: Sequence[int]) -> Value:
 
 
 @converts("Flatten")
-def _flatten(node: Node, x: Value) -> Value:
+def _flatten(node: OnnxNode, x: Value) -> Value:
     shape, axis = extents(x), node.attr("axis", 1)
     axis += len(shape) if axis < 0 else 0
     return _reshaped(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
 
-def _squeezed(node: Node, x: Value, axes: Sequence[int] | None) -> Value:
+def _squeezed(node: OnnxNode, x: Value, axes: Sequence[int] | None) -> Value:
     shape = extents(x)
     if axes is None:
         drop = {i for i, d in enumerate(shape) if d == 1}
@@ -175,16 +175,16 @@ def _squeezed(node: Node, x: Value, axes: Sequence[int] | None) -> Value:
 
 
 @converts("Squeeze")
-def _squeeze_attribute(node: Node, x: Value) -> Value:
+def _squeeze_attribute(node: OnnxNode, x: Value) -> Value:
     return _squeezed(node, x, node.attributes.get("axes"))
 
 
 @converts("Squeeze", since=13, host=(1,))
-def _squeeze(node: Node, x: Value, axes: Array | None = None) -> Value:
+def _squeeze(node: OnnxNode, x: Value, axes: Array | None = None) -> Value:
     return _squeezed(node, x, None if axes is None else axes.reshape(-1).tolist())
 
 
-def _unsqueezed(node: Node, x: Value, axes: Sequence[int]) -> Value:
+def _unsqueezed(node: OnnxNode, x: Value, axes: Sequence[int]) -> Value:
     shape = list(extents(x))
     rank = len(shape) + len(axes)
     for axis in sorted(node.place(a, rank) for a in axes):
@@ -193,17 +193,17 @@ def _unsqueezed(node: Node, x: Value, axes: Sequence[int]) -> Value:
 
 
 @converts("Unsqueeze")
-def _unsqueeze_attribute(node: Node, x: Value) -> Value:
+def _unsqueeze_attribute(node: OnnxNode, x: Value) -> Value:
     return _unsqueezed(node, x, node.attributes["axes"])
 
 
 @converts("Unsqueeze", since=13, host=(1,))
-def _unsqueeze(node: Node, x: Value, axes: Array) -> Value:
+def _unsqueeze(node: OnnxNode, x: Value, axes: Array) -> Value:
     return _unsqueezed(node, x, axes.reshape(-1).tolist())
 
 
 @converts("Transpose")
-def _transpose(node: Node, x: Value) -> Value:
+def _transpose(node: OnnxNode, x: Value) -> Value:
     rank = len(extents(x))
     order = node.ints("perm", range(rank)[::-1])
     array = getattr(x, "array", None)
@@ -214,7 +214,7 @@ def _transpose(node: Node, x: Value) -> Value:
 
 
 @converts("Expand", host=(1,), symbols=True)
-def _expand(node: Node, x: Value, shape: Array) -> Value:
+def _expand(node: OnnxNode, x: Value, shape: Array) -> Value:
     mine, wanted = extents(x), tuple(shape.tolist())
     rank = max(len(mine), len(wanted))
     wide, given = ((*(1,) * (rank - len(s)), *s) for s in (mine, wanted))
@@ -234,7 +234,7 @@ def filled(like: Value, value: float, shape: Sequence[int], dtype: dt.DType) -> 
     return Broadcast(tuple(shape))(like.constant(value, dtype))
 
 
-def _broadcast(node: Node, x: Value, shape: Sequence[int]) -> Value:
+def _broadcast(node: OnnxNode, x: Value, shape: Sequence[int]) -> Value:
     if is_known(x):
         node.made(shape, x.array.itemsize)
     return x if _is_shape(extents(x), shape) else Broadcast(tuple(shape))(x)
@@ -245,7 +245,7 @@ def _is_shape(shape: Sequence[int], other: Sequence[int]) -> bool:
 
 
 @converts("Tile", host=(1,))
-def _tile(node: Node, x: Value, repeats: Array) -> Value:
+def _tile(node: OnnxNode, x: Value, repeats: Array) -> Value:
     shape = extents(x)
     apart = [part for d in shape for part in (1, d)]
     wide = [part for d, n in zip(shape, repeats, strict=True) for part in (int(n), d)]
@@ -257,7 +257,7 @@ def _tile(node: Node, x: Value, repeats: Array) -> Value:
 
 
 @converts("Concat")
-def _concat(node: Node, *xs: Value) -> Value:
+def _concat(node: OnnxNode, *xs: Value) -> Value:
     return _join(xs, node.place(node.attr("axis", 0), len(extents(xs[0]))))
 
 
@@ -268,14 +268,14 @@ def _join(xs: Sequence[Value], axis: int) -> Value:
 
 
 @converts("Slice")
-def _slice_attributes(node: Node, x: Value) -> Value:
+def _slice_attributes(node: OnnxNode, x: Value) -> Value:
     starts, ends = node.ints("starts", ()), node.ints("ends", ())
     return _sliced(x, starts, ends, node.ints("axes", range(len(starts))), [1] * len(starts))
 
 
 @converts("Slice", since=10, host=(1, 2, 3, 4), symbols=True)
 def _slice(
-    node: Node,
+    node: OnnxNode,
     x: Value,
     starts: Array,
     ends: Array,
@@ -352,14 +352,14 @@ def _even(extent: int, count: int) -> list[int]:
 
 
 @converts("Split")
-def _split_attribute(node: Node, x: Value) -> tuple[Value, ...]:
+def _split_attribute(node: OnnxNode, x: Value) -> tuple[Value, ...]:
     axis = node.attr("axis", 0)
     sizes = node.ints("split", _even(extents(x)[axis], node.n_outputs))
     return _split_at(x, axis, sizes)
 
 
 @converts("Split", since=13, host=(1,))
-def _split(node: Node, x: Value, sizes: Array | None = None) -> tuple[Value, ...]:
+def _split(node: OnnxNode, x: Value, sizes: Array | None = None) -> tuple[Value, ...]:
     axis = node.attr("axis", 0)
     count = node.attr("num_outputs", node.n_outputs)
     if count != node.n_outputs:
@@ -369,14 +369,14 @@ def _split(node: Node, x: Value, sizes: Array | None = None) -> tuple[Value, ...
 
 
 @converts("Pad")
-def _pad_attributes(node: Node, x: Value) -> Value:
+def _pad_attributes(node: OnnxNode, x: Value) -> Value:
     pads = node.attributes.get("pads", node.attributes.get("paddings", ()))
     return _padded(node, x, pads, node.attr("value", 0.0), None)
 
 
 @converts("Pad", since=11, host=(1, 3), separate=True)
 def _pad(
-    node: Node, x: Value, pads: Array, value: Value = None, axes: Array | None = None
+    node: OnnxNode, x: Value, pads: Array, value: Value = None, axes: Array | None = None
 ) -> Value:
     where = None if axes is None else axes.tolist()
     if value is None or is_known(value):
@@ -393,7 +393,7 @@ def _pad(
 
 
 def _padded(
-    node: Node, x: Value, pads: Sequence[int], fill: Any, axes: Sequence[int] | None
+    node: OnnxNode, x: Value, pads: Sequence[int], fill: Any, axes: Sequence[int] | None
 ) -> Value:
     rank = len(extents(x))
     where = [node.place(a, rank) for a in (range(rank) if axes is None else axes)]
@@ -428,7 +428,7 @@ def _wrapped(x: Value, widths: Sequence[tuple[int, int]]) -> Value:
 
 
 @converts("Trilu", host=(1,))
-def _trilu(node: Node, x: Value, k: Array | None = None) -> Value:
+def _trilu(node: OnnxNode, x: Value, k: Array | None = None) -> Value:
     rows, columns = extents(x)[-2:]
     mask = np.ones((rows, columns), bool)
     diagonal = 0 if k is None else int(k)
@@ -440,7 +440,7 @@ def _trilu(node: Node, x: Value, k: Array | None = None) -> Value:
 
 
 @converts("CenterCropPad", host=(1,))
-def _center_crop_pad(node: Node, x: Value, shape: Array) -> Value:
+def _center_crop_pad(node: OnnxNode, x: Value, shape: Array) -> Value:
     rank = len(extents(x))
     axes = [node.place(a, rank) for a in node.ints("axes", range(rank))]
     for axis, wanted in zip(axes, shape.tolist(), strict=True):
@@ -457,7 +457,7 @@ def _center_crop_pad(node: Node, x: Value, shape: Array) -> Value:
 
 
 @converts("DepthToSpace")
-def _depth_to_space(node: Node, x: Value) -> Value:
+def _depth_to_space(node: OnnxNode, x: Value) -> Value:
     n, c, h, w = extents(x)
     b = int(node.attributes["blocksize"])
     if node.attr("mode", "DCR") == "DCR":
@@ -470,7 +470,7 @@ def _depth_to_space(node: Node, x: Value) -> Value:
 
 
 @converts("SpaceToDepth")
-def _space_to_depth(node: Node, x: Value) -> Value:
+def _space_to_depth(node: OnnxNode, x: Value) -> Value:
     n, c, h, w = extents(x)
     b = int(node.attributes["blocksize"])
     apart = _reshaped(x, (n, c, h // b, b, w // b, b))
@@ -480,7 +480,7 @@ def _space_to_depth(node: Node, x: Value) -> Value:
 
 
 @converts("ReverseSequence", host=(1,))
-def _reverse_sequence(node: Node, x: Value, lengths: Array) -> Value:
+def _reverse_sequence(node: OnnxNode, x: Value, lengths: Array) -> Value:
     time, batch = node.attr("time_axis", 0), node.attr("batch_axis", 1)
     parts = []
     for i, length in enumerate(lengths.tolist()):
@@ -491,7 +491,7 @@ def _reverse_sequence(node: Node, x: Value, lengths: Array) -> Value:
     return _join(parts, batch)
 
 
-def host_value(node: Node, value: Value, what: str) -> Array:
+def host_value(node: OnnxNode, value: Value, what: str) -> Array:
     """The array of a value, which must be known."""
     return concrete(value, node, what)
 

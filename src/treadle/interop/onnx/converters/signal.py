@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.interop.onnx.converters.arithmetic import target_type
 from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of, known
+from treadle.interop.onnx.nodes import OnnxNode, Value, dtype_of, known
 from treadle.interop.onnx.registry import converts
 from treadle.ops.matmul import Matmul
 from treadle.ops.movement import Transpose
@@ -14,16 +15,18 @@ from treadle.ops.slicing import Pad
 
 
 @converts("DFT", since=17, host=(1,))
-def _dft_17(node: Node, x: Value, length: Array | None = None) -> Value:
+def _dft_17(node: OnnxNode, x: Value, length: Array | None = None) -> Value:
     return _dft(node, x, length, node.attr("axis", 1))
 
 
 @converts("DFT", since=20, host=(1, 2))
-def _dft_20(node: Node, x: Value, length: Array | None = None, axis: Array | None = None) -> Value:
+def _dft_20(
+    node: OnnxNode, x: Value, length: Array | None = None, axis: Array | None = None
+) -> Value:
     return _dft(node, x, length, -2 if axis is None else int(axis.reshape(-1)[0]))
 
 
-def _dft(node: Node, x: Value, length: Array | None, axis: int) -> Value:
+def _dft(node: OnnxNode, x: Value, length: Array | None, axis: int) -> Value:
     shape = extents(x)
     axis %= len(shape)
     inverse, onesided = bool(node.attr("inverse", 0)), bool(node.attr("onesided", 0))
@@ -80,7 +83,7 @@ def _along(x: Value, axis: int, matrix: Array, which: int) -> Value:
 
 @converts("STFT", host=(1, 3))
 def _stft(
-    node: Node, x: Value, step: Array, window: Value = None, length: Array | None = None
+    node: OnnxNode, x: Value, step: Array, window: Value = None, length: Array | None = None
 ) -> Value:
     n = int(length) if length is not None else extents(window)[0]
     hop, total = int(step), extents(x)[1]
@@ -93,7 +96,7 @@ def _stft(
 
 @converts("MelWeightMatrix", host=(-1,))
 def _mel_weights(
-    node: Node, bins: Array, length: Array, rate: Array, low: Array, high: Array
+    node: OnnxNode, bins: Array, length: Array, rate: Array, low: Array, high: Array
 ) -> Value:
     def mel(f: float) -> float:
         return float(2595 * np.log10(1 + f / 700))

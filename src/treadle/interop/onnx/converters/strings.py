@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from treadle.interop.onnx.nodes import Array, Node, Value, known
+from treadle.base.array import Array
+from treadle.interop.onnx.nodes import OnnxNode, Value, known
 from treadle.interop.onnx.registry import converts
 
 ML = "ai.onnx.ml"
@@ -25,14 +26,14 @@ def _objects(values: Sequence[Any], shape: Sequence[int]) -> Value:
 
 
 @converts("StringConcat", host=(-1,))
-def _string_concat(node: Node, x: Array, y: Array) -> Value:
+def _string_concat(node: OnnxNode, x: Array, y: Array) -> Value:
     both = np.broadcast_arrays(x, y)
     pairs = zip(_texts(both[0]), _texts(both[1]), strict=True)
     return _objects([a + b for a, b in pairs], both[0].shape)
 
 
 @converts("RegexFullMatch", host=(-1,))
-def _regex_full_match(node: Node, x: Array) -> Value:
+def _regex_full_match(node: OnnxNode, x: Array) -> Value:
     try:
         pattern = re.compile(str(node.attr("pattern", "")))
     except re.error as error:
@@ -42,7 +43,7 @@ def _regex_full_match(node: Node, x: Array) -> Value:
 
 
 @converts("StringSplit", host=(-1,))
-def _string_split(node: Node, x: Array) -> tuple[Value, Value]:
+def _string_split(node: OnnxNode, x: Array) -> tuple[Value, Value]:
     delimiter = node.attributes.get("delimiter") or None
     most = int(node.attr("maxsplit", -1))
     parts = [t.split(delimiter, most) if t or delimiter is None else [""] for t in _texts(x)]
@@ -54,7 +55,7 @@ def _string_split(node: Node, x: Array) -> tuple[Value, Value]:
 
 
 @converts("StringNormalizer", host=(-1,))
-def _string_normalizer(node: Node, x: Array) -> Value:
+def _string_normalizer(node: OnnxNode, x: Array) -> Value:
     action = node.attr("case_change_action", "NONE")
     fold = bool(node.attr("is_case_sensitive", 0))
     stops: list[str] = list(node.attr("stopwords", []))
@@ -66,7 +67,7 @@ def _string_normalizer(node: Node, x: Array) -> Value:
 
 
 @converts("TfIdfVectorizer", host=(-1,))
-def _tfidf(node: Node, x: Array) -> Value:
+def _tfidf(node: OnnxNode, x: Array) -> Value:
     counts, indexes = node.attributes["ngram_counts"], node.attributes["ngram_indexes"]
     pool: list[Any] = list(node.attr("pool_int64s", [])) or list(node.attr("pool_strings", []))
     grams: dict[tuple[Any, ...], int] = {}
@@ -108,7 +109,7 @@ def _grams(words: list[Any], sizes: range, skips: int) -> list[tuple[Any, ...]]:
 
 
 @converts("LabelEncoder", domain=ML, host=(-1,))
-def _label_encoder(node: Node, x: Array) -> Value:
+def _label_encoder(node: OnnxNode, x: Array) -> Value:
     given = node.attributes
     keys = _entries(given, "keys")
     values = _entries(given, "values")
@@ -156,7 +157,7 @@ def _key(value: Any) -> Any:
 
 
 @converts("TreeEnsemble", domain=ML, host=(-1,))
-def _tree_ensemble(node: Node, x: Array) -> Value:
+def _tree_ensemble(node: OnnxNode, x: Array) -> Value:
     trees = _Trees(node)
     result = np.stack([trees.total(row) for row in x])
     return known(result.astype(x.dtype))
@@ -165,7 +166,7 @@ def _tree_ensemble(node: Node, x: Array) -> Value:
 class _Trees:
     """Decision trees in arrays: each node compares a feature and goes to one of two others."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: OnnxNode) -> None:
         given = node.attributes
         self.node = node
         self.roots = given["tree_roots"]

@@ -9,8 +9,9 @@ from copy import copy
 import numpy as np
 
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.interop.onnx.converters.shapes import extents, reshaped
-from treadle.interop.onnx.nodes import Array, Node, Value, dtype_of, known
+from treadle.interop.onnx.nodes import OnnxNode, Value, dtype_of, known
 from treadle.interop.onnx.registry import converts
 from treadle.ops import elementwise as ew
 from treadle.ops import reduce, unary
@@ -25,10 +26,10 @@ from treadle.ops.slicing import Pad
 Pairs = tuple[tuple[int, int], ...]
 
 
-class Geometry:
+class WindowGeometry:
     """Kernel, strides, dilation and padding of a node over an input's spatial extents."""
 
-    def __init__(self, node: Node, spatial: Sequence[int], kernel: Sequence[int]) -> None:
+    def __init__(self, node: OnnxNode, spatial: Sequence[int], kernel: Sequence[int]) -> None:
         rank = len(spatial)
         self.spatial = tuple(spatial)
         self.kernel = checked_kernel(node, kernel)
@@ -59,7 +60,7 @@ class Geometry:
         total = max(self.reach(axis) - 1 - int((n - 1) % step), 0)
         return (total - total // 2, total // 2) if lower else (total // 2, total - total // 2)
 
-    def without_padding(self, spatial: Sequence[int]) -> Geometry:
+    def without_padding(self, spatial: Sequence[int]) -> WindowGeometry:
         """The same windows over an input that has its padding already."""
         made = copy(self)
         made.spatial = tuple(spatial)
@@ -76,7 +77,7 @@ class Geometry:
         return min(-(-rest // step) + 1, (n + low - 1) // step + 1)
 
 
-def checked_kernel(node: Node, kernel: Sequence[int]) -> tuple[int, ...]:
+def checked_kernel(node: OnnxNode, kernel: Sequence[int]) -> tuple[int, ...]:
     """The extents of a kernel, which an attribute may repeat.
 
     Raises:
@@ -94,7 +95,7 @@ def checked_kernel(node: Node, kernel: Sequence[int]) -> tuple[int, ...]:
 # -- convolution -------------------------------------------------------------------------------
 
 
-def _auto_pad(node: Node) -> str:
+def _auto_pad(node: OnnxNode) -> str:
     found = node.attr("auto_pad", "NOTSET") or "NOTSET"
     if found not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
         raise node.refuse(f"auto_pad {found!r} is unknown", "check the model")
@@ -102,10 +103,10 @@ def _auto_pad(node: Node) -> str:
 
 
 @converts("Conv")
-def convolved(node: Node, x: Value, weight: Value, bias: Value = None) -> Value:
+def convolved(node: OnnxNode, x: Value, weight: Value, bias: Value = None) -> Value:
     """The convolution of a node; nothing where no window fits."""
     spatial = extents(x)[2:]
-    at = Geometry(node, spatial, extents(weight)[2:])
+    at = WindowGeometry(node, spatial, extents(weight)[2:])
     counts = [at.positions(i) for i in range(len(spatial))]
     if 0 in counts:
         return known(np.zeros((extents(x)[0], extents(weight)[0], *counts), dtype_of(x).numpy))
@@ -120,7 +121,7 @@ def _with_bias(y: Value, bias: Value) -> Value:
 
 
 @converts("ConvTranspose")
-def _conv_transpose(node: Node, x: Value, weight: Value, bias: Value = None) -> Value:
+def _conv_transpose(node: OnnxNode, x: Value, weight: Value, bias: Value = None) -> Value:
     spatial, kernel = extents(x)[2:], checked_kernel(node, extents(weight)[2:])
     rank = len(spatial)
     strides = node.ints("strides", [1] * rank)
@@ -154,7 +155,9 @@ def _conv_transpose(node: Node, x: Value, weight: Value, bias: Value = None) -> 
 # -- windows as an axis ------------------------------------------------------------------------
 
 
-def unfolded(x: Value, at: Geometry, fill: float, counts: Sequence[int] | None = None) -> Value:
+def unfolded(
+    x: Value, at: WindowGeometry, fill: float, counts: Sequence[int] | None = None
+) -> Value:
     """x [N, C, *S] as [N, C, *positions, *kernel]: what each window sees.
 
     There are as many windows as the geometry gives, or `counts` of them per axis.
@@ -186,8 +189,8 @@ def _window_axes(rank: int) -> tuple[int, ...]:
 
 
 @converts("MaxPool")
-def _max_pool(node: Node, x: Value) -> Value:
-    at = Geometry(node, extents(x)[2:], node.ints("kernel_shape", ()))
+def _max_pool(node: OnnxNode, x: Value) -> Value:
+    at = WindowGeometry(node, extents(x)[2:], node.ints("kernel_shape", ()))
     if not node.wants(1):
         low = tuple(a for a, _ in at.padding)
         fits = all(a < r for a, r in zip(low, at.kernel, strict=True))
@@ -196,7 +199,7 @@ def _max_pool(node: Node, x: Value) -> Value:
     return _max_pool_with_places(node, x, at)
 
 
-def _max_pool_with_places(node: Node, x: Value, at: Geometry) -> tuple[Value, Value]:
+def _max_pool_with_places(node: OnnxNode, x: Value, at: WindowGeometry) -> tuple[Value, Value]:
     rank, kind = len(at.spatial), dtype_of(x)
     counts = [at.positions(i) for i in range(rank)]
     if 0 in counts:
@@ -225,9 +228,9 @@ def _one_hot(index: Value, n: int) -> Value:
 
 
 @converts("MaxUnpool", host=(2,))
-def _max_unpool(node: Node, x: Value, index: Value, shape: Array | None = None) -> Value:
+def _max_unpool(node: OnnxNode, x: Value, index: Value, shape: Array | None = None) -> Value:
     kernel = node.ints("kernel_shape", ())
-    at = Geometry(node, extents(x)[2:], kernel)
+    at = WindowGeometry(node, extents(x)[2:], kernel)
     spatial = [
         (n - 1) * s + k - a - b
         for n, s, k, (a, b) in zip(at.spatial, at.strides, kernel, at.padding, strict=True)
@@ -243,8 +246,8 @@ def _max_unpool(node: Node, x: Value, index: Value, shape: Array | None = None) 
 
 
 @converts("AveragePool")
-def _average_pool(node: Node, x: Value) -> Value:
-    at = Geometry(node, extents(x)[2:], node.ints("kernel_shape", ()))
+def _average_pool(node: OnnxNode, x: Value) -> Value:
+    at = WindowGeometry(node, extents(x)[2:], node.ints("kernel_shape", ()))
     include = bool(node.attr("count_include_pad", 0))
     plain = all(d == 1 for d in at.dilation) and len(at.spatial) <= 3 and at.fits
     if (
@@ -265,8 +268,8 @@ def _average_pool(node: Node, x: Value) -> Value:
 
 
 @converts("LpPool")
-def _lp_pool(node: Node, x: Value) -> Value:
-    at = Geometry(node, extents(x)[2:], node.ints("kernel_shape", ()))
+def _lp_pool(node: OnnxNode, x: Value) -> Value:
+    at = WindowGeometry(node, extents(x)[2:], node.ints("kernel_shape", ()))
     p = float(node.attr("p", 2))
     powers = ew.Pow()(unary.Abs()(x), x.constant(p))
     total = reduce.Sum(_window_axes(len(at.spatial)))(unfolded(powers, at, 0.0))
@@ -274,23 +277,23 @@ def _lp_pool(node: Node, x: Value) -> Value:
 
 
 @converts("GlobalAveragePool", "GlobalMaxPool")
-def _global_pool(node: Node, x: Value) -> Value:
+def _global_pool(node: OnnxNode, x: Value) -> Value:
     axes = tuple(range(2, len(extents(x))))
     op = reduce.Mean if node.op_type == "GlobalAveragePool" else reduce.Max
     return op(axes, True)(x)
 
 
 @converts("GlobalLpPool")
-def _global_lp_pool(node: Node, x: Value) -> Value:
+def _global_lp_pool(node: OnnxNode, x: Value) -> Value:
     axes, p = tuple(range(2, len(extents(x)))), float(node.attr("p", 2))
     total = reduce.Sum(axes, True)(ew.Pow()(unary.Abs()(x), x.constant(p)))
     return ew.Pow()(total, total.constant(1.0 / p))
 
 
 @converts("Col2Im", host=(1, 2))
-def _col_to_image(node: Node, x: Value, image: Array, block: Array) -> Value:
+def _col_to_image(node: OnnxNode, x: Value, image: Array, block: Array) -> Value:
     spatial, kernel = [int(d) for d in image], [int(k) for k in block]
-    at = Geometry(node, spatial, kernel)
+    at = WindowGeometry(node, spatial, kernel)
     n, rows, _ = extents(x)
     cells = math.prod(kernel)
     # The adjoint of unfolding is a transposed convolution with one-hot weights, one per cell.
@@ -307,11 +310,11 @@ def _col_to_image(node: Node, x: Value, image: Array, block: Array) -> Value:
 
 @converts("DeformConv")
 def _deform_conv(
-    node: Node, x: Value, weight: Value, offset: Value, bias: Value = None, mask: Value = None
+    node: OnnxNode, x: Value, weight: Value, offset: Value, bias: Value = None, mask: Value = None
 ) -> Value:
     n, _, *spatial = extents(x)
     outs, per_group, *kernel = extents(weight)
-    at = Geometry(node, spatial, kernel)
+    at = WindowGeometry(node, spatial, kernel)
     groups, shared = node.attr("group", 1), node.attr("offset_group", 1)
     rows, columns = at.positions(0), at.positions(1)
     cells = kernel[0] * kernel[1]
@@ -325,7 +328,7 @@ def _deform_conv(
     return _with_bias(reshaped(Matmul()(kernels, patches), (n, outs, rows, columns)), bias)
 
 
-def _regular(at: Geometry, rows: int, columns: int) -> tuple[Array, Array]:
+def _regular(at: WindowGeometry, rows: int, columns: int) -> tuple[Array, Array]:
     """Row and column of every cell of every window, [cells, rows, columns]."""
     i, j = np.meshgrid(np.arange(at.kernel[0]), np.arange(at.kernel[1]), indexing="ij")
     top = np.arange(rows) * at.strides[0] - at.padding[0][0]

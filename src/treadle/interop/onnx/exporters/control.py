@@ -8,7 +8,7 @@ from treadle.base import dtype as dt
 from treadle.base.errors import UnsupportedOp
 from treadle.base.types import TensorType
 from treadle.graph.ir import Graph
-from treadle.interop.onnx.writer import OnnxOperand, Writer, exports
+from treadle.interop.onnx.writer import GraphWriter, OnnxOperand, exports
 
 X = OnnxOperand
 
@@ -20,7 +20,7 @@ def _graph(region: Any) -> Graph:
 
 
 @exports("cond")
-def _cond(w: Writer, op: Any, predicate: X, *xs: X) -> tuple[X, ...]:
+def _cond(w: GraphWriter, op: Any, predicate: X, *xs: X) -> tuple[X, ...]:
     types = op.infer(predicate.type, *(x.type for x in xs))
     branches = {
         "then_branch": w.subgraph(_graph(op.then), xs, "then"),
@@ -30,10 +30,10 @@ def _cond(w: Writer, op: Any, predicate: X, *xs: X) -> tuple[X, ...]:
 
 
 @exports("while")
-def _while(w: Writer, op: Any, *state: X) -> tuple[X, ...]:
+def _while(w: GraphWriter, op: Any, *state: X) -> tuple[X, ...]:
     types = op.infer(*(x.type for x in state))
     (first,) = w.body(_graph(op.condition), state)
-    inner = Writer(w)
+    inner = GraphWriter(w)
     turn = inner.input(TensorType(dt.int64, ()), "turn")
     test = inner.input(first.type, "goes_on")
     own = [inner.input(x.type, "state") for x in state]
@@ -45,12 +45,12 @@ def _while(w: Writer, op: Any, *state: X) -> tuple[X, ...]:
 
 
 @exports("scan")
-def _scan(w: Writer, op: Any, *inputs: X) -> tuple[X, ...]:
+def _scan(w: GraphWriter, op: Any, *inputs: X) -> tuple[X, ...]:
     types = op.infer(*(x.type for x in inputs))
     body_graph = _graph(op.body)
     if not inputs[op.n_carried :]:
         raise UnsupportedOp("scan", "a scan without stacked inputs cannot be written as ONNX")
-    inner = Writer(w)
+    inner = GraphWriter(w)
     own = [inner.input(v.type, "entry") for v in body_graph.inputs]
     ends = [inner.copied(v) for v in inner.body(body_graph, own)]
     body = inner.proto("turn", own, ends)

@@ -8,7 +8,7 @@ import onnx
 from onnx import AttributeProto, helper
 
 from treadle.base.errors import UnsupportedOp
-from treadle.interop.onnx.writer import OnnxOperand, Writer, exports
+from treadle.interop.onnx.writer import GraphWriter, OnnxOperand, exports
 from treadle.jit.capture import capture
 from treadle.jit.dump import Ends, argument_names, model_of
 from treadle.ops.custom import Custom
@@ -16,7 +16,7 @@ from treadle.tensor import Tensor
 
 
 @exports("custom")
-def _custom(w: Writer, op: Custom, *xs: OnnxOperand) -> tuple[OnnxOperand, ...]:
+def _custom(w: GraphWriter, op: Custom, *xs: OnnxOperand) -> tuple[OnnxOperand, ...]:
     kernel = op.registered(tuple(x.type for x in xs))
     given = dict(op.settings)
     if kernel.expand is None:

@@ -9,7 +9,7 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.types import TensorType
-from treadle.interop.onnx.writer import OnnxOperand, Writer, element_type, exports
+from treadle.interop.onnx.writer import GraphWriter, OnnxOperand, element_type, exports
 from treadle.ops import elementwise as ew
 from treadle.ops import logic, unary
 from treadle.ops.op import Op
@@ -22,11 +22,11 @@ def _of(x: X, dtype: DType) -> TensorType:
     return TensorType(dtype, x.type.shape)
 
 
-def _plain(w: Writer, op_type: str, op: Op, *xs: X) -> X:
+def _plain(w: GraphWriter, op_type: str, op: Op, *xs: X) -> X:
     return w.one(op_type, xs, op.infer(*(x.type for x in xs))[0])
 
 
-def cast(w: Writer, x: X, dtype: DType) -> X:
+def cast(w: GraphWriter, x: X, dtype: DType) -> X:
     """x in another element type."""
     if x.type.dtype is dtype:
         return x
@@ -34,22 +34,22 @@ def cast(w: Writer, x: X, dtype: DType) -> X:
 
 
 @exports("cast")
-def _cast(w: Writer, op: Any, x: X) -> X:
+def _cast(w: GraphWriter, op: Any, x: X) -> X:
     return w.one("Cast", [x], _of(x, op.dtype), to=element_type(op.dtype))
 
 
 @exports("identity", "stop_gradient", "transfer", "end", "placeholder", "in_range")
-def _same(w: Writer, op: Op, x: X) -> X:
+def _same(w: GraphWriter, op: Op, x: X) -> X:
     return w.one("Identity", [x], x.type)
 
 
 @exports("after")
-def _after(w: Writer, op: Op, x: X, token: X) -> X:
+def _after(w: GraphWriter, op: Op, x: X, token: X) -> X:
     return w.one("Identity", [x], x.type)
 
 
 @exports("assert_equal")
-def _unchecked(w: Writer, op: Op, expect: X, actual: X) -> X:
+def _unchecked(w: GraphWriter, op: Op, expect: X, actual: X) -> X:
     return w.one("Identity", [expect], expect.type)
 
 
@@ -57,12 +57,12 @@ def _unchecked(w: Writer, op: Op, expect: X, actual: X) -> X:
 
 
 @exports("round")
-def _round(w: Writer, op: Op, x: X) -> X:
+def _round(w: GraphWriter, op: Op, x: X) -> X:
     """Halves away from zero; ONNX's Round goes to even ones."""
     return _rounded(w, x) if x.type.dtype.is_float else w.one("Identity", [x], x.type)
 
 
-def _rounded(w: Writer, x: X) -> X:
+def _rounded(w: GraphWriter, x: X) -> X:
     size = unary.Abs()(x)
     whole = unary.Floor()(size)
     up = logic.LogicalNot()(logic.Less()(size - whole, x.constant(0.5)))
@@ -74,7 +74,7 @@ _HIGHEST = 63
 
 
 @exports("pow")
-def _pow(w: Writer, op: Op, x: X, y: X) -> X:
+def _pow(w: GraphWriter, op: Op, x: X, y: X) -> X:
     """Powers of integers by products of squares: runtimes compute their Pow in floats."""
     if x.type.dtype.is_float:
         return _plain(w, "Pow", op, x, y)
@@ -94,34 +94,34 @@ def _pow(w: Writer, op: Op, x: X, y: X) -> X:
 
 
 @exports("trunc")
-def _trunc(w: Writer, op: Op, x: X) -> X:
+def _trunc(w: GraphWriter, op: Op, x: X) -> X:
     if not x.type.dtype.is_float:
         return w.one("Identity", [x], x.type)
     return unary.Sign()(x) * unary.Floor()(unary.Abs()(x))
 
 
 @exports("expm1")
-def _expm1(w: Writer, op: Op, x: X) -> X:
+def _expm1(w: GraphWriter, op: Op, x: X) -> X:
     return unary.Exp()(x) - 1.0
 
 
 @exports("log1p")
-def _log1p(w: Writer, op: Op, x: X) -> X:
+def _log1p(w: GraphWriter, op: Op, x: X) -> X:
     return unary.Log()(x + 1.0)
 
 
 @exports("square")
-def _square(w: Writer, op: Op, x: X) -> X:
+def _square(w: GraphWriter, op: Op, x: X) -> X:
     return x * x
 
 
 @exports("rsqrt")
-def _rsqrt(w: Writer, op: Op, x: X) -> X:
+def _rsqrt(w: GraphWriter, op: Op, x: X) -> X:
     return unary.Reciprocal()(unary.Sqrt()(x))
 
 
 @exports("floor_div")
-def _floor_div(w: Writer, op: Op, x: X, y: X) -> X:
+def _floor_div(w: GraphWriter, op: Op, x: X, y: X) -> X:
     quotient = _plain(w, "Div", op, x, y)
     if x.type.dtype.is_float:
         return unary.Floor()(quotient)
@@ -134,28 +134,28 @@ def _floor_div(w: Writer, op: Op, x: X, y: X) -> X:
 
 
 @exports("mod")
-def _mod(w: Writer, op: Op, x: X, y: X) -> X:
+def _mod(w: GraphWriter, op: Op, x: X, y: X) -> X:
     kind = op.infer(x.type, y.type)[0]
     return w.one("Mod", [x, y], kind, fmod=int(x.type.dtype.is_float))
 
 
 @exports("bit_not")
-def _bit_not(w: Writer, op: Op, x: X) -> X:
+def _bit_not(w: GraphWriter, op: Op, x: X) -> X:
     return w.one("Not" if x.type.dtype is dt.bool_ else "BitwiseNot", [x], x.type)
 
 
 @exports("not_equal")
-def _not_equal(w: Writer, op: Op, x: X, y: X) -> X:
+def _not_equal(w: GraphWriter, op: Op, x: X, y: X) -> X:
     return logic.LogicalNot()(logic.Equal()(x, y))
 
 
 @exports("is_finite")
-def _is_finite(w: Writer, op: Op, x: X) -> X:
+def _is_finite(w: GraphWriter, op: Op, x: X) -> X:
     return logic.LogicalNot()(logic.LogicalOr()(logic.IsNan()(x), logic.IsInf()(x)))
 
 
 @exports("shift_left", "shift_right")
-def _shift(w: Writer, op: Op, x: X, y: X) -> X:
+def _shift(w: GraphWriter, op: Op, x: X, y: X) -> X:
     """Signed integers by products and divisions by powers of two, which ONNX does not shift."""
     left = op.name == "shift_left"
     if x.type.dtype.kind == "uint":
@@ -168,7 +168,7 @@ def _shift(w: Writer, op: Op, x: X, y: X) -> X:
 
 
 @exports("atan2")
-def _atan2(w: Writer, op: Op, y: X, x: X) -> X:
+def _atan2(w: GraphWriter, op: Op, y: X, x: X) -> X:
     zero = x.constant(0.0)
     angle = unary.Atan()(y / x)
     behind = logic.Less()(x, zero)
@@ -179,13 +179,13 @@ def _atan2(w: Writer, op: Op, y: X, x: X) -> X:
 
 
 @exports("clip")
-def _clip(w: Writer, op: Any, x: X) -> X:
+def _clip(w: GraphWriter, op: Any, x: X) -> X:
     low, high = (None if v is None else x.constant(v, x.type.dtype) for v in (op.low, op.high))
     return w.one("Clip", [x, low, high], x.type)
 
 
 @exports("saturate")
-def _saturate(w: Writer, op: Any, x: X) -> X:
+def _saturate(w: GraphWriter, op: Any, x: X) -> X:
     low, high = x.constant(float(op.low)), x.constant(float(op.high))
     if x.type.dtype.is_float:  # NaN becomes the lower limit
         x = w.one("Where", [logic.IsNan()(x), low.broadcast_to(x.type.shape), x], x.type)
@@ -194,7 +194,7 @@ def _saturate(w: Writer, op: Any, x: X) -> X:
 
 
 @exports("elu", "leaky_relu")
-def _with_alpha(w: Writer, op: Any, x: X) -> X:
+def _with_alpha(w: GraphWriter, op: Any, x: X) -> X:
     return w.one({"elu": "Elu", "leaky_relu": "LeakyRelu"}[op.name], [x], x.type, alpha=op.alpha)
 
 
@@ -211,7 +211,7 @@ _REDUCTIONS = {
 
 
 @exports(*_REDUCTIONS)
-def _reduce(w: Writer, op: Any, x: X) -> X:
+def _reduce(w: GraphWriter, op: Any, x: X) -> X:
     kind = op.infer(x.type)[0]
     if not op.axes:
         return w.one("Identity", [x], x.type)
@@ -222,7 +222,7 @@ def _reduce(w: Writer, op: Any, x: X) -> X:
 
 
 @exports("any", "all")
-def _quantifier(w: Writer, op: Any, x: X) -> X:
+def _quantifier(w: GraphWriter, op: Any, x: X) -> X:
     kind = op.infer(x.type)[0]
     truth = x if x.type.dtype is dt.bool_ else logic.NotEqual()(x, x.constant(0))
     if not op.axes:
@@ -243,7 +243,7 @@ def _of_type(type_: TensorType, dtype: DType) -> TensorType:
 
 
 @exports("argmax", "argmin")
-def _arg(w: Writer, op: Any, x: X) -> X:
+def _arg(w: GraphWriter, op: Any, x: X) -> X:
     kind = op.infer(x.type)[0]
     name = "ArgMax" if op.name == "argmax" else "ArgMin"
     attributes = {"axis": op.axis, "keepdims": int(op.keepdims)}
@@ -251,20 +251,20 @@ def _arg(w: Writer, op: Any, x: X) -> X:
 
 
 @exports("softmax", "log_softmax")
-def _softmax(w: Writer, op: Any, x: X) -> X:
+def _softmax(w: GraphWriter, op: Any, x: X) -> X:
     name = "Softmax" if op.name == "softmax" else "LogSoftmax"
     return w.one(name, [x], x.type, axis=op.axis)
 
 
 @exports("cum_sum")
-def _cum_sum(w: Writer, op: Any, x: X) -> X:
+def _cum_sum(w: GraphWriter, op: Any, x: X) -> X:
     axis = w.constant(np.array(op.axis, np.int64))
     flags = {"exclusive": int(op.exclusive), "reverse": int(op.reverse)}
     return w.one("CumSum", [x, axis], x.type, **flags)
 
 
 @exports("sort", "top_k")
-def _top_k(w: Writer, op: Any, x: X) -> tuple[X, ...]:
+def _top_k(w: GraphWriter, op: Any, x: X) -> tuple[X, ...]:
     values, places = op.infer(x.type)
     k = op.k if op.name == "top_k" else x.extents[op.axis]
     largest = op.largest if op.name == "top_k" else op.descending
@@ -282,20 +282,20 @@ def _turned(x: X, turn: bool) -> X:
 
 
 @exports("matmul", "exact_matmul")
-def _matmul(w: Writer, op: Any, x: X, y: X) -> X:
+def _matmul(w: GraphWriter, op: Any, x: X, y: X) -> X:
     kind = op.infer(x.type, y.type)[0]
     return w.one("MatMul", [_turned(x, op.transpose_x), _turned(y, op.transpose_y)], kind)
 
 
 @exports("wide_matmul")
-def _wide_matmul(w: Writer, op: Any, x: X, y: X) -> X:
+def _wide_matmul(w: GraphWriter, op: Any, x: X, y: X) -> X:
     kind = op.infer(x.type, y.type)[0]
     left, right = _turned(x, op.transpose_x), _turned(y, op.transpose_y)
     return w.one("MatMul", [cast(w, left, kind.dtype), cast(w, right, kind.dtype)], kind)
 
 
 @exports("int_matmul")
-def _int_matmul(w: Writer, op: Any, x: X, y: X) -> X:
+def _int_matmul(w: GraphWriter, op: Any, x: X, y: X) -> X:
     kind = op.infer(x.type, y.type)[0]
     left, right = _turned(x, op.transpose_x), _turned(y, op.transpose_y)
     # MatMulInteger loses sums of two products of bytes on some processors; this is exact anywhere.
@@ -303,7 +303,7 @@ def _int_matmul(w: Writer, op: Any, x: X, y: X) -> X:
 
 
 @exports("layer_norm")
-def _layer_norm(w: Writer, op: Any, x: X, *affine: X) -> X:
+def _layer_norm(w: GraphWriter, op: Any, x: X, *affine: X) -> X:
     shape = x.type.shape[x.type.ndim - op.n_axes :]
     ones = affine[0] if affine else w.constant(np.ones(tuple(shape), x.type.dtype.numpy))
     bias = affine[1] if len(affine) > 1 else None

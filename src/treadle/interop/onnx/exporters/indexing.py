@@ -10,26 +10,26 @@ from treadle.base import dtype as dt
 from treadle.base.errors import UnsupportedOp
 from treadle.base.types import TensorType
 from treadle.interop.onnx.exporters.elementwise import cast
-from treadle.interop.onnx.writer import OnnxOperand, Writer, exports
+from treadle.interop.onnx.writer import GraphWriter, OnnxOperand, exports
 from treadle.ops.movement import Transpose
 
 X = OnnxOperand
 
 
 @exports("take")
-def _take(w: Writer, op: Any, x: X, index: X) -> X:
+def _take(w: GraphWriter, op: Any, x: X, index: X) -> X:
     kind = op.infer(x.type, index.type)[0]
     return w.one("Gather", [x, cast(w, index, dt.int64)], kind, axis=op.axis)
 
 
 @exports("take_along_axis")
-def _take_along(w: Writer, op: Any, x: X, index: X) -> X:
+def _take_along(w: GraphWriter, op: Any, x: X, index: X) -> X:
     kind = op.infer(x.type, index.type)[0]
     return w.one("GatherElements", [x, cast(w, index, dt.int64)], kind, axis=op.axis)
 
 
 @exports("scatter_along_axis", "add_along_axis")
-def _scatter_along(w: Writer, op: Any, x: X, index: X, v: X) -> X:
+def _scatter_along(w: GraphWriter, op: Any, x: X, index: X, v: X) -> X:
     how = "add" if op.name == "add_along_axis" else None
     inputs = [x, cast(w, index, dt.int64), v]
     return w.one("ScatterElements", inputs, x.type, axis=op.axis, reduction=how)
@@ -40,7 +40,7 @@ def _first(op: Any, rank: int) -> tuple[int, ...]:
     return (*op.axes, *(i for i in range(rank) if i not in op.axes))
 
 
-def _places(w: Writer, indices: tuple[X, ...]) -> X:
+def _places(w: GraphWriter, indices: tuple[X, ...]) -> X:
     """Indices that broadcast, as one array of coordinates along a new last axis."""
     shape = np.broadcast_shapes(*(i.extents for i in indices))
     columns = []
@@ -52,7 +52,7 @@ def _places(w: Writer, indices: tuple[X, ...]) -> X:
 
 
 @exports("index")
-def _index(w: Writer, op: Any, x: X, *indices: X) -> X:
+def _index(w: GraphWriter, op: Any, x: X, *indices: X) -> X:
     kind = op.infer(x.type, *(i.type for i in indices))[0]
     rank, places = x.type.ndim, _places(w, indices)
     turned = x if _first(op, rank) == tuple(range(rank)) else Transpose(_first(op, rank))(x)
@@ -80,7 +80,7 @@ def _before(op: Any) -> int:
 
 
 @exports("index_update", "index_add")
-def _index_write(w: Writer, op: Any, x: X, v: X, *indices: X) -> X:
+def _index_write(w: GraphWriter, op: Any, x: X, v: X, *indices: X) -> X:
     rank, places = x.type.ndim, _places(w, indices)
     order = _first(op, rank)
     turned = x if order == tuple(range(rank)) else Transpose(order)(x)
@@ -96,7 +96,7 @@ def _index_write(w: Writer, op: Any, x: X, v: X, *indices: X) -> X:
 
 
 @exports("one_hot")
-def _one_hot(w: Writer, op: Any, x: X) -> X:
+def _one_hot(w: GraphWriter, op: Any, x: X) -> X:
     kind = op.infer(x.type)[0]
     if not x.type.ndim:
         return w.apply(op, (x.reshape((1,)),))[0].reshape((op.num_classes,))
@@ -106,13 +106,13 @@ def _one_hot(w: Writer, op: Any, x: X) -> X:
 
 
 @exports("counted")
-def _counted(w: Writer, op: Any, n: X) -> X:
+def _counted(w: GraphWriter, op: Any, n: X) -> X:
     ends = [w.constant(np.array(i, n.type.dtype.numpy)) for i in (0, 1)]
     return w.one("Range", [ends[0], n, ends[1]], op.infer(n.type)[0])
 
 
 @exports("nonzero")
-def _nonzero(w: Writer, op: Any, x: X) -> X:
+def _nonzero(w: GraphWriter, op: Any, x: X) -> X:
     if not x.type.ndim:
         raise UnsupportedOp("nonzero", "of a scalar it cannot be written as ONNX")
     kind = op.infer(x.type)[0]

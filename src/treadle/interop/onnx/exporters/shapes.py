@@ -8,7 +8,7 @@ import numpy as np
 
 from treadle.base import dtype as dt
 from treadle.base.types import TensorType
-from treadle.interop.onnx.writer import OnnxOperand, Writer, exports
+from treadle.interop.onnx.writer import GraphWriter, OnnxOperand, exports
 from treadle.ops.op import Op
 from treadle.ops.slicing import Slice
 
@@ -18,14 +18,14 @@ FAR = -(1 << 62)
 
 
 @exports("reshape")
-def _reshape(w: Writer, op: Any, x: X) -> X:
+def _reshape(w: GraphWriter, op: Any, x: X) -> X:
     kind = op.infer(x.type)[0]
     return w.one(
         "Reshape", [x, _extents(w, kind.shape)], kind, allowzero=1 if 0 in kind.shape else None
     )
 
 
-def _extents(w: Writer, shape: tuple[Any, ...]) -> X:
+def _extents(w: GraphWriter, shape: tuple[Any, ...]) -> X:
     """A shape as numbers; one symbolic extent is left to be derived."""
     unknown = [d for d in shape if not isinstance(d, int)]
     if len(unknown) > 1:
@@ -34,14 +34,14 @@ def _extents(w: Writer, shape: tuple[Any, ...]) -> X:
 
 
 @exports("transpose")
-def _transpose(w: Writer, op: Any, x: X) -> X:
+def _transpose(w: GraphWriter, op: Any, x: X) -> X:
     if not op.permutation:
         return w.one("Identity", [x], x.type)
     return w.one("Transpose", [x], op.infer(x.type)[0], perm=list(op.permutation))
 
 
 @exports("broadcast")
-def _broadcast(w: Writer, op: Any, x: X) -> X:
+def _broadcast(w: GraphWriter, op: Any, x: X) -> X:
     kind = op.infer(x.type)[0]
     if kind.shape == x.type.shape:
         return w.one("Identity", [x], kind)
@@ -50,11 +50,11 @@ def _broadcast(w: Writer, op: Any, x: X) -> X:
 
 
 @exports("slice")
-def _slice(w: Writer, op: Any, x: X) -> X:
+def _slice(w: GraphWriter, op: Any, x: X) -> X:
     return _sliced(w, op, x)
 
 
-def _sliced(w: Writer, op: Op, x: X) -> X:
+def _sliced(w: GraphWriter, op: Op, x: X) -> X:
     box: Any = op
     kind = op.infer(x.type)[0]
     if not box.starts:
@@ -70,7 +70,7 @@ def _sliced(w: Writer, op: Op, x: X) -> X:
 
 
 @exports("flip")
-def _flip(w: Writer, op: Any, x: X) -> X:
+def _flip(w: GraphWriter, op: Any, x: X) -> X:
     count = len(op.axes)
     if not count:
         return w.one("Identity", [x], x.type)
@@ -79,7 +79,7 @@ def _flip(w: Writer, op: Any, x: X) -> X:
 
 
 @exports("roll")
-def _roll(w: Writer, op: Any, x: X) -> X:
+def _roll(w: GraphWriter, op: Any, x: X) -> X:
     for shift, axis in zip(op.shifts, op.axes, strict=True):
         extent = x.extents[axis]
         cut = (extent - shift) % extent if extent else 0
@@ -101,7 +101,7 @@ def _between(x: X, axis: int, start: int, stop: int) -> X:
 
 
 @exports("pad")
-def _pad(w: Writer, op: Any, x: X) -> X:
+def _pad(w: GraphWriter, op: Any, x: X) -> X:
     kind = op.infer(x.type)[0]
     if not any(d for pair in op.widths for d in pair if isinstance(d, int)):
         return w.one("Identity", [x], kind)
@@ -111,7 +111,7 @@ def _pad(w: Writer, op: Any, x: X) -> X:
 
 
 @exports("slice_update")
-def _slice_update(w: Writer, op: Any, x: X, v: X) -> X:
+def _slice_update(w: GraphWriter, op: Any, x: X, v: X) -> X:
     """A scatter to the places of the box."""
     ranges = [np.arange(a, b, s) for a, b, s in zip(op.starts, op.stops, op.steps, strict=True)]
     if not ranges:
@@ -124,5 +124,5 @@ def _slice_update(w: Writer, op: Any, x: X, v: X) -> X:
 
 
 @exports("full", "extent", "iota", "eye")
-def _created(w: Writer, op: Op) -> X:
+def _created(w: GraphWriter, op: Op) -> X:
     return w.constant(np.asarray(op.reference()))

@@ -6,7 +6,7 @@ from typing import Any
 
 from treadle.base.errors import UnsupportedOp
 from treadle.interop.onnx.exporters.elementwise import cast
-from treadle.interop.onnx.writer import OnnxOperand, Writer, exports
+from treadle.interop.onnx.writer import GraphWriter, OnnxOperand, exports
 from treadle.ops.movement import Concat
 from treadle.ops.reduce import Max, Mean
 from treadle.ops.slicing import Slice
@@ -19,7 +19,7 @@ def _pads(padding: tuple[tuple[int, int], ...]) -> list[int]:
 
 
 @exports("conv", "wide_conv", "int_conv")
-def _conv(w: Writer, op: Any, x: X, weight: X) -> X:
+def _conv(w: GraphWriter, op: Any, x: X, weight: X) -> X:
     kind = op.infer(x.type, weight.type)[0]
     if op.name == "int_conv" and x.type.dtype.itemsize > 1:
         raise UnsupportedOp("int_conv", "ONNX has no convolution of 16-bit integers")
@@ -38,7 +38,7 @@ def _conv(w: Writer, op: Any, x: X, weight: X) -> X:
 
 
 @exports("conv_grad_input")
-def _conv_transpose(w: Writer, op: Any, dy: X, weight: X) -> X:
+def _conv_transpose(w: GraphWriter, op: Any, dy: X, weight: X) -> X:
     kind = op.infer(dy.type, weight.type)[0]
     kernel = weight.extents[2:]
     extra = []
@@ -60,7 +60,7 @@ def _conv_transpose(w: Writer, op: Any, dy: X, weight: X) -> X:
 
 
 @exports("max_pool", "avg_pool")
-def _pool(w: Writer, op: Any, x: X) -> X:
+def _pool(w: GraphWriter, op: Any, x: X) -> X:
     average = op.name == "avg_pool"
     return w.one(
         "AveragePool" if average else "MaxPool",
@@ -76,7 +76,7 @@ def _pool(w: Writer, op: Any, x: X) -> X:
 
 
 @exports("adaptive_avg_pool", "adaptive_max_pool")
-def _adaptive(w: Writer, op: Any, x: X) -> X:
+def _adaptive(w: GraphWriter, op: Any, x: X) -> X:
     kind = op.infer(x.type)[0]
     average, spatial = op.name == "adaptive_avg_pool", x.extents[2:]
     if all(o == 1 for o in op.output_shape):
@@ -108,12 +108,12 @@ def _by_cells(x: X, axis: int, cells: int, average: bool) -> X:
 
 
 @exports("batch_norm_infer")
-def _batch_norm(w: Writer, op: Any, x: X, weight: X, bias: X, mean: X, var: X) -> X:
+def _batch_norm(w: GraphWriter, op: Any, x: X, weight: X, bias: X, mean: X, var: X) -> X:
     return w.one("BatchNormalization", [x, weight, bias, mean, var], x.type, epsilon=op.eps)
 
 
 @exports("resize")
-def _resize(w: Writer, op: Any, x: X) -> X:
+def _resize(w: GraphWriter, op: Any, x: X) -> X:
     kind = op.infer(x.type)[0]
     down = op.coordinates == "asymmetric"
     return w.one(

@@ -18,7 +18,7 @@ from treadle.base.process import RUNTIME
 from treadle.interop.torch.device import fallback, hot, private, scalars
 from treadle.interop.torch.device.forms import form_of
 from treadle.interop.torch.device.planned import DeviceCall
-from treadle.interop.torch.device.plans import Refused
+from treadle.interop.torch.device.plans import OperatorRefused
 from treadle.interop.torch.device.untraced import untraced
 
 _MOST = 8192
@@ -163,7 +163,7 @@ def _planned(op: Any, args: Any, kwargs: Any, tensors: Sequence[Any]) -> Any:
     _BUSY.now = True
     try:
         return DeviceCall(op, args, kwargs, tensors)
-    except Refused as error:
+    except OperatorRefused as error:
         return str(error)
     finally:
         _BUSY.now = False

@@ -11,7 +11,7 @@ from treadle.interop.torch.device import scalars, steps
 aten = torch.ops.aten
 
 
-class Form(NamedTuple):
+class OperatorForm(NamedTuple):
     """The way in which an operator is computed.
 
     Attributes:
@@ -37,45 +37,45 @@ def _index_put(x: Any, indices: Any, values: Any, accumulate: bool = False, _: A
     return aten.index_put(x, indices, values, accumulate)
 
 
-_FORMS: dict[Any, Form | None] = {}
+_FORMS: dict[Any, OperatorForm | None] = {}
 _BATCH_NORM = ("aten::native_batch_norm", "aten::_native_batch_norm_legit")
 """They write running means and variances, whether the schema says so or not."""
 
 
-def form_of(op: Any) -> Form | None:
+def form_of(op: Any) -> OperatorForm | None:
     """Return how an operator is computed; None where there is no way but the host's. Read once."""
     if op not in _FORMS:
         _FORMS[op] = _read(op)
     return _FORMS[op]
 
 
-def _read(op: Any) -> Form | None:
+def _read(op: Any) -> OperatorForm | None:
     schema = op._schema
     name = schema.name.partition("::")[2]
     if op.namespace != "aten" or any("Generator" in str(a.type) for a in schema.arguments):
         return None
     if op.name() in _BATCH_NORM:
         functional = aten._native_batch_norm_legit_functional.default
-        return Form(functional, frozenset(), (None, None, None, 3, 4), (0, 1, 2))
+        return OperatorForm(functional, frozenset(), (None, None, None, 3, 4), (0, 1, 2))
     if op.name() == "aten::_index_put_impl_":
-        return Form(_index_put, frozenset(), (0,), None)
+        return OperatorForm(_index_put, frozenset(), (0,), None)
     if op in steps.STEPS:
         step, writes = steps.STEPS[op]
-        return Form(step, frozenset(), writes, None, step)
+        return OperatorForm(step, frozenset(), writes, None, step)
     written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
     if written:
         return _opened(_writing(op, name, written))
     # A view, or what may be one, is PyTorch's business.
     is_view = any(r.alias_info for r in schema.returns)
-    return None if is_view else _opened(Form(op, frozenset(), (), None))
+    return None if is_view else _opened(OperatorForm(op, frozenset(), (), None))
 
 
-def _opened(form: Form | None) -> Form | None:
+def _opened(form: OperatorForm | None) -> OperatorForm | None:
     """The form with what takes real numbers as tensors, where there is a function for that."""
     return None if form is None else form._replace(opened=scalars.opened(form.compute))
 
 
-def _writing(op: Any, name: str, written: list[Any]) -> Form | None:
+def _writing(op: Any, name: str, written: list[Any]) -> OperatorForm | None:
     """The form of what writes into all of `out=`, or into one argument."""
     outs = frozenset(a.name for a in written if a.is_out)
     lists = str(written[0].type) == "List[Tensor]" and not outs
@@ -88,7 +88,7 @@ def _writing(op: Any, name: str, written: list[Any]) -> Form | None:
         return None
     place: Any = op._schema.arguments.index(written[0])
     keys = tuple(a.name for a in written) if outs else (place,)
-    return Form(found, outs, keys, None)
+    return OperatorForm(found, outs, keys, None)
 
 
 def _functional(op: Any, name: str, outs: frozenset[str]) -> Any:

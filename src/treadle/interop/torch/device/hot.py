@@ -1,8 +1,8 @@
 """Calls that come often: one program each, and small ones without Python.
 
-The first calls of a kind run op by op (`plans.Steps`). After `HOT` of them the graph is compiled as
-one program; results may then differ in their last digits, at the same call in every run. Where
-that takes less than Python needs to look at the arguments, native code does that as well
+The first calls of a kind run op by op (`plans.GraphSteps`). After `HOT` of them the graph is
+compiled as one program; results may then differ in their last digits, at the same call in every
+run. Where that takes less than Python needs to look at the arguments, native code does that as well
 (`native`).
 """
 
@@ -27,7 +27,7 @@ from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.ir import Graph, Value
 from treadle.interop.torch.device import private
 from treadle.interop.torch.device.forms import form_of
-from treadle.interop.torch.native.entries import Entry, Given, Kernel, Lies, Made, key_of
+from treadle.interop.torch.native.entries import Given, Lies, Made, NativeCall, NativeKernel, key_of
 from treadle.interop.torch.native.library import library
 from treadle.interop.torch.straight import SMALL
 from treadle.interop.torch.strides import placed
@@ -81,7 +81,7 @@ def seen(tensor: torch.Tensor | float) -> Seen:
     return Seen(memory, place.axes, shape, False)
 
 
-class Compiled:
+class CompiledCall:
     """A call's graph as one program.
 
     Args:
@@ -137,7 +137,7 @@ def is_small(given: Sequence[Any], scratch: int = 0) -> bool:
 
 # -- without Python ----------------------------------------------------------------------------
 
-_KERNELS: dict[Any, Kernel] = {}
+_KERNELS: dict[Any, NativeKernel] = {}
 """Native kernels by operator."""
 _REGISTER: list[Callable[[str, Any], None]] = []
 
@@ -162,7 +162,7 @@ def kernel(op: Any, run: Callable[..., Any], *, opens: bool | None = None) -> An
         if opens is None:
             form = form_of(op)
             opens = form is not None and form.opened is not None
-        _KERNELS[op] = Kernel(native, partial(run, op), opens=opens)
+        _KERNELS[op] = NativeKernel(native, partial(run, op), opens=opens)
     return _KERNELS[op].function
 
 
@@ -177,7 +177,7 @@ def _may_be_native(op: Any) -> bool:
     return not implicit and not _sees_bits(name) and op.namespace == "aten"
 
 
-class Place(NamedTuple):
+class ResultPlace(NamedTuple):
     """The place of a result.
 
     Attributes:
@@ -200,9 +200,9 @@ class Place(NamedTuple):
 def add(
     op: Any,
     call: tuple[Any, Any],
-    compiled: Compiled,
+    compiled: CompiledCall,
     tensors: Sequence[Any],
-    places: Sequence[Place],
+    places: Sequence[ResultPlace],
     returns: tuple[Sequence[int], int],
     run: Callable[..., Any],
     *,
@@ -216,7 +216,7 @@ def add(
         compiled: the program.
         tensors: of the call, and its numbers that may change.
         places: for each output of the program.
-        returns: see `Entry`; and their form.
+        returns: see `NativeCall`; and their form.
         run: see `kernel`.
         opens: whether real numbers may change.
     """
@@ -234,7 +234,7 @@ def add(
         Given(i, _lies(tensors[i]) if how.gathers else None) for i, how in enumerate(compiled.reads)
     ]
     outputs = [_made(place, tensors) for place in places]
-    _KERNELS[op].add(Entry(compiled.bound, inputs, outputs, *returns, key))
+    _KERNELS[op].add(NativeCall(compiled.bound, inputs, outputs, *returns, key))
     native.wake()
     if is_new and _REGISTER:
         _REGISTER[0](op.name().partition("::")[2], function)
@@ -244,7 +244,7 @@ def _lies(tensor: torch.Tensor) -> Lies:
     return Lies(tuple(tensor.shape), tensor.stride(), tensor.itemsize)
 
 
-def _made(place: Place, tensors: Sequence[Any]) -> Made:
+def _made(place: ResultPlace, tensors: Sequence[Any]) -> Made:
     lies = Lies(place.shape, place.strides, place.dtype.itemsize)
     into = None if place.target is None else _lies(tensors[place.target])
     return Made(

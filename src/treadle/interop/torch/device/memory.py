@@ -29,7 +29,7 @@ from treadle.interop.torch.native.entries import (
     dlpack_type,
 )
 from treadle.interop.torch.native.layout import MOST_AXES
-from treadle.interop.torch.native.library import Library, library
+from treadle.interop.torch.native.library import NativeLibrary, library
 from treadle.runtime.array import DeviceArray
 
 _capsule: Any = ctypes.pythonapi.PyCapsule_New
@@ -56,7 +56,7 @@ class _Template(threading.local):
 _TEMPLATE = _Template()
 
 
-class Memory:
+class StorageBytes:
     """The bytes of a storage.
 
     Attributes:
@@ -140,7 +140,7 @@ class Memory:
         self._array, self._is_stale = array, True
 
 
-_BY_ADDRESS: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
+_BY_ADDRESS: weakref.WeakValueDictionary[int, StorageBytes] = weakref.WeakValueDictionary()
 """For storages that PyTorch makes anew over the same memory, without what was noted at them."""
 
 
@@ -186,7 +186,7 @@ def _resized(held: int, index: int, nbytes: int) -> None:
         )
 
 
-def _own(storage: torch.UntypedStorage, memory: Memory) -> None:
+def _own(storage: torch.UntypedStorage, memory: StorageBytes) -> None:
     resized = partial(_resized, memory.mirror.nbytes(), memory.index)
     storage.__dict__.update(treadle=memory, resize_=resized)
     address = memory.mirror.data_ptr()
@@ -194,7 +194,7 @@ def _own(storage: torch.UntypedStorage, memory: Memory) -> None:
         _BY_ADDRESS[address] = memory
 
 
-def memory_of(tensor: torch.Tensor) -> Memory:
+def memory_of(tensor: torch.Tensor) -> StorageBytes:
     """The memory of a tensor's storage.
 
     Raises:
@@ -203,9 +203,9 @@ def memory_of(tensor: torch.Tensor) -> Memory:
     return memory_at(tensor.untyped_storage())
 
 
-def memory_at(storage: torch.UntypedStorage) -> Memory:
+def memory_at(storage: torch.UntypedStorage) -> StorageBytes:
     """The memory of a storage; see `memory_of`."""
-    found: Memory | None = storage.__dict__.get("treadle")
+    found: StorageBytes | None = storage.__dict__.get("treadle")
     if found is None:
         address, index = storage.data_ptr(), int(storage.device.index or 0)
         found = _BY_ADDRESS.get(address) if address else None
@@ -213,12 +213,12 @@ def memory_at(storage: torch.UntypedStorage) -> Memory:
             if index:
                 raise RuntimeError(f"a storage on {storage.device} was not made by Treadle")
             return _on_host(storage)
-        found = found or Memory(_nothing(), index)
+        found = found or StorageBytes(_nothing(), index)
         _own(storage, found)
     return found
 
 
-def _on_host(storage: torch.UntypedStorage) -> Memory:
+def _on_host(storage: torch.UntypedStorage) -> StorageBytes:
     """The memory of a storage of `treadle:0` that native code made: it is the host's.
 
     It stays as long as anybody has a tensor of the CPU on it; nothing is noted at the storage.
@@ -226,7 +226,7 @@ def _on_host(storage: torch.UntypedStorage) -> Memory:
     cpu = torch.device("cpu")
     mirror: torch.UntypedStorage = private.storage_at(storage.data_ptr(), cpu, storage.nbytes())
     mirror.__dict__["whose"] = storage
-    return Memory(mirror, 0)
+    return StorageBytes(mirror, 0)
 
 
 def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
@@ -239,7 +239,7 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
         host = host.clone()
     storage = host.untyped_storage()
     made = _tensor(host.data_ptr(), index, host.dtype, host.size(), host.stride())
-    memory = Memory(storage, index)
+    memory = StorageBytes(storage, index)
     _own(made.untyped_storage(), memory)
     return made
 
@@ -286,7 +286,7 @@ def _refuse(size: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtyp
 
 
 def _blank(
-    native: Library, size: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype
+    native: NativeLibrary, size: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype
 ) -> torch.Tensor:
     """A tensor of `treadle:0` on memory of the host.
 
@@ -333,7 +333,7 @@ def set_storage(
 ) -> None:
     """Put the memory of a tensor of the CPU under a tensor of the device."""
     device = tensor.device
-    memory = Memory(host.untyped_storage(), device.index)
+    memory = StorageBytes(host.untyped_storage(), device.index)
     address, nbytes = memory.mirror.data_ptr(), memory.mirror.nbytes()
     storage = private.storage_at(address, device, nbytes)
     _own(storage, memory)

@@ -14,10 +14,17 @@ from treadle.base.observer import OBSERVER
 from treadle.base.shape import row_major_strides
 from treadle.interop.torch.arrays import PARTS, to_array, to_tensor
 from treadle.interop.torch.device import fallback, hot
-from treadle.interop.torch.device.forms import Form, form_of
-from treadle.interop.torch.device.memory import Memory, adopt, allocate, host_alias, memory_of
+from treadle.interop.torch.device.forms import OperatorForm, form_of
+from treadle.interop.torch.device.memory import StorageBytes, adopt, allocate, host_alias, memory_of
 from treadle.interop.torch.device.places import NAME, place
-from treadle.interop.torch.device.plans import Refused, Result, Steps, element_type, fakes, write
+from treadle.interop.torch.device.plans import (
+    GraphSteps,
+    OperatorRefused,
+    ReturnedTensor,
+    element_type,
+    fakes,
+    write,
+)
 from treadle.interop.torch.native.entries import DLPACK_TYPES, EXTERNAL, dlpack_device, dlpack_type
 from treadle.interop.torch.native.layout import AS_TUPLE, NO_RESULT, ONE_RESULT
 from treadle.runtime.array import DeviceArray, to_host
@@ -27,13 +34,13 @@ Given: TypeAlias = torch.Tensor | float
 """An operand of a call: a tensor, or a number that may change."""
 
 
-def _form(op: Any, args: Any) -> Form:
+def _form(op: Any, args: Any) -> OperatorForm:
     form = form_of(op)
     if form is None:
-        raise Refused("it has no form without writes")
+        raise OperatorRefused("it has no form without writes")
     if form.writes == (None, None, None, 3, 4) and args[3] is None:
         plain = aten._native_batch_norm_legit.no_stats
-        return Form(plain, frozenset({"3", "4"}), (), None)
+        return OperatorForm(plain, frozenset({"3", "4"}), (), None)
     return form
 
 
@@ -56,11 +63,11 @@ def _index(op: Any, tensors: Sequence[Given]) -> int:
                 raise fallback.apart(f"{NAME}:{index}", device)
             index = int(device.index)
     if index < 0:
-        raise Refused("nothing is on a device")
+        raise OperatorRefused("nothing is on a device")
     for tensor in given:
         if tensor.device.type != NAME and (tensor.dim() or tensor.device.type != "cpu"):
             if op._opname.startswith(_MIXED):
-                raise Refused("a tensor is on the CPU")
+                raise OperatorRefused("a tensor is on the CPU")
             raise fallback.apart(f"{NAME}:{index}", tensor.device)
     return index
 
@@ -92,7 +99,7 @@ class DeviceCall:
         self._returns_nothing = not op._schema.returns
         self._opens = any(isinstance(t, float) for t in tensors)
         if any(isinstance(t, torch.Tensor) and t._is_zerotensor() for t in tensors):
-            raise Refused("a tensor of zeros without memory")
+            raise OperatorRefused("a tensor of zeros without memory")
         given = [a for i, a in enumerate(args) if str(i) not in form.drops]
         named = {k: v for k, v in kwargs.items() if k not in form.drops}
         compute = form.opened if self._opens else form.compute
@@ -107,9 +114,9 @@ class DeviceCall:
         self._reads = list(range(len(tensors) - outs))
         self._dtypes = [_element(tensors[i]) for i in self._reads]
         self._graph = written.graph
-        self._steps = Steps(written.graph, place(self._index))
+        self._steps = GraphSteps(written.graph, place(self._index))
         self._copies: list[bool] | None = None
-        self._compiled: hot.Compiled | None = None
+        self._compiled: hot.CompiledCall | None = None
         self.calls = 0
 
     def _find_targets(
@@ -125,10 +132,10 @@ class DeviceCall:
             target = args[key] if isinstance(key, int) else kwargs[key]
             several = isinstance(target, (list, tuple))
             if several and length not in (0, len(target)):
-                raise Refused("lists have other lengths")
+                raise OperatorRefused("lists have other lengths")
             for x in target[:length] if several else [target]:
                 if x is None:
-                    raise Refused("nothing to write")
+                    raise OperatorRefused("nothing to write")
                 found.append(next(i for i, t in enumerate(tensors) if t is x))
         return found
 
@@ -139,18 +146,18 @@ class DeviceCall:
                 continue
             target = tensors[number]
             if result is None or not isinstance(target, torch.Tensor):
-                raise Refused("nothing to write")
+                raise OperatorRefused("nothing to write")
             is_out = bool(self._form.drops)
             if tuple(target.shape) != result.shape and (not is_out or target.numel()):
-                raise Refused("an argument is resized")
+                raise OperatorRefused("an argument is resized")
             if _overlaps(target):
-                raise Refused("elements of an argument share memory")
+                raise OperatorRefused("elements of an argument share memory")
         mode, given, named = fakes(args, kwargs)
         try:
             with mode:
                 op(*given, **named)
         except Exception as error:
-            raise Refused(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
+            raise OperatorRefused(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
 
     def __call__(self, tensors: Sequence[Given]) -> Any:
         """Run it on tensors that are as those that it was made for."""
@@ -189,10 +196,10 @@ class DeviceCall:
             return tuple([results[i] for i in form.gives])
         return results[0] if self._is_single else tuple(results)
 
-    def _adopted(self, array: Any, result: Result) -> torch.Tensor:
+    def _adopted(self, array: Any, result: ReturnedTensor) -> torch.Tensor:
         return adopt(_host_tensor(array, result), 0)
 
-    def _placed(self, array: DeviceArray, result: Result) -> torch.Tensor:
+    def _placed(self, array: DeviceArray, result: ReturnedTensor) -> torch.Tensor:
         strides = None if result.place is None else result.place.strides
         made = allocate(result.shape, strides, result.dtype, self._index)
         memory_of(made).replace(array)
@@ -215,7 +222,7 @@ class DeviceCall:
         if self._index or not hot.is_worth_it(self._graph, given):
             return
         try:
-            compiled = hot.Compiled(self._graph, [hot.seen(t) for t in given])
+            compiled = hot.CompiledCall(self._graph, [hot.seen(t) for t in given])
             arrays = [_array(t, d) for t, d in zip(given, self._dtypes, strict=True)]
             compiled(arrays)
         except TreadleError as error:
@@ -227,7 +234,7 @@ class DeviceCall:
             returns, opens = self._returns(places), self._form.opened is not None
             hot.add(op, call, compiled, tensors, places, returns, run, opens=opens)
 
-    def _places(self, tensors: Sequence[Given]) -> list[hot.Place] | None:
+    def _places(self, tensors: Sequence[Given]) -> list[hot.ResultPlace] | None:
         """Return the places of results that are tensors; None if an argument is cast or resized."""
         made = []
         for target, result in zip(self._targets, self._results, strict=True):
@@ -240,7 +247,7 @@ class DeviceCall:
             made.append(_place(result, target))
         return made
 
-    def _returns(self, places: Sequence[hot.Place]) -> tuple[list[int], int]:
+    def _returns(self, places: Sequence[hot.ResultPlace]) -> tuple[list[int], int]:
         """Return the results of native code, and their form; see `Entry`."""
         outputs = iter(range(len(places)))
         found = []
@@ -259,7 +266,7 @@ def _element(given: Given) -> np.dtype[Any]:
     return np.dtype(np.float64) if isinstance(given, float) else element_type(given.dtype)
 
 
-def _place(result: Result, target: int | None) -> hot.Place:
+def _place(result: ReturnedTensor, target: int | None) -> hot.ResultPlace:
     """Return the place of a result on the host."""
     dtype, shape = result.dtype, result.shape
     strides = row_major_strides(shape) if result.place is None else result.place.strides
@@ -268,10 +275,10 @@ def _place(result: Result, target: int | None) -> hot.Place:
         repeats *= extent if not step else 1
     nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64)) // max(repeats, 1)
     type_, device = dlpack_type(*DLPACK_TYPES[dtype]), dlpack_device(EXTERNAL, 0)
-    return hot.Place(dtype, type_, device, shape, strides, nbytes, target)
+    return hot.ResultPlace(dtype, type_, device, shape, strides, nbytes, target)
 
 
-def _host_tensor(array: Any, result: Result) -> torch.Tensor:
+def _host_tensor(array: Any, result: ReturnedTensor) -> torch.Tensor:
     """A result on the host as a tensor of the CPU on its memory."""
     made = to_tensor(array, result.dtype)
     return made if result.place is None else result.place.given(made)
@@ -320,7 +327,7 @@ def on_device(given: Given, dtype: np.dtype[Any], index: int) -> DeviceArray:
     if given.device.type != NAME:
         host = to_array(given).copy()
         return DeviceArray(place(index).open(), host.dtype, host.shape, host=host)
-    memory: Memory = memory_of(given)
+    memory: StorageBytes = memory_of(given)
     nbytes = given.numel() * given.dtype.itemsize
     if given.is_contiguous() and nbytes == given.untyped_storage().nbytes():
         shape = (*given.shape, 2) if given.dtype in PARTS else tuple(given.shape)

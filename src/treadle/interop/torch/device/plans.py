@@ -28,11 +28,11 @@ from treadle.interop.torch.table import LOWERINGS, name_of
 _LOCK = threading.RLock()
 
 
-class Refused(Exception):
+class OperatorRefused(Exception):
     """The operator has no counterpart for these arguments; the message says why."""
 
 
-class Result(NamedTuple):
+class ReturnedTensor(NamedTuple):
     """A tensor that a call returns.
 
     Attributes:
@@ -46,7 +46,7 @@ class Result(NamedTuple):
     place: Placed | None
 
 
-class Written(NamedTuple):
+class LoweredCall(NamedTuple):
     """A call in ops.
 
     Attributes:
@@ -57,12 +57,12 @@ class Written(NamedTuple):
     """
 
     graph: Graph
-    results: tuple[Result | None, ...]
+    results: tuple[ReturnedTensor | None, ...]
     is_single: bool
     lengths: tuple[int | None, ...]
 
 
-def write(op: Any, args: Any, kwargs: Any, *, opens: bool = False) -> Written:
+def write(op: Any, args: Any, kwargs: Any, *, opens: bool = False) -> LoweredCall:
     """A call in ops.
 
     Args:
@@ -77,13 +77,13 @@ def write(op: Any, args: Any, kwargs: Any, *, opens: bool = False) -> Written:
         try:
             part, lengths = _captured(op, args, kwargs, opens)
             return _lowered(part, lengths)
-        except Refused:
+        except OperatorRefused:
             raise
         except (TreadleError, NotImplementedError) as error:
-            raise Refused(str(error).partition("\n")[0] or type(error).__name__) from error
+            raise OperatorRefused(str(error).partition("\n")[0] or type(error).__name__) from error
         except Exception as error:  # PyTorch's kernel runs it, or says what is wrong with it
             why = str(error).partition("\n")[0]
-            raise Refused(f"{type(error).__name__}: {why}") from error
+            raise OperatorRefused(f"{type(error).__name__}: {why}") from error
 
 
 def fakes(args: Any, kwargs: Any, opens: bool = False) -> tuple[FakeTensorMode, Any, Any]:
@@ -98,7 +98,7 @@ def fakes(args: Any, kwargs: Any, opens: bool = False) -> tuple[FakeTensorMode, 
     def fake(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if value.dtype not in DTYPES and value.dtype not in PARTS:
-                raise Refused(f"{value.dtype} is not an element type of ours")
+                raise OperatorRefused(f"{value.dtype} is not an element type of ours")
             with mode:
                 return torch.empty_strided(
                     value.size(), value.stride(), dtype=value.dtype, device="cpu"
@@ -120,7 +120,7 @@ def _captured(
     numbers = {i for i, x in enumerate(original) if opens and isinstance(x, float)}
     table = decompositions()
     if name_of(op).split(".")[0] in {n.split(".")[0] for n in DRAWING}:
-        raise Refused("random numbers are PyTorch's")
+        raise OperatorRefused("random numbers are PyTorch's")
     leaves, spec = pytree.tree_flatten((given, named))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     if op not in table and name_of(op) in LOWERINGS:
@@ -166,7 +166,7 @@ def _lengths(made: Any) -> tuple[int | None, ...]:
     return tuple([len(m) if isinstance(m, (tuple, list)) else None for m in made])
 
 
-def _lowered(part: fx.Graph, lengths: tuple[int | None, ...]) -> Written:
+def _lowered(part: fx.Graph, lengths: tuple[int | None, ...]) -> LoweredCall:
     builder = GraphBuilder("call")
     operands: dict[fx.Node, Any] = {}
     count = 0
@@ -194,25 +194,25 @@ def _lowered(part: fx.Graph, lengths: tuple[int | None, ...]) -> Written:
     results = [_result(builder, made, value) for made, value in pairs]
     graph = builder.build()
     if len(graph.inputs) != count:
-        raise Refused("random numbers are PyTorch's")
-    return Written(graph, tuple(results), is_single, lengths)
+        raise OperatorRefused("random numbers are PyTorch's")
+    return LoweredCall(graph, tuple(results), is_single, lengths)
 
 
-def _result(builder: GraphBuilder, made: Any, value: Any) -> Result | None:
+def _result(builder: GraphBuilder, made: Any, value: Any) -> ReturnedTensor | None:
     if value is None:
         return None
     if not isinstance(value, torch.Tensor):
-        raise Refused("a result is not a tensor")
+        raise OperatorRefused("a result is not a tensor")
     place = placed(value)
     operand = output_of(made)
     builder.output(place.in_order_of_memory(operand) if place else operand)
-    return Result(value.dtype, tuple(value.shape), place)
+    return ReturnedTensor(value.dtype, tuple(value.shape), place)
 
 
 # -- running -----------------------------------------------------------------------------------
 
 
-class Steps:
+class GraphSteps:
     """A graph on a device, op by op.
 
     Args:

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 Lists = tuple[list[Tensor], ...]
 
 
-class _Step:
+class _OptimizerStep:
     """The common part of steps: scaled gradients, and steps that are left out."""
 
     def __init__(self, scale: Tensor | None, found_inf: Tensor | None, maximize: bool) -> None:
@@ -74,7 +74,7 @@ def _adam(decoupled: bool) -> Callable[..., Lists]:
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> Lists:
-        shared = _Step(grad_scale, found_inf, maximize)
+        shared = _OptimizerStep(grad_scale, found_inf, maximize)
         lr, beta1, beta2 = real(lr), real(beta1), real(beta2)
         new: Lists = ([], [], [], [])
         for i, param in enumerate(params):
@@ -120,7 +120,7 @@ def _sgd(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> Lists:
-    shared = _Step(grad_scale, found_inf, maximize)
+    shared = _OptimizerStep(grad_scale, found_inf, maximize)
     new: Lists = ([], [])
     for i, param in enumerate(params):
         x = wide(param)
@@ -149,7 +149,7 @@ def _adagrad(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> Lists:
-    shared = _Step(grad_scale, found_inf, maximize)
+    shared = _OptimizerStep(grad_scale, found_inf, maximize)
     new: Lists = ([], [])
     for i, param in enumerate(params):
         x = wide(param)

@@ -20,7 +20,7 @@ from treadle.interop.torch.native.layout import (
     OWN,
     PROGRAM,
 )
-from treadle.interop.torch.native.library import Library
+from treadle.interop.torch.native.library import NativeLibrary
 
 Words = np.ndarray[Any, Any]
 _CHUNKS = (32, 16, 8, 4, 2, 1)
@@ -116,7 +116,7 @@ def dlpack_device(kind: int, index: int) -> int:
     return kind | index << 32
 
 
-class Entry:
+class NativeCall:
     """A call that native code knows.
 
     Args:
@@ -241,7 +241,7 @@ class _Own(np.ndarray[Any, Any]):
     kept: list[Any]
 
 
-class Kernel:
+class NativeKernel:
     """A native kernel of an operator.
 
     Args:
@@ -253,8 +253,10 @@ class Kernel:
         function: for PyTorch.
     """
 
-    def __init__(self, library: Library, slow: Callable[..., Any], *, opens: bool = False) -> None:
-        self._entries: list[Entry] = []
+    def __init__(
+        self, library: NativeLibrary, slow: Callable[..., Any], *, opens: bool = False
+    ) -> None:
+        self._entries: list[NativeCall] = []
         self._own = _Own((len(OWN),), np.int64)
         self._own.kept = [slow, self._entries]
         self._own[OWN["slow"]], self._own[OWN["opens"]] = id(slow), int(opens)
@@ -266,7 +268,7 @@ class Kernel:
         """True if no more calls are taken."""
         return len(self._entries) >= MOST_ENTRIES
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: NativeCall) -> None:
         """Add the entry of a kind of calls, so that native code finds it."""
         self._entries.append(entry)
         if len(self._entries) > len(self._buckets):
@@ -282,19 +284,19 @@ class Kernel:
             self._put(entry)
         self._own[OWN["buckets"]] = self._buckets.ctypes.data
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: NativeCall) -> None:
         bucket = entry.hash & len(self._buckets) - 1
         entry.words[ENTRY["next"]] = self._buckets[bucket]
         self._buckets[bucket] = entry.address
 
 
-def key_of(library: Library, args: Any, kwargs: Any, *, opens: bool) -> bytes | None:
-    """The key of a call; None where it has none. `opens`: see `Kernel`."""
+def key_of(library: NativeLibrary, args: Any, kwargs: Any, *, opens: bool) -> bytes | None:
+    """The key of a call; None where it has none. `opens`: see `NativeKernel`."""
     found: bytes | None = library.key((args, kwargs, opens))
     return found
 
 
-def program_function(library: Library, entry: Entry, slow: Callable[[Any], Any]) -> Any:
+def program_function(library: NativeLibrary, entry: NativeCall, slow: Callable[[Any], Any]) -> Any:
     """A function of a list of tensors that runs a program on them.
 
     Args:

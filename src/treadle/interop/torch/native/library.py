@@ -109,7 +109,7 @@ class _Method(ctypes.Structure):
 _WITH_NAMES, _ONE = 0x0001 | 0x0002, 0x0008
 
 
-class Library:
+class NativeLibrary:
     """The code, its context, and what PyTorch registered of it.
 
     It is never given back: PyTorch may call it while the process ends.
@@ -288,10 +288,10 @@ def _exchange() -> _Exchange:
 
 
 @functools.cache
-def library() -> Library | None:
+def library() -> NativeLibrary | None:
     """The native part; None where this interpreter, machine or PyTorch cannot have it."""
     try:
-        return Library()
+        return NativeLibrary()
     except (CompileError, OSError, AttributeError) as error:
         get_logger("torch").info("calls go through Python: %s", error)
         return None

@@ -9,15 +9,15 @@ from __future__ import annotations
 from functools import lru_cache
 
 from treadle.backends.codegen.contraction.depthwise.rows import (
+    DepthwiseRows,
     PositionSteps,
-    Rows,
     RowsConfig,
     Spot,
 )
 from treadle.backends.codegen.contraction.shared.epilogue import (
     Access,
     Epilogue,
-    Place,
+    OperandPlace,
     Term,
     apply_steps,
     load_operand,
@@ -31,19 +31,19 @@ from treadle.backends.codegen.kernel.records import RecordedKernel
 @lru_cache(maxsize=256)
 def depthwise_kernel(spec: RowsConfig, epilogue: Epilogue) -> RecordedKernel:
     """The kernel and what follows the sums."""
-    writer = _Writer(spec, epilogue)
+    writer = _DepthwiseWriter(spec, epilogue)
     writer.write()
     kernel = writer.rows.e.kernel(f"depthwise_{spec.dtype.name}_{spec.width}")
     return RecordedKernel(kernel, writer.rows.p)
 
 
-class _Writer:
+class _DepthwiseWriter:
     """Writes one kernel."""
 
     def __init__(self, spec: RowsConfig, epilogue: Epilogue) -> None:
         self.spec, self.epilogue = spec, epilogue
         operands = epilogue.sides.named(lambda name, access: (name, access.dtype))
-        self.rows = Rows(spec, "weight", operands)
+        self.rows = DepthwiseRows(spec, "weight", operands)
 
     def write(self) -> None:
         """The entry."""
@@ -92,7 +92,7 @@ class _Writer:
 
     def _place(
         self, spot: Spot, access: Access, memory: Pointer, steps: PositionSteps[Value]
-    ) -> Place:
+    ) -> OperandPlace:
         """An operand of the epilogue, or a result, at a tile."""
         at = self.rows.offset(steps, spot.row)
         if access.by_row:
@@ -101,4 +101,4 @@ class _Writer:
             at = at + spot.channel
         elif access.column == "far":
             at = at + spot.channel * steps.column
-        return Place(access, memory + at, steps.row, steps.column)
+        return OperandPlace(access, memory + at, steps.row, steps.column)

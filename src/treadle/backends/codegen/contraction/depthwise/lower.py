@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from treadle.backends.api import Support, no, yes
-from treadle.backends.codegen.contraction.api import Answer, Request
+from treadle.backends.codegen.contraction.api import Answer, LoweringRequest
 from treadle.backends.codegen.contraction.depthwise.kernel import depthwise_kernel
 from treadle.backends.codegen.contraction.depthwise.rows import (
     DepthwiseParameters,
@@ -35,14 +35,14 @@ from treadle.backends.codegen.contraction.depthwise.weight import (
     addition_kernel,
     weight_kernel,
 )
-from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
+from treadle.backends.codegen.contraction.shared.body import BodyRefused, EpilogueReader
 from treadle.backends.codegen.contraction.shared.epilogue import Epilogue, RowSteps, Sides
 from treadle.backends.codegen.contraction.shared.launch import Area, packing_launch
 from treadle.backends.codegen.contraction.shared.pack import Packing, order_of
 from treadle.backends.codegen.contraction.shared.problem import Matrix
 from treadle.backends.codegen.contraction.shared.spread import Margins, SpreadOperand, spread
 from treadle.backends.codegen.contraction.shared.tile import Tile
-from treadle.backends.codegen.irregular.pool_formulas import BYTES, Formula, Steps
+from treadle.backends.codegen.irregular.pool_formulas import BYTES, Formula, Progressions
 from treadle.backends.codegen.irregular.rows import MOST_ITEMS, divide
 from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.backends.codegen.target import Target
@@ -56,7 +56,8 @@ from treadle.backends.codegen.views import (
     split_after,
     strided_input,
 )
-from treadle.backends.program import Array, Launch, Lowered, Ref
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
 from treadle.base.symbol import Dim, Expr, is_identical
@@ -73,7 +74,7 @@ _MOST_CHUNKS = 32
 """Tables of sums of a gradient to the weight, which are added up in the end."""
 
 
-def claims(request: Request) -> Support:
+def claims(request: LoweringRequest) -> Support:
     """Return whether channels are groups of their own, and neighbors."""
     if request.gathers:
         return no("layout", "row-major maps are gathered")
@@ -82,7 +83,7 @@ def claims(request: Request) -> Support:
     return yes()
 
 
-def lower(request: Request) -> Answer:
+def lower(request: LoweringRequest) -> Answer:
     """Rows of positions, in vectors of channels."""
     body, anchor, target = request.body, request.anchor, request.target
     op, frozen = anchor.op, request.frozen
@@ -119,7 +120,7 @@ def lower(request: Request) -> Answer:
         if is_open:
             return _lower_open(problem, op, weight, problem.after(reader))
         return problem.applied(weight, problem.after(reader))
-    except Refused as refusal:
+    except BodyRefused as refusal:
         return no("layout", str(refusal))
 
 
@@ -190,7 +191,7 @@ def _weight(view: Strided | None, dtype: DType) -> Matrix:
         channels = view.shape[0] * view.shape[1]
         flat = view.after(Reshape((channels, int(np.prod(view.shape[2:])))))
     if flat is None:
-        raise Refused("the taps of the weight are not equal steps apart")
+        raise BodyRefused("the taps of the weight are not equal steps apart")
     channel, tap = flat.strides
     return Matrix("input", flat.index, dtype, flat.offset, (), tap, channel)
 
@@ -248,10 +249,10 @@ class _Depthwise:
     table: Ref | None = None
 
     def after(self, reader: EpilogueReader) -> _After:
-        """Return a reader's finding; raises `Refused` unless channels of a result are neighbors."""
+        """Return a reader's finding; raise `BodyRefused` unless channels of results are next."""
         extras, results, epilogue = reader.read()
         if any(len(c.batch) == 4 and not is_identical(c.column, 1) for c in results):
-            raise Refused("channels of a result are not neighbors")
+            raise BodyRefused("channels of a result are not neighbors")
         self.constants = reader.constants
         sides = Sides(extras, results)
         accesses = sides.map(Matrix.access)
@@ -504,7 +505,7 @@ def _lower_open(problem: _Depthwise, op: Convolution, weight: Matrix, after: _Af
     depth, height, width = (replace(side, padding=0) for side in problem.axes)
     table = made.workspace(BYTES * (depth.positions + height.positions))
     for side, at in ((depth, 0), (height, BYTES * depth.positions)):
-        rows = Formula(side.positions, Steps(side.kernel, 0, 0, 0, 0, side.stride))
+        rows = Formula(side.positions, Progressions(side.kernel, 0, 0, 0, 0, side.stride))
         made.launches.append(rows.launch(replace(table, offset=at)))
     opened = replace(
         problem,

@@ -173,7 +173,7 @@ class Spot:
         return sorted({cell for reads in self.pattern for _, cell in reads})
 
 
-class Rows:
+class DepthwiseRows:
     """A kernel's parameters, and the loops over its items.
 
     `taps` names the table of taps; `operands` are names and element types of what lies like the

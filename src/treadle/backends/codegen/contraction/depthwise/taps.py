@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from treadle.backends.program import Array
+from treadle.base.array import Array
 from treadle.base.symbol import Dim
 from treadle.ops.windows import Window
 

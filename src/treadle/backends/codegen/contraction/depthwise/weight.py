@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Generic, NamedTuple
 
-from treadle.backends.codegen.contraction.depthwise.rows import Rows, RowsConfig, Spot
+from treadle.backends.codegen.contraction.depthwise.rows import DepthwiseRows, RowsConfig, Spot
 from treadle.backends.codegen.contraction.shared.epilogue import (
     Epilogue,
-    Place,
+    OperandPlace,
     RowSteps,
     Sides,
     Term,
@@ -34,7 +34,7 @@ def weight_kernel(spec: RowsConfig) -> RecordedKernel:
 
     The tables are as wide as whole vectors, so only what is multiplied is masked.
     """
-    rows, lanes = Rows(spec, "sums", Sides((("dy", spec.dtype),)), sums=True), spec.lanes
+    rows, lanes = DepthwiseRows(spec, "sums", Sides((("dy", spec.dtype),)), sums=True), spec.lanes
     e, p, tables = rows.e, rows.p, required(rows.p.tables)
     (dy,), (dy_steps,) = p.memory.extras, p.steps.extras
     steps = [u * dy_steps.row for u in range(spec.width)]
@@ -56,7 +56,9 @@ def weight_kernel(spec: RowsConfig) -> RecordedKernel:
     return RecordedKernel(e.kernel(f"depthwise_weight_{spec.dtype.name}_{spec.width}"), p)
 
 
-def _add_line(rows: Rows, spot: Spot, cells: Pointer, taps: Pointer, given: list[Value]) -> None:
+def _add_line(
+    rows: DepthwiseRows, spot: Spot, cells: Pointer, taps: Pointer, given: list[Value]
+) -> None:
     """The products of a tile and a row of taps, added to the table."""
     lanes = rows.spec.lanes
     places = {tap: rows.p.sizes.tap * tap for tap in spot.used}
@@ -92,7 +94,9 @@ def addition_kernel(wide: DType, lanes: int, epilogue: Epilogue) -> RecordedKern
         memory=lambda: declare_pointers(e, epilogue),
         steps=lambda: declare_steps(e, epilogue, RowSteps[Value]),
     )
-    places = epilogue.sides.zip(p.memory, p.steps).map(lambda at: Place(at[0], at[1], *at[2]))
+    places = epilogue.sides.zip(p.memory, p.steps).map(
+        lambda at: OperandPlace(at[0], at[1], *at[2])
+    )
     with e.items() as k:
         source = p.sums + k * p.tap
         with e.loop(0, p.channels, lanes) as c:

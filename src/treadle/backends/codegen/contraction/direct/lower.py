@@ -13,14 +13,14 @@ import math
 from dataclasses import dataclass, replace
 
 from treadle.backends.api import Support, no, yes
-from treadle.backends.codegen.contraction.api import Answer, Request
+from treadle.backends.codegen.contraction.api import Answer, LoweringRequest
 from treadle.backends.codegen.contraction.direct.integers import Window, lower_pixel_words
 from treadle.backends.codegen.contraction.direct.pairs import Pixels, lower_pixel_pairs
 from treadle.backends.codegen.contraction.direct.panels import Weight, panels_of
 from treadle.backends.codegen.contraction.dots import lower as dots
 from treadle.backends.codegen.contraction.pairs.lower import unit_of
-from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Reading, Refused
-from treadle.backends.codegen.contraction.shared.form import Form
+from treadle.backends.codegen.contraction.shared.body import BodyRefused, EpilogueReader, Reading
+from treadle.backends.codegen.contraction.shared.form import ResultForm
 from treadle.backends.codegen.contraction.shared.items import ItemTables
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import (
@@ -33,8 +33,12 @@ from treadle.backends.codegen.contraction.shared.offsets import (
     scaled,
     steps_of,
 )
-from treadle.backends.codegen.contraction.shared.positions import Part, forward_part, gradient_parts
-from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.shared.positions import (
+    RowPart,
+    forward_part,
+    gradient_parts,
+)
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem, Matrix
 from treadle.backends.codegen.contraction.shared.spread import (
     Margins,
     SpreadOperand,
@@ -69,7 +73,7 @@ _MOST = 1 << 31
 """Offsets are numbers of 32 bits."""
 
 
-def claims(request: Request) -> Support:
+def claims(request: LoweringRequest) -> Support:
     """Return whether the operands lie where tiles can read them, and are not row-major."""
     if request.gathers:
         return no("layout", "row-major maps are gathered")
@@ -80,7 +84,7 @@ def claims(request: Request) -> Support:
     return yes()
 
 
-def lower(request: Request) -> Answer:
+def lower(request: LoweringRequest) -> Answer:
     """A product whose rows are positions, in the first form that results allow."""
     body, anchor = request.body, request.anchor
     op, maps, kernel = anchor.op, request.views[0] or request.blocked, request.views[1]
@@ -88,27 +92,31 @@ def lower(request: Request) -> Answer:
         return no("op", f"{op.name} is not a convolution of operands that exist")
     views = maps, kernel
     weight = extents(anchor.inputs[1].type.shape)
-    refusal: Refused | None = None
+    refusal: BodyRefused | None = None
     for form, last in _forms(body, anchor, op.groups):
         try:
             reader = EpilogueReader(body, last, form.pull, measures=True)
             extras, results, epilogue = reader.read()
-        except Refused as error:
+        except BodyRefused as error:
             refusal = error
             continue
         lie = Strided(views[0].index, (*form.batch, 1, 1), 0, (*(0,) * len(form.batch), 1, 1))
         x = Matrix.of("input", anchor.inputs[0].type.dtype, lie)
-        problem = Problem(form.batch, form.m, form.columns, 0, x, x, extras, results, epilogue)
+        problem = ContractionProblem(
+            form.batch, form.m, form.columns, 0, x, x, extras, results, epilogue
+        )
         problem = replace(problem, moments=reader.moments)
-        writer = _Writer(op, weight, form, anchor, views, Reading(problem, reader.constants))
+        writer = _DirectLowering(
+            op, weight, form, anchor, views, Reading(problem, reader.constants)
+        )
         return writer.lowered(request.frozen, request.target)
     return no("layout", str(refusal))
 
 
-def _forms(body: Graph, anchor: Node, groups: int) -> list[tuple[Form, Node]]:
+def _forms(body: Graph, anchor: Node, groups: int) -> list[tuple[ResultForm, Node]]:
     """The forms to try, and the node whose result has the axes which they speak of."""
     images, channels, *positions = sizes_of(anchor.output.type.shape)
-    form = Form(images, groups, channels // groups, (*positions,), True)
+    form = ResultForm(images, groups, channels // groups, (*positions,), True)
     large = estimate(form.m) > _LARGE and not is_identical(images, 1)
     found = [(replace(form, flat=flat), anchor) for flat in ((False,) if large else (True, False))]
     split = split_after(body, anchor.output)
@@ -120,12 +128,12 @@ def _forms(body: Graph, anchor: Node, groups: int) -> list[tuple[Form, Node]]:
 
 
 @dataclass(slots=True)
-class _Writer:
+class _DirectLowering:
     """Makes the launches of one convolution."""
 
     op: Convolution
     weight: Shape
-    form: Form
+    form: ResultForm
     anchor: Node
     views: tuple[Strided | Blocked, Strided]
     reading: Reading
@@ -232,7 +240,7 @@ class _Writer:
         product = self._pointwise()
         return product is None or _is_measured(product.problem.simplified(), target)
 
-    def _parts(self, *, phased: bool = True) -> tuple[Margins, list[Part]]:
+    def _parts(self, *, phased: bool = True) -> tuple[Margins, list[RowPart]]:
         shape = self.views[0].shape
         if isinstance(self.op, ConvGradInput):
             # Phases of a symbolic axis would have places that are known at calls only.
@@ -319,14 +327,14 @@ class _Writer:
         batch = (*batch, *[0] * (axes - len(batch)))
         return replace(source.matrix, batch=batch, row=1, column=1)
 
-    def _saves(self, exact: list[Part], parts: list[Part], margins: Margins) -> bool:
+    def _saves(self, exact: list[RowPart], parts: list[RowPart], margins: Margins) -> bool:
         """Return whether leaving out products with cells of the margins is worth more launches."""
         if not exact:
             return False
         images = estimate(self.views[0].shape[0]) if self.form.flat else 1
         flops = 2 * int(self.views[0].shape[1]) * self.form.channels
 
-        def cost(part: Part) -> int:
+        def cost(part: RowPart) -> int:
             # Tiles have an even number of rows.
             rows = max(4, -(-images * estimate(part.count) // 2) * 2)
             return (rows + _PANEL) * len(part.taps) * flops + _LAUNCH
@@ -346,7 +354,7 @@ class _Writer:
     # -- products ----------------------------------------------------------------------------
 
     def _multiplied(
-        self, launches: Launches, source: SpreadOperand, parts: list[Part], tile: Tile
+        self, launches: Launches, source: SpreadOperand, parts: list[RowPart], tile: Tile
     ) -> Lowered | Support:
         """The products, once their operands are there."""
         problem = launches.problem
@@ -362,7 +370,7 @@ class _Writer:
         return launches.lowered()
 
     def _multiply_parts(
-        self, launches: Launches, source: SpreadOperand, parts: list[Part], tile: Tile
+        self, launches: Launches, source: SpreadOperand, parts: list[RowPart], tile: Tile
     ) -> None:
         """The products of several parts, which share the panels of the weight."""
         whole = launches.problem
@@ -380,26 +388,26 @@ class _Writer:
             launches.problem = replace(whole, m=m, k=len(picked), panel_terms=int(whole.k))
             multiply(launches, tile, packed=True)
 
-    def _rows(self, source: SpreadOperand, part: Part) -> Table:
+    def _rows(self, source: SpreadOperand, part: RowPart) -> Table:
         """Offsets of a part's rows."""
         rows, images = part.rows(source.strides[2:]), self.form.images
         if not self.form.flat:
             return rows
         return joined(along(images, source.strides[0] * self._blocks), rows)
 
-    def _tables(self, launches: Launches, source: SpreadOperand, part: Part) -> ItemTables[Ref]:
+    def _tables(self, launches: Launches, source: SpreadOperand, part: RowPart) -> ItemTables[Ref]:
         """Tables of a part's rows and terms."""
         terms = joined(part.reads(source.strides[2:]), self._channels(source)[0])
         rows = launches.offsets(self._rows(source, part))
         return ItemTables(row_table=rows, term_table=launches.offsets(terms))
 
 
-def _is_measured(problem: Problem, target: Target) -> bool:
+def _is_measured(problem: ContractionProblem, target: Target) -> bool:
     """Return whether tiles are asked for the product, and take its statistics."""
     return measures(problem) and not dots.claims(problem, target)
 
 
-def _with_panels(problem: Problem, form: Form, tile: Tile) -> Problem:
+def _with_panels(problem: ContractionProblem, form: ResultForm, tile: Tile) -> ContractionProblem:
     """Blocks as panels of one result, where that is what they are and every array allows it."""
     arrays = (*problem.extras, *problem.results)
     fits = form.block == tile.width and all(_has_panels(x, tile) for x in arrays)

@@ -15,7 +15,7 @@ from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.direct.panels import Weight
 from treadle.backends.codegen.contraction.pairs.lower import multiply_tabled, steps_of_runs
 from treadle.backends.codegen.contraction.pairs.packed import terms_per_step
-from treadle.backends.codegen.contraction.pairs.tiles import Unit
+from treadle.backends.codegen.contraction.pairs.tiles import Multiplier
 from treadle.backends.codegen.contraction.shared.body import Reading
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import (
@@ -27,7 +27,7 @@ from treadle.backends.codegen.contraction.shared.offsets import (
     joined,
     steps_of,
 )
-from treadle.backends.codegen.contraction.shared.positions import Part
+from treadle.backends.codegen.contraction.shared.positions import RowPart
 from treadle.backends.codegen.contraction.shared.problem import Matrix
 from treadle.backends.codegen.contraction.shared.spread import Margins, SpreadOperand, spread
 from treadle.backends.codegen.target import Target
@@ -52,14 +52,14 @@ class Pixels:
 
     source: SpreadOperand
     margins: Margins
-    part: Part
+    part: RowPart
     weight: Weight
     line: int
     flat: bool
 
 
 def lower_pixel_pairs(
-    pixels: Pixels, reading: Reading, frozen: tuple[bool, ...], target: Target, unit: Unit
+    pixels: Pixels, reading: Reading, frozen: tuple[bool, ...], target: Target, unit: Multiplier
 ) -> Lowered | Support:
     """The launches: a copy of x where it is needed, the panels, the product."""
     given, weight, part = pixels.source, pixels.weight, pixels.part

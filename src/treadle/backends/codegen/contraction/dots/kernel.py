@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from treadle.backends.codegen.contraction.shared.epilogue import Block, Epilogue, finish
+from treadle.backends.codegen.contraction.shared.epilogue import Epilogue, SumsBlock, finish
 from treadle.backends.codegen.contraction.shared.items import (
     Item,
     ItemParameters,
@@ -85,7 +85,7 @@ def _write_panel(
             totals = _dots(e, spec, a, columns, p.k, waiting)
             sums[r * tile.width + first] = totals
     here = item.sides.map(lambda place: moved(place, 0, column))
-    block = Block(sums, tile.width, item.rows, p.n - column)
+    block = SumsBlock(sums, tile.width, item.rows, p.n - column)
     finish(e, tile, spec.epilogue, block, here)
 
 

@@ -6,7 +6,7 @@ from treadle.backends.api import Support, no, yes
 from treadle.backends.codegen.contraction.dots.kernel import ROWS, Dots, dots_kernel
 from treadle.backends.codegen.contraction.shared.items import Division
 from treadle.backends.codegen.contraction.shared.launch import Launches
-from treadle.backends.codegen.contraction.shared.problem import Problem
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered
@@ -20,7 +20,7 @@ _LEAST = 8
 """Terms of a sum from which vectors run along them."""
 
 
-def claims(problem: Problem, target: Target) -> Support:
+def claims(problem: ContractionProblem, target: Target) -> Support:
     """Claim products of few rows and a matrix with contiguous columns."""
     if not is_identical(problem.b.row, 1) or not is_identical(problem.a.column, 1):
         return no("layout", "terms of a sum are not neighbors in both operands")
@@ -42,7 +42,7 @@ def lower(launches: Launches) -> Lowered:
     return launches.lowered()
 
 
-def _division(problem: Problem, tile: Tile) -> tuple[Division[Dim], Dim]:
+def _division(problem: ContractionProblem, tile: Tile) -> tuple[Division[Dim], Dim]:
     """Return the division of the kernel, and its items."""
     panels = -(-problem.n // tile.width)
     bytes_of_panel = estimate(problem.k) * tile.width * problem.b.dtype.itemsize

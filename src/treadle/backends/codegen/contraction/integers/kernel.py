@@ -21,7 +21,7 @@ from treadle.backends.codegen.contraction.integers.packed import (
     words_function,
 )
 from treadle.backends.codegen.contraction.integers.tile import pitch_of, word_tile_function
-from treadle.backends.codegen.contraction.shared.epilogue import Block, Epilogue, finish
+from treadle.backends.codegen.contraction.shared.epilogue import Epilogue, SumsBlock, finish
 from treadle.backends.codegen.contraction.shared.items import (
     Item,
     ItemSpec,
@@ -31,8 +31,14 @@ from treadle.backends.codegen.contraction.shared.items import (
 )
 from treadle.backends.codegen.contraction.shared.tile import Tile, full_tiles
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Function, Kernel
-from treadle.backends.codegen.kernel.language import Operand, Pointer, Value, minimum, select
+from treadle.backends.codegen.kernel.ir import KernelModule, KernelRoutine
+from treadle.backends.codegen.kernel.language import (
+    InstructionOperand,
+    Pointer,
+    Value,
+    minimum,
+    select,
+)
 from treadle.backends.codegen.kernel.records import RecordedKernel, required
 from treadle.base import dtype as dt
 
@@ -69,7 +75,7 @@ class WordSpec:
 
 
 @dataclass(slots=True)
-class _Step:
+class _WordStep:
     """Words [first, first + count) of the sums of a block of rows.
 
     `high` says whether bytes of the block are 128 or more, `last` that the sums are complete.
@@ -83,7 +89,7 @@ class _Step:
     high: Value | None = None
 
 
-Tiles = tuple[Function, Function]
+Tiles = tuple[KernelRoutine, KernelRoutine]
 """The micro-kernel, and that of the last rows."""
 
 
@@ -99,11 +105,11 @@ class _Given:
 @lru_cache(maxsize=256)
 def word_kernel(spec: WordSpec) -> RecordedKernel:
     """The kernel of a specification; equal specifications share it."""
-    writer = _Writer(spec)
+    writer = _IntegerWriter(spec)
     return RecordedKernel(writer.kernel(), writer.p)
 
 
-class _Writer:
+class _IntegerWriter:
     """Writes one kernel."""
 
     def __init__(self, spec: WordSpec) -> None:
@@ -130,7 +136,7 @@ class _Writer:
         )
         return big, small
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> KernelModule:
         """The kernel, whose items are those of `locate`."""
         e, k, depth = self.e, self.p.k, self.p.division.depth
         self.zeros.zero(self.spec.tile.width)
@@ -153,16 +159,16 @@ class _Writer:
         e = self.e
         with e.loop(0, item.rows, self.p.division.block) as row:
             rows = minimum(self.p.division.block, item.rows - row)
-            step = _Step(first, count, last, row, rows)
+            step = _WordStep(first, count, last, row, rows)
             self._make_words(item, step)
             with e.loop(item.panels) as p:
                 self._panel(item, step, p)
 
-    def _make_words(self, item: Item, step: _Step) -> None:
+    def _make_words(self, item: Item, step: _WordStep) -> None:
         """The words of a block of rows."""
         e, words, lanes = self.e, self.spec.words, self.spec.tile.lanes
         row = item.row + step.row
-        place: tuple[Pointer, Operand]
+        place: tuple[Pointer, InstructionOperand]
         if words.tabled:
             place = item.a, required(self.p.tables.row_table) + row
         else:
@@ -188,7 +194,7 @@ class _Writer:
 
     # -- tiles -----------------------------------------------------------------------------
 
-    def _panel(self, item: Item, step: _Step, p: Value) -> None:
+    def _panel(self, item: Item, step: _WordStep, p: Value) -> None:
         """A block of rows times one panel."""
         e, spec, width = self.e, self.spec, self.spec.tile.width
         column = (item.panel + p) * width
@@ -203,10 +209,10 @@ class _Writer:
         place = (item.panel + p) * (required(self.p.panel_terms) * width)
         self._multiply(step, item.b + place, target)
         with e.when_all([step.last, ~full if spec.direct else None]):
-            block = Block(sums, width, step.rows, columns)
+            block = SumsBlock(sums, width, step.rows, columns)
             finish(e, spec.tile, spec.epilogue, block, places, ragged=spec.direct)
 
-    def _multiply(self, step: _Step, panel: Pointer, target: Sequence[Any]) -> None:
+    def _multiply(self, step: _WordStep, panel: Pointer, target: Sequence[Any]) -> None:
         """Tiles over a panel: the fastest ones that are exact."""
         e, width = self.e, self.spec.tile.width
         b = panel + step.first * width
@@ -228,7 +234,7 @@ class _Writer:
             given = _Given(self.pair_tiles, self.pairs, pitch_of(2))
             self._tiles(step, given, operands, target)
 
-    def _first(self, step: _Step, panel: Pointer) -> Pointer:
+    def _first(self, step: _WordStep, panel: Pointer) -> Pointer:
         """Return the row with which the sums of a step begin."""
         if not self._is_shifted:
             return self.zeros
@@ -241,7 +247,7 @@ class _Writer:
 
     def _tiles(
         self,
-        step: _Step,
+        step: _WordStep,
         given: _Given,
         operands: tuple[Pointer, Pointer, Value],
         target: Sequence[Any],
@@ -254,7 +260,7 @@ class _Writer:
         (b, first, words), (start, by) = operands, target
         add = [select(step.first == 0, 0, e.index(1))] * self.spec.split
 
-        def call(r: Value, function: Function, *count: Value) -> None:
+        def call(r: Value, function: KernelRoutine, *count: Value) -> None:
             a = given.rows + r * given.pitch
             c = start + r * by
             e.call(function, a, b, words, first, c, by, *count, *add)

@@ -25,7 +25,7 @@ from treadle.backends.codegen.contraction.shared.offsets import (
     length_of,
     steps_of,
 )
-from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem, Matrix
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered, Ref
@@ -87,7 +87,7 @@ def runs_of(starts: Table, order: Offsets, terms: int) -> Runs:
     return Runs(size, words, joined(starts, firsts), table.ravel())
 
 
-def claims(problem: Problem, target: Target) -> Support:
+def claims(problem: ContractionProblem, target: Target) -> Support:
     """Claim products of small integers."""
     if not problem.a.integer:
         return no("dtype", f"{problem.a.dtype.name} are not integers")

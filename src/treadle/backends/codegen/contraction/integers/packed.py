@@ -24,7 +24,7 @@ from functools import lru_cache
 from treadle.backends.codegen.contraction.integers.tile import WORDS, pitch_of
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.ir import KernelRoutine
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, select, shuffle
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
@@ -66,18 +66,18 @@ def terms_per_word(target: Target, a: DType, b: DType) -> int:
 
 
 @lru_cache(maxsize=128)
-def words_function(tile: Tile, words: Words) -> Function:
+def words_function(tile: Tile, words: Words) -> KernelRoutine:
     """A function of (source, row_table or row_step, run_table, target, found, rows, runs, run,
     run_words): run q of row r goes to target[r * pitch + q * run_words].
 
     The bits of all words together go to `found`.
     """
-    writer = _Rows(Builder(), tile, words)
+    writer = _RowPacker(Builder(), tile, words)
     writer.write()
     return writer.e.function(f"words_{words.source.name}_{tile.terms}")
 
 
-class _Rows:
+class _RowPacker:
     """Writes the function that makes rows words."""
 
     def __init__(self, e: Builder, tile: Tile, words: Words) -> None:

@@ -80,13 +80,13 @@ def panel_words_kernel(spec: PanelWords) -> RecordedKernel:
     Term t of word w is order[w * terms + t] elements behind the start of its column; -1 says that
     there is none, and it is 0. Columns beyond the last one repeat it.
     """
-    writer = _Writer(spec)
+    writer = _IntegerPanelWriter(spec)
     writer.write()
     name = f"pack_words_{spec.source.name}_{spec.tile.terms}"
     return RecordedKernel(writer.e.kernel(name), writer.p)
 
 
-class _Writer:
+class _IntegerPanelWriter:
     """Writes one kernel."""
 
     def __init__(self, spec: PanelWords) -> None:

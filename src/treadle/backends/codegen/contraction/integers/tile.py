@@ -9,7 +9,7 @@ from typing import Any
 
 from treadle.backends.codegen.contraction.shared.tile import Tile, add_what_is_there, choose_tile
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.ir import KernelRoutine
 from treadle.backends.codegen.kernel.language import Pointer, Value, dot, minimum, shuffle
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
@@ -55,7 +55,7 @@ def choose_word_tile(target: Target, rows: int, columns: int, terms: int) -> Til
 @lru_cache(maxsize=64)
 def word_tile_function(
     tile: Tile, *, small: bool, accumulate: bool, narrow: bool = False
-) -> Function:
+) -> KernelRoutine:
     """The micro-kernel as a function of (a, b, words, first, c, c_step[, count][, add]).
 
     Rows of a are as far apart as `pitch_of` says; b is a panel; sums begin with the row `first`.

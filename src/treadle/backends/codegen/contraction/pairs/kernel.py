@@ -27,8 +27,8 @@ from treadle.backends.codegen.contraction.pairs.packed import (
     tabled_rows_function,
     terms_per_step,
 )
-from treadle.backends.codegen.contraction.pairs.tiles import AHEAD, Unit, unit_function
-from treadle.backends.codegen.contraction.shared.epilogue import Block, Epilogue, Sides, finish
+from treadle.backends.codegen.contraction.pairs.tiles import AHEAD, Multiplier, unit_function
+from treadle.backends.codegen.contraction.shared.epilogue import Epilogue, Sides, SumsBlock, finish
 from treadle.backends.codegen.contraction.shared.items import (
     Item,
     ItemSpec,
@@ -39,7 +39,7 @@ from treadle.backends.codegen.contraction.shared.items import (
 from treadle.backends.codegen.contraction.shared.pack import Order
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Function, Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule, KernelRoutine
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, select
 from treadle.backends.codegen.kernel.records import RecordedKernel, required
 from treadle.base import dtype as dt
@@ -69,7 +69,7 @@ class PairSpec:
             words of b each of them begins behind the first.
     """
 
-    unit: Unit
+    unit: Multiplier
     order: Rows
     in_place: bool
     batch: int
@@ -108,11 +108,11 @@ class _Panel:
 @lru_cache(maxsize=256)
 def pair_kernel(spec: PairSpec) -> RecordedKernel:
     """The kernel of a specification; equal specifications share it."""
-    writer = _Writer(spec)
+    writer = _PairWriter(spec)
     return RecordedKernel(writer.kernel(), writer.p)
 
 
-class _Writer:
+class _PairWriter:
     """Writes one kernel."""
 
     def __init__(self, spec: PairSpec) -> None:
@@ -125,7 +125,7 @@ class _Writer:
         self.e = e = KernelBuilder()
         self.p = declare_items(e, self.items)
         e.flushes = unit.sums is dt.float32  # As its products do; those of bytes are exact.
-        self.lines: Function | None = None
+        self.lines: KernelRoutine | None = None
         if spec.order == "table" or spec.order == "ragged":
             self.lines = tabled_rows_function(unit.a, ragged=spec.order == "ragged")
         elif spec.order != "words":
@@ -136,7 +136,7 @@ class _Writer:
             self.words = e.stack(dt.int32, spec.words)
         self.sums = e.stack(unit.sums, spec.sums)
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> KernelModule:
         """The kernel, whose items are those of `locate`."""
         e, spec, depth = self.e, self.spec, self.p.division.depth
         many = terms_per_step(spec.unit.a)
@@ -231,7 +231,7 @@ class _Writer:
                 steps = self.p.a_row, self.p.a_term
                 e.call(lines, given, *steps, into, count, terms, part.count)
 
-    def _make_tabled(self, lines: Function, item: Item, part: _Part, r: Value) -> None:
+    def _make_tabled(self, lines: KernelRoutine, item: Item, part: _Part, r: Value) -> None:
         """Words of a group of rows that are found by tables."""
         rows = required(self.p.tables.row_table) + (item.row + r)
         tables = self.p.tables.step_table, self.p.tables.terms_table
@@ -279,7 +279,7 @@ class _Writer:
         with e.when_all([part.last]):
             places = item.places(item.row + r, column)
             tile = Tile(spec.unit.sums, BLOCK, LINES, WIDTH // LINES, LINES)
-            block = Block(sums, WIDTH, rows, self.p.n - column)
+            block = SumsBlock(sums, WIDTH, rows, self.p.n - column)
             finish(e, tile, spec.epilogue, block, places)
 
     def _multiply(

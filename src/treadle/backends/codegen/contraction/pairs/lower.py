@@ -22,13 +22,13 @@ from treadle.backends.codegen.contraction.pairs.packed import (
     terms_per_step,
     weaving_kernel,
 )
-from treadle.backends.codegen.contraction.pairs.tiles import Unit
+from treadle.backends.codegen.contraction.pairs.tiles import Multiplier
 from treadle.backends.codegen.contraction.shared.epilogue import Sides
 from treadle.backends.codegen.contraction.shared.items import Division, ItemTables, Shifts
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import Offsets, Table, joined, length_of
 from treadle.backends.codegen.contraction.shared.pack import Order, order_of
-from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem, Matrix
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered, Ref
 from treadle.base import dtype as dt
@@ -60,7 +60,7 @@ _LEAST = 1 << 15
 """Arithmetic operations from which it pays to make words."""
 
 
-def claims(problem: Problem, target: Target) -> Support:
+def claims(problem: ContractionProblem, target: Target) -> Support:
     """Claim problems of which an instruction adds the products of several terms."""
     a, b = problem.a.dtype, problem.b.dtype
     short = a is dt.bfloat16 and b is dt.bfloat16
@@ -73,13 +73,13 @@ def claims(problem: Problem, target: Target) -> Support:
     return yes()
 
 
-def unit_of(problem: Problem, target: Target) -> Unit | None:
+def unit_of(problem: ContractionProblem, target: Target) -> Multiplier | None:
     """Return the unit that multiplies a problem's operands several terms at a time, or None."""
     if not claims(problem, target):
         return None
     a, b = problem.a.dtype, problem.b.dtype
     sums = dt.float32 if a is dt.bfloat16 else dt.int32
-    return Unit(a, b, sums, target.matrices, target.vector_bytes // 4)
+    return Multiplier(a, b, sums, target.matrices, target.vector_bytes // 4)
 
 
 def lower(launches: Launches) -> Lowered:
@@ -95,7 +95,7 @@ def lower(launches: Launches) -> Lowered:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class TermSteps:
     """The terms of every row, by steps.
 
     Attributes:
@@ -109,7 +109,7 @@ class Steps:
     order: Offsets
 
 
-def steps_of_runs(starts: Table, order: Offsets, dtype: DType) -> Steps:
+def steps_of_runs(starts: Table, order: Offsets, dtype: DType) -> TermSteps:
     """Runs of neighbors begin at `starts`; row q of `order` says where their terms lie in b."""
     many, length = terms_per_step(dtype), order.shape[1]
     pieces = -(-length // many)
@@ -117,10 +117,10 @@ def steps_of_runs(starts: Table, order: Offsets, dtype: DType) -> Steps:
     table[:, :length] = order
     firsts = joined(starts, np.arange(pieces) * many)
     counts = (table >= 0).reshape(-1, many).sum(1)
-    return Steps(firsts, counts, table.ravel())
+    return TermSteps(firsts, counts, table.ravel())
 
 
-def multiply_tabled(launches: Launches, unit: Unit, rows: Table, steps: Steps) -> None:
+def multiply_tabled(launches: Launches, unit: Multiplier, rows: Table, steps: TermSteps) -> None:
     """The product of rows that begin where `rows` says."""
     problem, count = launches.problem, length_of(steps.starts)
     order = launches.constant(steps.order.astype(np.int32))
@@ -132,7 +132,7 @@ def multiply_tabled(launches: Launches, unit: Unit, rows: Table, steps: Steps) -
     _multiply(launches, unit, "ragged" if ragged else "table", count)
 
 
-def _multiply(launches: Launches, unit: Unit, order: Rows, steps: Dim) -> None:
+def _multiply(launches: Launches, unit: Multiplier, order: Rows, steps: Dim) -> None:
     problem = launches.problem
     # How many steps there may be at most is not asked for: the call might have more of them.
     split = not isinstance(steps, int) or steps > _DEPTH * _SPARE
@@ -159,14 +159,14 @@ def _multiply(launches: Launches, unit: Unit, order: Rows, steps: Dim) -> None:
     launches.add(pair_kernel(spec), launches.arguments(division), items)
 
 
-def _is_whole(problem: Problem, unit: Unit) -> bool:
+def _is_whole(problem: ContractionProblem, unit: Multiplier) -> bool:
     """Return whether steps of rows of a fill lines of the cache where they lie."""
     a, many = problem.a, terms_per_step(unit.a)
     lengths = (problem.k, a.offset, a.row, *a.batch)
     return is_identical(a.column, 1) and all(is_multiple(length, many) for length in lengths)
 
 
-def _item(problem: Problem, unit: Unit, *, split: bool) -> tuple[int, int]:
+def _item(problem: ContractionProblem, unit: Multiplier, *, split: bool) -> tuple[int, int]:
     """Panels and rows of an item: large ones make words once, many keep all threads busy."""
     m, panels = estimate(problem.m), -(-estimate(problem.n) // WIDTH)
     height, width = _whole(m, _HEIGHT), panels
@@ -243,7 +243,7 @@ class Shifted:
     steps: Sides[Dim]
 
 
-def multiply_shifted(launches: Launches, unit: Unit, given: Shifted) -> None:
+def multiply_shifted(launches: Launches, unit: Multiplier, given: Shifted) -> None:
     """The products: words of a, those of b for even and for odd shifts, then the kernel."""
     problem, many = launches.problem, terms_per_step(unit.a)
     m, n = int(problem.m), int(problem.n)

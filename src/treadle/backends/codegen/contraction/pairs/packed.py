@@ -25,7 +25,7 @@ from treadle.backends.codegen.contraction.shared.pack import (
     transpose,
 )
 from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
-from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.ir import KernelRoutine
 from treadle.backends.codegen.kernel.language import (
     Pointer,
     Value,
@@ -71,12 +71,12 @@ class Lines:
 
 
 @lru_cache(maxsize=64)
-def lines_function(lines: Lines) -> Function:
+def lines_function(lines: Lines) -> KernelRoutine:
     """A function of (source, line_step, term_step, target, count, terms, steps).
 
     It makes `steps` steps of a group of `count` lines of `terms` terms each.
     """
-    writer = _Writer(Builder(), lines)
+    writer = _PackedPairWriter(Builder(), lines)
     {
         ("straight", True): writer.straight_rows,
         ("straight", False): writer.straight_columns,
@@ -89,7 +89,7 @@ def lines_function(lines: Lines) -> Function:
     return writer.e.function(f"words_of_{side}_{lines.order}_{lines.source.name}")
 
 
-class _Writer:
+class _PackedPairWriter:
     """The bodies, over the same parameters."""
 
     def __init__(self, e: Builder, lines: Lines) -> None:
@@ -191,7 +191,7 @@ class _Writer:
 
 
 @lru_cache(maxsize=16)
-def tabled_rows_function(source: DType, *, ragged: bool) -> Function:
+def tabled_rows_function(source: DType, *, ragged: bool) -> KernelRoutine:
     """A function of (source, row_table, step_table, terms_table, target, count, steps).
 
     Rows begin where `row_table` says, steps where `step_table` says behind that; with `ragged`,
@@ -214,7 +214,7 @@ def tabled_rows_function(source: DType, *, ragged: bool) -> Function:
 
 
 @lru_cache(maxsize=16)
-def tabled_columns_function(source: DType) -> Function:
+def tabled_columns_function(source: DType) -> KernelRoutine:
     """A function of (source, column_step, order, target, count, steps).
 
     Term t of step s of a column lies at `order[s * terms + t]` behind its start; -1 says that there

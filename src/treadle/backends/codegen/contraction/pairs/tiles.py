@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from treadle.backends.codegen.contraction.pairs.packed import LINES, PANEL, WIDTH, WORDS
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.ir import KernelRoutine
 from treadle.backends.codegen.kernel.language import Pointer, Value, dot
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
@@ -30,7 +30,7 @@ into all lanes takes a turn of what multiplies there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class Multiplier:
     """A multiplier: element types of both operands and of the sums; matrix registers or not.
 
     Vectors have so many lanes of 32 bits.
@@ -61,7 +61,7 @@ class Unit:
 
 
 @lru_cache(maxsize=32)
-def unit_function(unit: Unit, rows: int) -> Function:
+def unit_function(unit: Multiplier, rows: int) -> KernelRoutine:
     """The micro-kernel as a function of (a, a_row, a_next, a_below, b, ahead, steps, c, add).
 
     `a` points to the first row; `a_row`, `a_next` and `a_below` are the words from row to row of a
@@ -78,7 +78,7 @@ def unit_function(unit: Unit, rows: int) -> Function:
 class _Tile(ABC):
     """Parameters of a micro-kernel."""
 
-    def __init__(self, unit: Unit, rows: int) -> None:
+    def __init__(self, unit: Multiplier, rows: int) -> None:
         self.unit, self.rows = unit, rows
         self.e = e = Builder()
         self.a = e.pointer(dt.int32, "a")

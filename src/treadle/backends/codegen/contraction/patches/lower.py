@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from treadle.backends.api import Support, no, yes
-from treadle.backends.codegen.contraction.api import Answer, Request
+from treadle.backends.codegen.contraction.api import Answer, LoweringRequest
 from treadle.backends.codegen.contraction.patches.operands import (
     AXES,
     ReorderParameters,
@@ -18,8 +18,13 @@ from treadle.backends.codegen.contraction.patches.operands import (
     reorder_kernel,
     spread_kernel,
 )
-from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
-from treadle.backends.codegen.contraction.shared.geometry import Geometry, Part, Planes, geometry_of
+from treadle.backends.codegen.contraction.shared.body import BodyRefused, EpilogueReader
+from treadle.backends.codegen.contraction.shared.geometry import (
+    ColumnPart,
+    ConvolutionGeometry,
+    Planes,
+    geometry_of,
+)
 from treadle.backends.codegen.contraction.shared.items import ItemTables
 from treadle.backends.codegen.contraction.shared.launch import Launches, packing_launch
 from treadle.backends.codegen.contraction.shared.offsets import (
@@ -30,7 +35,7 @@ from treadle.backends.codegen.contraction.shared.offsets import (
     steps_of,
 )
 from treadle.backends.codegen.contraction.shared.pack import Packing
-from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem, Matrix
 from treadle.backends.codegen.contraction.shared.tile import choose_tile
 from treadle.backends.codegen.contraction.tiles.lower import multiply_in_tiles
 from treadle.backends.codegen.target import Target
@@ -46,14 +51,14 @@ _WASTE = 1.05
 """Columns of panels per column of the result from which images share panels."""
 
 
-def claims(request: Request) -> Support:
+def claims(request: LoweringRequest) -> Support:
     """Return whether operands and results are row-major."""
     if request.gathers:
         return yes()
     return no("layout", "operands and results are not row-major")
 
 
-def lower(request: Request) -> Answer:
+def lower(request: LoweringRequest) -> Answer:
     """The operands made ready, then a product for every part."""
     body, anchor, target = request.body, request.anchor, request.target
     op, found = anchor.op, [view for view in request.views if view is not None]
@@ -68,7 +73,7 @@ def lower(request: Request) -> Answer:
     try:
         reader = EpilogueReader(body, anchor, lambda view: view.after(Reshape(shape)))
         extras, results, epilogue = reader.read()
-    except Refused as refusal:
+    except BodyRefused as refusal:
         return no("layout", str(refusal))
     if any(x.column for x in extras) or any(c.column != 1 for c in results):
         # What varies along the columns needs them in order.
@@ -81,7 +86,9 @@ def lower(request: Request) -> Answer:
     )
     a = replace(a, batch=geometry.a_batch, row=geometry.a_row)
     b = replace(b, batch=geometry.b_batch)
-    problem = Problem(geometry.batch, geometry.m, geometry.n, 0, a, b, extras, results, epilogue)
+    problem = ContractionProblem(
+        geometry.batch, geometry.m, geometry.n, 0, a, b, extras, results, epilogue
+    )
     launches = Launches(replace(problem, patches=True), target, reader.constants, request.frozen)
     if _wastes_columns(launches, geometry):
         geometry = _with_images_in_columns(launches, geometry)
@@ -92,7 +99,7 @@ def lower(request: Request) -> Answer:
     return launches.lowered()
 
 
-def _wastes_columns(launches: Launches, geometry: Geometry) -> bool:
+def _wastes_columns(launches: Launches, geometry: ConvolutionGeometry) -> bool:
     """Return whether the images are so small that panels of one image each would be half empty."""
     problem = launches.problem
     if len(geometry.batch) < 2 or geometry.batch[0] == 1:
@@ -114,7 +121,9 @@ def _wastes_columns(launches: Launches, geometry: Geometry) -> bool:
     return held > _WASTE * used and terms >= 64
 
 
-def _with_images_in_columns(launches: Launches, geometry: Geometry) -> Geometry:
+def _with_images_in_columns(
+    launches: Launches, geometry: ConvolutionGeometry
+) -> ConvolutionGeometry:
     """All images as one: panels go from one to the next, and a table says where columns lie."""
     problem = launches.problem
     images, step = geometry.batch[0], int(problem.results[0].batch[0])
@@ -145,7 +154,7 @@ def _with_images_in_columns(launches: Launches, geometry: Geometry) -> Geometry:
     )
 
 
-def _prepare(launches: Launches, geometry: Geometry) -> None:
+def _prepare(launches: Launches, geometry: ConvolutionGeometry) -> None:
     """The launches that make b's source and a's rows what tiles and panels need."""
     dtype, problem, planes = launches.dtype, launches.problem, geometry.planes
     a, b = problem.a, problem.b
@@ -167,7 +176,7 @@ def _prepare(launches: Launches, geometry: Geometry) -> None:
     launches.problem = replace(problem, a=a, b=b)
 
 
-def _multiply(launches: Launches, whole: Problem, part: Part) -> None:
+def _multiply(launches: Launches, whole: ContractionProblem, part: ColumnPart) -> None:
     """The product of one part."""
     terms, columns = (launches.offsets(table) for table in (part.terms, part.columns))
     launches.tables = ItemTables(terms=terms, columns=columns)
@@ -182,7 +191,9 @@ def _multiply(launches: Launches, whole: Problem, part: Part) -> None:
     multiply_in_tiles(launches)
 
 
-def _reorder(launches: Launches, geometry: Geometry, a: Matrix, rows: int, place: Ref) -> Launch:
+def _reorder(
+    launches: Launches, geometry: ConvolutionGeometry, a: Matrix, rows: int, place: Ref
+) -> Launch:
     """The launch that reorders the elements of a's rows."""
     order = np.zeros(0, np.int64) if geometry.order is None else geometry.order
     given: ReorderParameters[Ref, Dim] = ReorderParameters(

@@ -10,11 +10,11 @@ import numpy as np
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.shared.epilogue import Epilogue, EpilogueOp, Term
-from treadle.backends.codegen.contraction.shared.problem import Matrix, Moments, Problem
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem, Matrix, Moments
 from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.backends.codegen.views import Dims, Strided, dense, is_reversible, strided_input
-from treadle.backends.program import Array
 from treadle.base import dtype as dt
+from treadle.base.array import Array
 from treadle.base.symbol import is_identical
 from treadle.graph.analysis import is_widening
 from treadle.graph.ir import Graph, Node, Value, constant_of
@@ -31,7 +31,7 @@ def _itself(view: Strided) -> Strided:
     return view
 
 
-class Refused(Exception):
+class BodyRefused(Exception):
     """The body is not a contraction this generator knows."""
 
 
@@ -39,7 +39,7 @@ class Refused(Exception):
 class Reading:
     """A body as it was read; `constants` are the arrays that operands of kind constant name."""
 
-    problem: Problem
+    problem: ContractionProblem
     constants: list[Array]
 
 
@@ -57,13 +57,13 @@ def read_product(body: Graph, anchor: Node) -> Reading | Support:
         reader = EpilogueReader(body, anchor)
         a, b = _operands(body, anchor)
         extras, results, epilogue = reader.read()
-    except Refused as refusal:
+    except BodyRefused as refusal:
         return no("layout", str(refusal))
     *batch, m, n = anchor.output.type.shape
     k = a.shape[-1]
     x, y = (_unwidened(v).type.dtype for v in anchor.inputs)
     left, right = Matrix.of("input", x, a), Matrix.of("input", y, b)
-    problem = Problem(tuple(batch), m, n, k, left, right, extras, results, epilogue)
+    problem = ContractionProblem(tuple(batch), m, n, k, left, right, extras, results, epilogue)
     return Reading(problem, reader.constants)
 
 
@@ -79,13 +79,13 @@ def _operands(body: Graph, anchor: Node) -> tuple[Strided, Strided]:
     """Both operands of a product as views of one batch shape, rows before columns."""
     op = anchor.op
     if not isinstance(op, MatrixProduct):
-        raise Refused(f"{op.name} is not a matrix product")
+        raise BodyRefused(f"{op.name} is not a matrix product")
     batch = anchor.output.type.shape[:-2]
     made: list[Strided] = []
     for value, transposed in zip(anchor.inputs, (op.transpose_x, op.transpose_y), strict=True):
         view = strided_input(body, _unwidened(value))
         if view is None:
-            raise Refused("an operand of the product is computed in the group")
+            raise BodyRefused("an operand of the product is computed in the group")
         axes = (*range(len(view.shape) - 2), len(view.shape) - 1, len(view.shape) - 2)
         if transposed:
             view = view.transposed(axes)
@@ -133,11 +133,11 @@ class EpilogueReader:
             if measured is not None and value in measured.outputs:
                 continue
             if value not in self._known:
-                raise Refused(f"output {index} does not depend on the product")
+                raise BodyRefused(f"output {index} does not depend on the product")
             term, pull = self._known[value]
             view = pull(dense(index, value.type.shape))
             if view is None:
-                raise Refused(f"output {index} is not laid out like the product")
+                raise BodyRefused(f"output {index} is not laid out like the product")
             sources.append(term)
             results.append(Matrix.of("output", value.type.dtype, view))
         if measured is not None:
@@ -149,7 +149,7 @@ class EpilogueReader:
         """The node that takes statistics of a result."""
         found = [n for n in self.body.nodes if isinstance(n.op, ColumnMoments)]
         if len(found) > 1:
-            raise Refused("statistics are taken of several results")
+            raise BodyRefused("statistics are taken of several results")
         return found[0] if found else None
 
     def _moments(self, node: Node, sources: list[Term]) -> Moments:
@@ -158,15 +158,15 @@ class EpilogueReader:
         term, pull = self._known[value]
         view = pull(dense(0, value.type.shape))
         if view is None or term not in sources or not isinstance(node.op, ColumnMoments):
-            raise Refused("statistics are taken of a value that is not stored")
+            raise BodyRefused("statistics are taken of a value that is not stored")
         *batch, _, n = view.shape
         if any(extent != 1 for extent in batch) or view.strides[-2:] != (n, 1) or view.offset:
-            raise Refused("statistics are taken of other rows")
+            raise BodyRefused("statistics are taken of other rows")
         if value.type.dtype not in (dt.float32, dt.float64):
-            raise Refused("statistics are taken of floats of 32 or 64 bits")
+            raise BodyRefused("statistics are taken of floats of 32 or 64 bits")
         outputs = self.body.outputs
         if any(v not in outputs for v in node.outputs):
-            raise Refused("statistics are means and squares")
+            raise BodyRefused("statistics are means and squares")
         means, squares = (outputs.index(v) for v in node.outputs)
         return Moments(node.op.rows, sources.index(term), means, squares)
 
@@ -179,11 +179,11 @@ class EpilogueReader:
             self._known[node.output] = term, _through(node, pull)
             return
         if not isinstance(node.op, Elementwise):
-            raise Refused(f"{node.op.name} behind the product is not elementwise")
+            raise BodyRefused(f"{node.op.name} behind the product is not elementwise")
         shape = node.output.type.shape
         like = [v for v in node.inputs if v in self._known and v.type.shape == shape]
         if not like:
-            raise Refused(f"{node.op.name} repeats the product")
+            raise BodyRefused(f"{node.op.name} repeats the product")
         pull = self._known[like[0]][1]
         self._known[node.output] = self._step(node, pull), pull
 
@@ -191,9 +191,9 @@ class EpilogueReader:
         shape = node.output.type.shape
         terms = tuple(self._term(v, _broadcast(shape, pull)) for v in node.inputs)
         if not isinstance(node.op, Elementwise):
-            raise Refused(f"{node.op.name} beside the product is not elementwise")
+            raise BodyRefused(f"{node.op.name} beside the product is not elementwise")
         if node.output.type.dtype.kind == "complex":
-            raise Refused(f"{node.op.name} gives complex numbers")
+            raise BodyRefused(f"{node.op.name} gives complex numbers")
         self._steps.append(EpilogueOp(node.op, terms, node.output.type.dtype))
         return Term("step", len(self._steps) - 1)
 
@@ -203,7 +203,7 @@ class EpilogueReader:
             term, own = self._known[value]
             whole = dense(0, value.type.shape)
             if not _is_same(own(whole), pull(whole)):
-                raise Refused("a step meets the product in two orders of axes")
+                raise BodyRefused("a step meets the product in two orders of axes")
             return term
         data = constant_of(value)
         if data is not None:
@@ -233,7 +233,7 @@ class EpilogueReader:
         if node is not None and node.op.strided:
             return self._term(node.inputs[0], lambda view: _moved(node, view, pull))
         if node is None or not isinstance(node.op, Elementwise):
-            raise Refused("an operand behind the product is not elementwise")
+            raise BodyRefused("an operand behind the product is not elementwise")
         return self._step(node, pull)
 
     def _extra(self, matrix: Matrix) -> Term:
@@ -280,5 +280,5 @@ def _broadcast(shape: Dims, pull: Pull) -> Pull:
 def _pulled(pull: Pull, view: Strided) -> Strided:
     found = pull(view)
     if found is None:
-        raise Refused("an operand behind the product is not laid out like it")
+        raise BodyRefused("an operand behind the product is not laid out like it")
     return found

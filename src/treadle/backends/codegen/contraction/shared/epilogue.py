@@ -117,7 +117,7 @@ def plain(dtype: DType, column: Column = "next") -> Epilogue:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OperandPlace:
     """The start of an operand or result in the kernel at hand, and its steps.
 
     Columns found by a table have no step: `table` points to the offset of the first one. `rows`
@@ -157,7 +157,7 @@ def declare_steps(e: Builder, epilogue: Epilogue, kind: type[R]) -> Sides[R]:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class SumsBlock:
     """Sums in scratch: `rows` by at most the tile's width, `columns` of which count."""
 
     pointer: Pointer
@@ -170,8 +170,8 @@ def finish(
     e: Builder,
     tile: Tile,
     epilogue: Epilogue,
-    block: Block,
-    places: Sides[Place],
+    block: SumsBlock,
+    places: Sides[OperandPlace],
     *,
     ragged: bool = False,
 ) -> None:
@@ -225,7 +225,11 @@ def apply_steps(e: Builder, epilogue: Epilogue, values: dict[Term, Value]) -> No
 
 
 def load_operand(
-    place: Place, row: Value | int | None, column: Value | int, lanes: int, mask: Value | None
+    place: OperandPlace,
+    row: Value | int | None,
+    column: Value | int,
+    lanes: int,
+    mask: Value | None,
 ) -> Value:
     """An operand's elements at `lanes` columns, in the compute type."""
     start = place.start(row) if row is not None else 0
@@ -240,7 +244,7 @@ def load_operand(
 
 
 def store_result(
-    place: Place, row: Value | int, column: Value | int, value: Value, mask: Value | None
+    place: OperandPlace, row: Value | int, column: Value | int, value: Value, mask: Value | None
 ) -> None:
     """A result's elements at as many columns as the value has lanes."""
     wide = compute_dtype(place.access.dtype)
@@ -254,7 +258,7 @@ def store_result(
 
 
 def _far(
-    place: Place, start: Value | int, column: Value | int, lanes: int, mask: Value | None
+    place: OperandPlace, start: Value | int, column: Value | int, lanes: int, mask: Value | None
 ) -> Value:
     """Places of elements that are not neighbors."""
     if place.table is not None:

@@ -11,7 +11,7 @@ from treadle.ops.movement import Reshape, Transpose
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ResultForm:
     """The way from the axes [N,C,*S] of a result to (*batch, row, column).
 
     `flat`: the images follow one another in the rows; else they are a batch axis. With a `block`,

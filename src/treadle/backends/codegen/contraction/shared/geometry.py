@@ -60,7 +60,7 @@ class Planes:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ColumnPart:
     """Some columns of the result, and the terms their sums are made of.
 
     Attributes:
@@ -76,7 +76,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class ConvolutionGeometry:
     """A convolution as a product, in parts: see the table at the top.
 
     Attributes:
@@ -97,7 +97,7 @@ class Geometry:
     b_batch: Dims
     a_batch: Dims
     a_row: Dim
-    parts: tuple[Part, ...]
+    parts: tuple[ColumnPart, ...]
     packing: Area | None = None
     order: Offsets | None = None
     order_steps: tuple[int, int] = (0, 0)
@@ -116,7 +116,7 @@ def _axes(extents: Dims, *steps: Dims) -> list[Table]:
     return [along(n, product(by)) for n, *by in zip(extents, *steps, strict=True)]
 
 
-def geometry_of(op: Convolution, first: Dims, second: Dims, *, phased: bool) -> Geometry:
+def geometry_of(op: Convolution, first: Dims, second: Dims, *, phased: bool) -> ConvolutionGeometry:
     """A convolution of operands with these shapes as a product.
 
     `phased` lets the gradient in x treat positions in phases, whose columns lie apart.
@@ -136,17 +136,17 @@ def _padded(op: Convolution, x: Dims) -> Planes:
     return Planes(x[0] * x[1], spatial, lows, (1,) * len(spatial), spread)
 
 
-def _forward(op: Convolution, x: Dims, weight: Shape) -> Geometry:
+def _forward(op: Convolution, x: Dims, weight: Shape) -> ConvolutionGeometry:
     """x [N,C,*S], weight [O,C/groups,*K]."""
     planes, groups = _padded(op, x), op.groups
     positions = sizes_of(op.window(weight[2:]).extents(op.name, x[2:], ""))
     outputs, k = weight[0] // groups, math.prod(weight[1:])
     size, strides = planes.size, planes.strides
-    part = Part(
+    part = ColumnPart(
         terms=joined(along(weight[1], size), *_axes(weight[2:], op.dilation, strides)),
         columns=joined(*_axes(positions, op.strides, strides)),
     )
-    return Geometry(
+    return ConvolutionGeometry(
         batch=(x[0], groups),
         m=outputs,
         planes=planes,
@@ -211,7 +211,7 @@ def phases_of(op: ConvGradInput, dy: Dims, kernel: Shape, *, phased: bool) -> Ph
     return Phases(steps, lows, spread, extent, tuple(itertools.product(*phases)))
 
 
-def _in_x(op: ConvGradInput, dy: Dims, weight: Shape, *, phased: bool) -> Geometry:
+def _in_x(op: ConvGradInput, dy: Dims, weight: Shape, *, phased: bool) -> ConvolutionGeometry:
     """dy [N,O,*P], weight [O,C/groups,*K]; the result is [N,C,*S].
 
     dx[i] is the sum of w[t] * dy[p] over all p and t with p * s + t * d - low = i. Where positions
@@ -226,12 +226,12 @@ def _in_x(op: ConvGradInput, dy: Dims, weight: Shape, *, phased: bool) -> Geomet
     size, strides = planes.size, planes.strides
     at, tap = dense(0, spatial).strides, dense(0, kernel).strides
     several = math.prod(steps) > 1
-    parts: list[Part] = []
+    parts: list[ColumnPart] = []
     orders: list[Offsets] = []
     for chosen in found.phases:
         reads = [np.array(p.reads, np.int64).reshape(-1, 2) for p in chosen]
         met = [scaled(r[:, 1] + low, s) for r, low, s in zip(reads, lows, strides, strict=True)]
-        part = Part(
+        part = ColumnPart(
             terms=joined(along(outputs, size), *met),
             columns=joined(*_axes(tuple(p.count for p in chosen), strides)),
             start=sum(map(len, orders)),
@@ -245,7 +245,7 @@ def _in_x(op: ConvGradInput, dy: Dims, weight: Shape, *, phased: bool) -> Geomet
             )
         )
     order = np.concatenate(orders)
-    return Geometry(
+    return ConvolutionGeometry(
         batch=(dy[0], groups),
         m=inputs,
         planes=planes,
@@ -269,20 +269,20 @@ def places_of(phases: Sequence[Phase], steps: Shape, at: Shape) -> Offsets:
     )
 
 
-def _in_weight(op: ConvGradWeight, x: Dims, dy: Dims) -> Geometry:
+def _in_weight(op: ConvGradWeight, x: Dims, dy: Dims) -> ConvolutionGeometry:
     """x [N,C,*S], dy [N,O,*P]; the result is [O,C/groups,*K]."""
     planes, groups, images = _padded(op, x), op.groups, x[0]
     inputs, outputs, positions = x[1] // groups, dy[1] // groups, product(dy[2:])
     size, strides = planes.size, planes.strides
     k = images * positions
-    part = Part(
+    part = ColumnPart(
         terms=joined(along(images, x[1] * size), *_axes(dy[2:], op.strides, strides)),
         columns=joined(along(inputs, size), *_axes(extents(op.kernel), op.dilation, strides)),
     )
     groupwise = Copies(groups, outputs * positions, outputs * k)
     imagewise = Copies(images, dy[1] * positions, positions)
     packing = Area(outputs, positions, positions, 1, k, (groupwise, imagewise))
-    return Geometry(
+    return ConvolutionGeometry(
         batch=(groups,),
         m=outputs,
         planes=planes,

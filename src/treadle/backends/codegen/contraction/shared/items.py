@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple
 from treadle.backends.codegen.contraction.shared.epilogue import (
     Access,
     Epilogue,
-    Place,
+    OperandPlace,
     RowSteps,
     Sides,
     declare_pointers,
@@ -70,7 +70,7 @@ class AxisSteps(NamedTuple, Generic[S]):
         return (self.a, self.b, *self.sides.extras, *self.sides.results)
 
 
-class Statistics(NamedTuple, Generic[P]):
+class ColumnStatistics(NamedTuple, Generic[P]):
     """Statistics of columns: see `Moments`."""
 
     means: P
@@ -106,7 +106,7 @@ class ItemParameters(NamedTuple, Generic[P, S]):
     b: P
     memory: Sides[P]
     tables: ItemTables[P]
-    statistics: Statistics[P] | None
+    statistics: ColumnStatistics[P] | None
     m: S
     n: S
     k: S
@@ -164,8 +164,8 @@ def declare_items(e: KernelBuilder, spec: ItemSpec) -> ItemParameters[Pointer, V
         named = zip(ItemTables._fields, wanted, strict=True)
         return ItemTables(*[e.pointer(dt.int32, name) if has else None for name, has in named])
 
-    def statistics() -> Statistics[Pointer] | None:
-        kind = Statistics[Pointer]
+    def statistics() -> ColumnStatistics[Pointer] | None:
+        kind = ColumnStatistics[Pointer]
         return e.record(kind, means=spec.a, squares=spec.a) if spec.measured else None
 
     def shift_steps() -> Sides[Value]:
@@ -198,13 +198,13 @@ class Item:
 
     a: Pointer
     b: Pointer
-    sides: Sides[Place]
+    sides: Sides[OperandPlace]
     row: Value
     rows: Value
     panel: Value
     panels: Value
 
-    def places(self, row: Value, column: Value) -> Sides[Place]:
+    def places(self, row: Value, column: Value) -> Sides[OperandPlace]:
         """Operands and results at a row and a column."""
         results = [moved(place, row, column) for place in self.sides.results]
         extras = [moved(place, row, column) for place in self.sides.extras]
@@ -223,10 +223,10 @@ def locate(spec: ItemSpec, p: ItemParameters[Pointer, Value], i: Value, group: V
     last = (p.n + (spec.width - 1)) // spec.width
     offsets = _offsets(p, batch)
 
-    def place(given: tuple[Access, Pointer, RowSteps[Value], Value | int]) -> Place:
+    def place(given: tuple[Access, Pointer, RowSteps[Value], Value | int]) -> OperandPlace:
         access, memory, steps, offset = given
         table = p.tables.places if access.column == "table" else None
-        return Place(access, memory + offset, *steps, table, p.tables.positions)
+        return OperandPlace(access, memory + offset, *steps, table, p.tables.positions)
 
     return Item(
         a=p.a + offsets.a,
@@ -250,7 +250,7 @@ def _offsets(p: ItemParameters[Pointer, Value], batch: Value) -> AxisSteps[Value
     return AxisSteps(found[0], found[1], Sides((*found[2:cut],), (*found[cut:],)))
 
 
-def moved(place: Place, row: Value | int, column: Value) -> Place:
+def moved(place: OperandPlace, row: Value | int, column: Value) -> OperandPlace:
     """The place of an operand or result for a block that begins at this row and column."""
     by_row = place.access.by_row and place.rows is None
     start = row * place.row_step if by_row else 0

@@ -11,10 +11,10 @@ from treadle.backends.codegen.contraction.shared.epilogue import RowSteps
 from treadle.backends.codegen.contraction.shared.items import (
     NO_TABLES,
     AxisSteps,
+    ColumnStatistics,
     Division,
     ItemParameters,
     ItemTables,
-    Statistics,
 )
 from treadle.backends.codegen.contraction.shared.offsets import (
     Sums,
@@ -29,11 +29,12 @@ from treadle.backends.codegen.contraction.shared.pack import (
     order_of,
     packing_kernel,
 )
-from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem, Matrix
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.backends.codegen.target import Target
-from treadle.backends.program import Array, Launch, Lowered, Ref
+from treadle.backends.program import Launch, Lowered, Ref
+from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
 from treadle.base.shape import product
@@ -47,7 +48,7 @@ class Launches:
     `unit` says what does the arithmetic of the product: see `Launch`.
     """
 
-    problem: Problem
+    problem: ContractionProblem
     target: Target
     constants: list[Array]
     frozen: tuple[bool, ...] = ()
@@ -227,19 +228,19 @@ def packing_launch(packing: Packing, source: Matrix, place: Ref, area: Area) -> 
     )
 
 
-def _statistics(problem: Problem) -> Statistics[Ref] | None:
+def _statistics(problem: ContractionProblem) -> ColumnStatistics[Ref] | None:
     found = problem.moments
     if found is None:
         return None
-    return Statistics(Ref("output", found.means), Ref("output", found.squares))
+    return ColumnStatistics(Ref("output", found.means), Ref("output", found.squares))
 
 
-def _axis_steps(problem: Problem, axis: int) -> AxisSteps[Dim]:
+def _axis_steps(problem: ContractionProblem, axis: int) -> AxisSteps[Dim]:
     sides = problem.sides.map(lambda matrix: matrix.batch[axis])
     return AxisSteps(problem.a.batch[axis], problem.b.batch[axis], sides)
 
 
-def least_bytes(problem: Problem) -> Dim:
+def least_bytes(problem: ContractionProblem) -> Dim:
     """Bytes of every array, read or written once."""
     m, n, k = problem.m, problem.n, problem.k
     total: Dim = 0

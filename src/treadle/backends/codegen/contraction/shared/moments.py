@@ -9,7 +9,7 @@ from operator import add
 
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.ir import KernelRoutine
 from treadle.backends.codegen.kernel.language import Pointer, Value, fma
 
 _CHAINS = 4
@@ -45,7 +45,7 @@ class _Block:
 
 
 @lru_cache(maxsize=64)
-def moments_function(tile: Tile) -> Function:
+def moments_function(tile: Tile) -> KernelRoutine:
     """Means and squares of a panel's columns, as a function of what its parameters are named.
 
     The block is read twice from the first cache: squares are about the mean, and nothing cancels.

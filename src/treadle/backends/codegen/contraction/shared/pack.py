@@ -14,7 +14,7 @@ from typing import Generic, Literal, NamedTuple
 
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
-from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.ir import KernelRoutine
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, shuffle
 from treadle.backends.codegen.kernel.records import P, RecordedKernel, S
 from treadle.base.dtype import DType
@@ -32,12 +32,12 @@ def order_of(outer_step: Dim, inner_step: Dim) -> Order:
 
 
 @lru_cache(maxsize=256)
-def pack_function(tile: Tile, source: DType, order: Order, *, panel: bool) -> Function:
+def pack_function(tile: Tile, source: DType, order: Order, *, panel: bool) -> KernelRoutine:
     """A function of (source, outer_step, inner_step, target, pitch, outer, inner).
 
     `panel` says that `inner` is at most the width of the tile: short rows, many of them.
     """
-    writer = _Writer(Builder(), tile, source)
+    writer = _PackWriter(Builder(), tile, source)
     {
         "straight": writer.panel if panel else writer.rows,
         "transposed": writer.transposed,
@@ -46,7 +46,7 @@ def pack_function(tile: Tile, source: DType, order: Order, *, panel: bool) -> Fu
     return writer.e.function(f"pack_{'panel' if panel else 'rows'}_{order}_{source.name}")
 
 
-class _Writer:
+class _PackWriter:
     """The bodies of the packing functions, over the same parameters."""
 
     def __init__(self, e: Builder, tile: Tile, source: DType) -> None:

@@ -37,7 +37,7 @@ from treadle.ops.conv import ConvGradInput, Convolution
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowPart:
     """Some rows of the result, and the terms of their sums, in positions and taps.
 
     Attributes:
@@ -53,10 +53,10 @@ class Part:
     places: Offsets | None = None
 
     @staticmethod
-    def whole(extents: Dims) -> Part:
+    def whole(extents: Dims) -> RowPart:
         """One tap for every cell."""
         axes = tuple(along(n, 1) for n in extents)
-        return Part(axes, np.zeros(1, np.int64), np.zeros((1, len(extents)), np.int64))
+        return RowPart(axes, np.zeros(1, np.int64), np.zeros((1, len(extents)), np.int64))
 
     @property
     def count(self) -> Dim:
@@ -76,7 +76,7 @@ class Part:
         """Offsets of the taps."""
         return combined(self.cells, strides)
 
-    def inside(self, lows: Shape, extents: Shape) -> list[Part]:
+    def inside(self, lows: Shape, extents: Shape) -> list[RowPart]:
         """The same rows, apart by the taps that meet cells of the source, not of its margins.
 
         None where there are as many rows as an expression says.
@@ -93,7 +93,7 @@ class Part:
         parts = []
         for chosen in itertools.product(*sides):
             met = np.logical_and.reduce([taps for _, taps in chosen])
-            part = Part(
+            part = RowPart(
                 tuple(axis[rows] for axis, (rows, _) in zip(axes, chosen, strict=True)),
                 self.taps[met],
                 (self.cells - np.array(lows, np.int64))[met],
@@ -110,7 +110,7 @@ def _apart(axis: Offsets, cells: Offsets, extent: int) -> list[tuple[Offsets, Of
     return [(np.flatnonzero(which.ravel() == i), kind) for i, kind in enumerate(kinds)]
 
 
-def forward_part(op: Convolution, x: Dims, kernel: Shape) -> tuple[Margins, Part]:
+def forward_part(op: Convolution, x: Dims, kernel: Shape) -> tuple[Margins, RowPart]:
     """x [N,C,*S] within its padding, and the one part of the result."""
     spatial = x[2:]
     lows = tuple(low for low, _ in op.padding)
@@ -120,12 +120,12 @@ def forward_part(op: Convolution, x: Dims, kernel: Shape) -> tuple[Margins, Part
     axes = [np.arange(k) * d for k, d in zip(kernel, op.dilation, strict=True)]
     cells = _combinations(axes)
     starts = tuple(along(n, step) for n, step in zip(positions, op.strides, strict=True))
-    return margins, Part(starts, np.arange(len(cells)), cells)
+    return margins, RowPart(starts, np.arange(len(cells)), cells)
 
 
 def gradient_parts(
     op: ConvGradInput, dy: Dims, kernel: Shape, *, phased: bool
-) -> tuple[Margins, list[Part]]:
+) -> tuple[Margins, list[RowPart]]:
     """dy [N,O,*P] within zeros, and the parts of the gradient in x."""
     found = phases_of(op, dy, kernel, phased=phased)
     at, tap = dense(0, op.spatial).strides, dense(0, kernel).strides
@@ -133,7 +133,7 @@ def gradient_parts(
     for chosen in found.phases:
         reads = [np.array(p.reads, np.int64).reshape(-1, 2) for p in chosen]
         cells = [r[:, 1] + low for r, low in zip(reads, found.lows, strict=True)]
-        part = Part(
+        part = RowPart(
             axes=tuple(along(p.count, 1) for p in chosen),
             taps=grid(*(r[:, 0] * s for r, s in zip(reads, tap, strict=True))),
             cells=_combinations(cells),

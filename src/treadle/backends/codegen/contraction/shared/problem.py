@@ -81,7 +81,7 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ContractionProblem:
     """c[..., m, n] = epilogue(sum over k of a[..., m, k] * b[..., k, n]).
 
     With `patches`, b has no rows and columns: tables of offsets say where its elements lie; with
@@ -135,7 +135,7 @@ class Problem:
         """True where an extent is an expression."""
         return any(isinstance(d, Expr) for d in (*self.batch, self.m, self.n, self.k))
 
-    def at_hint(self) -> Problem:
+    def at_hint(self) -> ContractionProblem:
         """The same at the hints of its extents: for what decides on speed, and asks nothing."""
         if not self.is_open:
             return self
@@ -143,7 +143,7 @@ class Problem:
         m, n, k = (estimate(d) for d in (self.m, self.n, self.k))
         return replace(self, batch=batch, m=m, n=n, k=k)
 
-    def simplified(self) -> Problem:
+    def simplified(self) -> ContractionProblem:
         """The same with as few axes as possible, and with rows that lie in the results' order."""
         found = self._without_units()._with_merged_batch()
         if not self.patches and not self.tables:
@@ -152,24 +152,24 @@ class Problem:
         found = found._with_steps_of_units()
         return found.accessed()
 
-    def accessed(self) -> Problem:
+    def accessed(self) -> ContractionProblem:
         """The same, whose epilogue says how operands and results lie."""
         extras, results = self.sides.map(Matrix.access)
         return replace(self, epilogue=replace(self.epilogue, extras=extras, results=results))
 
-    def _map(self, batch: tuple[Dim, ...], *arrays: Matrix) -> Problem:
+    def _map(self, batch: tuple[Dim, ...], *arrays: Matrix) -> ContractionProblem:
         count = len(self.extras)
         a, b, *others = arrays
         return replace(
             self, batch=batch, a=a, b=b, extras=(*others[:count],), results=(*others[count:],)
         )
 
-    def _without_units(self) -> Problem:
+    def _without_units(self) -> ContractionProblem:
         kept = [i for i, extent in enumerate(self.batch) if not is_identical(extent, 1)]
         arrays = (replace(x, batch=tuple(x.batch[i] for i in kept)) for x in self.arrays)
         return self._map(tuple(self.batch[i] for i in kept), *arrays)
 
-    def _with_merged_batch(self) -> Problem:
+    def _with_merged_batch(self) -> ContractionProblem:
         """Neighboring batch axes as one wherever every array allows it."""
         found = self
         axis = 0
@@ -186,7 +186,7 @@ class Problem:
                 axis += 1
         return found
 
-    def _with_batch_in_rows(self) -> Problem:
+    def _with_batch_in_rows(self) -> ContractionProblem:
         """A stack of matrices times one matrix is one tall matrix, where the rows follow."""
         if not self.batch or not is_identical(self.b.batch[-1], 0):
             return self
@@ -205,13 +205,13 @@ class Problem:
         columns = (is_identical(c.row, 1) and not is_identical(c.column, 1) for c in self.results)
         return several and all(columns)
 
-    def _transposed(self) -> Problem:
+    def _transposed(self) -> ContractionProblem:
         """The transposed results: a product of the transposed operands in the other order."""
         a, b, *others = (x.transposed() for x in self.arrays)
         found = self._map(self.batch, b, a, *others)
         return replace(found, m=self.n, n=self.m)
 
-    def _with_steps_of_units(self) -> Problem:
+    def _with_steps_of_units(self) -> ContractionProblem:
         """Return the problem with steps of axes of one element that choose the best kernel."""
         a, b, *others = self.arrays
         if is_identical(self.k, 1):

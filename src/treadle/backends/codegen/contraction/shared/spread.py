@@ -70,7 +70,7 @@ class Margins:
         return Margins((0,) * len(extents), (1,) * len(extents), extents)
 
 
-class Places(Protocol):
+class LaunchCollector(Protocol):
     """Collector of the launches and workspaces of a lowering."""
 
     launches: list[Launch]
@@ -93,7 +93,7 @@ def clashes(source: SpreadOperand, dtype: DType) -> bool:
 
 
 def spread(
-    launches: Places,
+    launches: LaunchCollector,
     source: SpreadOperand,
     margins: Margins,
     *,

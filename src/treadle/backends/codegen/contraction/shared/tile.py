@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal
 
 from treadle.backends.codegen.kernel.builder import Builder, builder_of
-from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.ir import KernelRoutine
 from treadle.backends.codegen.kernel.language import Pointer, Value, fma, minimum, select
 from treadle.backends.codegen.target import Target
 from treadle.base import dtype as dt
@@ -136,7 +136,7 @@ class _Operands:
 
 
 @lru_cache(maxsize=256)
-def tile_function(tile: Tile, form: Form, *, small: bool, accumulate: bool) -> Function:
+def tile_function(tile: Tile, form: Form, *, small: bool, accumulate: bool) -> KernelRoutine:
     """The micro-kernel as a function of (a, a_step, b, b_step, terms, c, c_step[, count][, add]).
 
     Form "row": `a_step` is the distance of rows of a, whose terms are contiguous; form "column":

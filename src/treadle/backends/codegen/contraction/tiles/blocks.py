@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 
 from treadle.backends.codegen import tuned
-from treadle.backends.codegen.contraction.shared.problem import Problem
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.target import Target
 
@@ -14,7 +14,7 @@ _NAMES = ("depth", "width", "height")
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class TileBlocks:
     """Terms per step, panels per item and rows per item."""
 
     depth: int
@@ -23,14 +23,14 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ScratchSizes:
     """Elements of scratch memory: for panels of b (none where they lie ready), and for sums."""
 
     panels: int
     sums: int
     packed: bool
 
-    def holds(self, blocks: Blocks, problem: Problem, tile: Tile) -> bool:
+    def holds(self, blocks: TileBlocks, problem: ContractionProblem, tile: Tile) -> bool:
         """Return whether blocks are of this problem and their data finds room."""
         most = (problem.k, -(-problem.n // tile.width), problem.m)
         sizes = (blocks.depth, blocks.width, blocks.height)
@@ -43,7 +43,9 @@ class Room:
         return not split or panel * blocks.height <= self.sums
 
 
-def best_blocks(model: Blocks, problem: Problem, tile: Tile, target: Target, room: Room) -> Blocks:
+def best_blocks(
+    model: TileBlocks, problem: ContractionProblem, tile: Tile, target: Target, room: ScratchSizes
+) -> TileBlocks:
     """The measured blocks of a problem, if there are any that fit, else those of the model."""
 
     def offers() -> list[tuned.Choice]:
@@ -52,11 +54,11 @@ def best_blocks(model: Blocks, problem: Problem, tile: Tile, target: Target, roo
     found = tuned.choice(target, _key(problem, tile, room), offers)
     if found is None or sorted(found) != sorted(_NAMES):
         return model
-    blocks = Blocks(**found)
+    blocks = TileBlocks(**found)
     return blocks if room.holds(blocks, problem, tile) else model
 
 
-def _key(problem: Problem, tile: Tile, room: Room) -> str:
+def _key(problem: ContractionProblem, tile: Tile, room: ScratchSizes) -> str:
     """Return the facts that decide how fast blocks are; what follows the sums hardly does."""
     a, b = problem.a, problem.b
     lies = ["patches"] if problem.patches else [f"b{b.row == 1:d}{b.column == 1:d}"]
@@ -66,7 +68,9 @@ def _key(problem: Problem, tile: Tile, room: Room) -> str:
     return f"contraction {sizes} {types} a{a.row == 1:d}{a.column == 1:d} {' '.join(lies)}"
 
 
-def _alternatives(model: Blocks, problem: Problem, tile: Tile, room: Room) -> list[Blocks]:
+def _alternatives(
+    model: TileBlocks, problem: ContractionProblem, tile: Tile, room: ScratchSizes
+) -> list[TileBlocks]:
     """Blocks around those of the model, without it."""
     most, m = int(problem.k), int(problem.m)
     widths = {model.width, 1, 2 * model.width, -(-model.width // 2), 8}
@@ -74,7 +78,9 @@ def _alternatives(model: Blocks, problem: Problem, tile: Tile, room: Room) -> li
     depths = {model.depth, most}
     depths |= {min(most, _whole(model.depth * part, tile.lanes)) for part in (0.5, 2)}
     heights |= {_whole(model.height * part, tile.rows) for part in (0.25, 0.5, 2)}
-    every = (Blocks(*sizes) for sizes in product(sorted(depths), sorted(widths), sorted(heights)))
+    every = (
+        TileBlocks(*sizes) for sizes in product(sorted(depths), sorted(widths), sorted(heights))
+    )
     return [b for b in every if b != model and room.holds(b, problem, tile)]
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from treadle.backends.codegen.contraction.shared.epilogue import Block, Epilogue, finish
+from treadle.backends.codegen.contraction.shared.epilogue import Epilogue, SumsBlock, finish
 from treadle.backends.codegen.contraction.shared.items import (
     Item,
     ItemSpec,
@@ -30,7 +30,7 @@ from treadle.backends.codegen.contraction.shared.pack import Order, pack_functio
 from treadle.backends.codegen.contraction.shared.tile import Form, Tile, full_tiles, tile_function
 from treadle.backends.codegen.contraction.tiles.patches import patch_function
 from treadle.backends.codegen.kernel.builder import KernelBuilder
-from treadle.backends.codegen.kernel.ir import Function, Kernel
+from treadle.backends.codegen.kernel.ir import KernelModule, KernelRoutine
 from treadle.backends.codegen.kernel.language import Pointer, Value, minimum, select
 from treadle.backends.codegen.kernel.records import RecordedKernel, required
 from treadle.base.dtype import DType
@@ -105,11 +105,11 @@ class TermRange:
 @lru_cache(maxsize=512)
 def contraction_kernel(spec: TileConfig) -> RecordedKernel:
     """The kernel of a specification; equal specifications share it."""
-    writer = _Writer(spec)
+    writer = _TileWriter(spec)
     return RecordedKernel(writer.kernel(), writer.p)
 
 
-class _Writer:
+class _TileWriter:
     """Writes one kernel."""
 
     def __init__(self, spec: TileConfig) -> None:
@@ -119,7 +119,7 @@ class _Writer:
         self.big = tile_function(tile, spec.form, small=False, accumulate=spec.split)
         self.small = tile_function(tile, spec.form, small=True, accumulate=spec.split)
         self.moments = moments_function(tile) if spec.measured >= 0 else None
-        self.pack_b: Function | None = None
+        self.pack_b: KernelRoutine | None = None
         if spec.patches:
             self.pack_b = patch_function(tile)
         elif spec.b_order is not None:
@@ -128,7 +128,7 @@ class _Writer:
             self.b_panels = e.stack(tile.dtype, spec.panels)
         self.sums = e.stack(tile.dtype, spec.sums)
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> KernelModule:
         """The kernel, whose items are those of `locate`."""
         e, spec = self.e, self.spec
         # Neighboring items share their panels: those of the last item are still there.
@@ -236,7 +236,7 @@ class _Writer:
                 target[:] = places.results[0].pointer, places.results[0].row_step
         self._tiles(step, (rows, a), b, target)
         with e.when_all([step.last, ~full if spec.direct else None]):
-            block = Block(sums, width, rows, columns)
+            block = SumsBlock(sums, width, rows, columns)
             finish(e, spec.tile, spec.epilogue, block, places, ragged=spec.direct)
         if self.moments is not None:
             at = (item.row + row) // self.p.division.block
@@ -276,7 +276,7 @@ class _Writer:
         accumulate = [select(step.first == 0, 0, e.index(1))]
         accumulate = accumulate if self.spec.split else []
 
-        def call(function: Function, r: Value, *, last: bool = False) -> None:
+        def call(function: KernelRoutine, r: Value, *, last: bool = False) -> None:
             c = start + r * by
             given = (*a(r), *b, step.count, c, by)
             count = [rows - r] if last else []

@@ -7,7 +7,7 @@ from dataclasses import replace
 from treadle.backends.api import Support, yes
 from treadle.backends.codegen.contraction.shared.launch import Area, Launches, packing_launch
 from treadle.backends.codegen.contraction.shared.pack import Packing, order_of
-from treadle.backends.codegen.contraction.shared.problem import Problem
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
 from treadle.backends.codegen.contraction.tiles.kernel import contraction_kernel
 from treadle.backends.codegen.contraction.tiles.schedule import reads_in_place, schedule
@@ -16,7 +16,7 @@ from treadle.backends.program import Lowered
 from treadle.base.estimates import estimate
 
 
-def claims(problem: Problem, target: Target) -> Support:
+def claims(problem: ContractionProblem, target: Target) -> Support:
     """Accept every product: tiles refuse none."""
     return yes()
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from treadle.backends.codegen.contraction.shared.pack import transpose
 from treadle.backends.codegen.contraction.shared.tile import Tile
 from treadle.backends.codegen.kernel.builder import Builder
-from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.ir import KernelRoutine
 from treadle.backends.codegen.kernel.language import Pointer, Value
 from treadle.base import dtype as dt
 
@@ -22,7 +22,7 @@ of them, and what crosses the end of one goes element by element."""
 
 
 @lru_cache(maxsize=64)
-def patch_function(tile: Tile) -> Function:
+def patch_function(tile: Tile) -> KernelRoutine:
     """A function of (source, terms, columns, target, outer, inner) that packs a panel.
 
     It has `outer` terms and `inner` columns, at most as many as the tile is wide.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from treadle.backends.codegen.contraction.shared.items import Division
 from treadle.backends.codegen.contraction.shared.pack import order_of
-from treadle.backends.codegen.contraction.shared.problem import Problem
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem
 from treadle.backends.codegen.contraction.shared.tile import Form, Tile
-from treadle.backends.codegen.contraction.tiles.blocks import Blocks, Room, best_blocks
+from treadle.backends.codegen.contraction.tiles.blocks import ScratchSizes, TileBlocks, best_blocks
 from treadle.backends.codegen.contraction.tiles.kernel import TileConfig
 from treadle.backends.codegen.target import Target
 from treadle.base.estimates import at_most, estimate
@@ -29,7 +29,7 @@ _COLUMN = (48, 192)
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class TileSchedule:
     """A kernel's constants, its sizes and how many items it runs."""
 
     spec: TileConfig
@@ -37,11 +37,13 @@ class Schedule:
     items: Dim
 
 
-def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = False) -> Schedule:
+def schedule(
+    problem: ContractionProblem, tile: Tile, target: Target, *, packed: bool = False
+) -> TileSchedule:
     """The schedule of a problem whose a has the type of sums; `packed`: b consists of panels."""
     quarter = min(target.l2, _CACHE) // (4 * tile.dtype.itemsize)
     in_place = not packed and _reads_b_in_place(problem, tile, target)
-    room = Room(panels=2 * quarter, sums=quarter, packed=packed)
+    room = ScratchSizes(panels=2 * quarter, sums=quarter, packed=packed)
     blocks = _blocks(problem.at_hint(), tile, target, room, in_place)
     depth: Dim = blocks.depth
     width, height, split = blocks.width, blocks.height, blocks.depth < estimate(problem.k)
@@ -71,10 +73,12 @@ def schedule(problem: Problem, tile: Tile, target: Target, *, packed: bool = Fal
         epilogue=problem.epilogue,
         measured=-1 if problem.moments is None else problem.moments.result,
     )
-    return Schedule(spec, division, problem.count * row_items * panel_items)
+    return TileSchedule(spec, division, problem.count * row_items * panel_items)
 
 
-def _blocks(problem: Problem, tile: Tile, target: Target, room: Room, in_place: bool) -> Blocks:
+def _blocks(
+    problem: ContractionProblem, tile: Tile, target: Target, room: ScratchSizes, in_place: bool
+) -> TileBlocks:
     """Blocks for extents that are numbers."""
     quarter, k = room.sums, int(problem.k)
     depth = _depth(k, tile, quarter)
@@ -84,10 +88,12 @@ def _blocks(problem: Problem, tile: Tile, target: Target, room: Room, in_place: 
     if problem.tables and room.packed:
         depth = _depth(k, tile, quarter // 2)
         width, height = _table_item(problem, tile, quarter, target)
-    return best_blocks(Blocks(depth, width, height), problem, tile, target, room)
+    return best_blocks(TileBlocks(depth, width, height), problem, tile, target, room)
 
 
-def _open_blocks(blocks: Blocks, problem: Problem, tile: Tile, room: Room) -> tuple[Blocks, bool]:
+def _open_blocks(
+    blocks: TileBlocks, problem: ContractionProblem, tile: Tile, room: ScratchSizes
+) -> tuple[TileBlocks, bool]:
     """Blocks for all extents, from those at the hints, and whether sums are built in steps.
 
     They are numbers, so that what rounds and what finds room depends on no call.
@@ -106,17 +112,17 @@ def _open_blocks(blocks: Blocks, problem: Problem, tile: Tile, room: Room) -> tu
             width = max(1, min(width, room.panels // (depth * tile.width)))
     if split:
         height = min(height, max(1, room.sums // (width * tile.width * tile.rows)) * tile.rows)
-    return Blocks(depth, width, height), split
+    return TileBlocks(depth, width, height), split
 
 
-def _form(problem: Problem) -> Form:
+def _form(problem: ContractionProblem) -> Form:
     if problem.tables:
         return "picked" if problem.panel_terms else "table"
     a = problem.a
     return "column" if is_identical(a.row, 1) and not is_identical(a.column, 1) else "row"
 
 
-def reads_in_place(problem: Problem, tile: Tile) -> bool:
+def reads_in_place(problem: ContractionProblem, tile: Tile) -> bool:
     """Return whether tiles read a where it lies; else its rows are packed first."""
     a = problem.a
     by_column = is_identical(a.column, 1)
@@ -128,7 +134,7 @@ def reads_in_place(problem: Problem, tile: Tile) -> bool:
     return by_column or terms <= (few if columns <= 4 * tile.width else many)
 
 
-def measures(problem: Problem) -> bool:
+def measures(problem: ContractionProblem) -> bool:
     """Return whether tiles store the measured result in whole vectors, in the type of the sums."""
     if problem.moments is None or problem.batch:
         return False
@@ -138,7 +144,7 @@ def measures(problem: Problem) -> bool:
     return (result.column, result.row) == (1, problem.n) and result.dtype is problem.sums
 
 
-def _reads_b_in_place(problem: Problem, tile: Tile, target: Target) -> bool:
+def _reads_b_in_place(problem: ContractionProblem, tile: Tile, target: Target) -> bool:
     """True if there are too few rows to be worth packing b, which is slower to read as it lies."""
     b = problem.b
     if not is_identical(b.column, 1) or b.dtype is not tile.dtype or problem.patches:
@@ -159,7 +165,7 @@ def _depth(k: int, tile: Tile, quarter: int) -> int:
 
 
 def _item(
-    problem: Problem, tile: Tile, depth: int, quarter: int, target: Target
+    problem: ContractionProblem, tile: Tile, depth: int, quarter: int, target: Target
 ) -> tuple[int, int]:
     """Panels and rows of an item: large ones pack little, many keep all threads busy."""
     m, count = int(problem.m), int(problem.count)
@@ -185,7 +191,7 @@ def _item(
     return width, height
 
 
-def _wanted(problem: Problem, target: Target) -> int:
+def _wanted(problem: ContractionProblem, target: Target) -> int:
     """Items that a target wants to have."""
     flops = int(problem.flops)
     if target.fine:
@@ -193,7 +199,9 @@ def _wanted(problem: Problem, target: Target) -> int:
     return max(1, min(_ITEMS, flops // _ITEM))
 
 
-def _table_item(problem: Problem, tile: Tile, quarter: int, target: Target) -> tuple[int, int]:
+def _table_item(
+    problem: ContractionProblem, tile: Tile, quarter: int, target: Target
+) -> tuple[int, int]:
     """Panels and rows of an item whose panels lie ready and whose rows are found by tables.
 
     The elements of a block of rows lie scattered: they are to stay in the second cache, while

@@ -18,10 +18,10 @@ from typing import Generic, NamedTuple
 
 from treadle.backends.codegen.contraction.shared.epilogue import (
     Access,
-    Block,
     Epilogue,
-    Place,
+    OperandPlace,
     Sides,
+    SumsBlock,
     declare_pointers,
     declare_steps,
     finish,
@@ -30,14 +30,20 @@ from treadle.backends.codegen.contraction.shared.items import moved
 from treadle.backends.codegen.contraction.shared.pack import Order, pack_function, transpose
 from treadle.backends.codegen.contraction.shared.tile import Form, Tile, full_tiles, tile_function
 from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
-from treadle.backends.codegen.kernel.ir import Function
-from treadle.backends.codegen.kernel.language import Operand, Pointer, Value, minimum, select
+from treadle.backends.codegen.kernel.ir import KernelRoutine
+from treadle.backends.codegen.kernel.language import (
+    InstructionOperand,
+    Pointer,
+    Value,
+    minimum,
+    select,
+)
 from treadle.backends.codegen.kernel.records import P, RecordedKernel, S, required
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 
 
-class Steps(NamedTuple, Generic[S]):
+class ElementSteps(NamedTuple, Generic[S]):
     """Elements from group to group, from row to row and from column to column."""
 
     batch: S
@@ -72,7 +78,7 @@ class WeightParameters(NamedTuple, Generic[P, S]):
     b_group: S
     b_term: S
     b_column: S
-    steps: Sides[Steps[S]]
+    steps: Sides[ElementSteps[S]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +109,19 @@ class WeightConfig:
 def weight_kernels(spec: WeightConfig) -> tuple[RecordedKernel, ...]:
     """The kernel that multiplies and, where there are parts, the one that adds them up."""
     name = f"weight_gradient_{spec.b.name}_{spec.b_order}"
-    product = _Writer(spec)
+    product = _WeightWriter(spec)
     product.multiply()
     functions = [product.pack_a, product.pack_b, product.big, product.small]
     made = RecordedKernel(product.e.kernel(name, functions), product.p)
     if not spec.parts:
         return (made,)
-    sums = _Writer(spec)
+    sums = _WeightWriter(spec)
     sums.add()
     return made, RecordedKernel(sums.e.kernel(f"{name}_sums"), sums.p)
 
 
 @lru_cache(maxsize=64)
-def cells_function(tile: Tile) -> Function:
+def cells_function(tile: Tile) -> KernelRoutine:
     """A function of (source, terms, rows, target, outer, taps, length, pitch): taps side by side.
 
     target[k * pitch + t * length + i] = source[terms[k] + rows[t * length] + i], i < length
@@ -141,7 +147,7 @@ def cells_function(tile: Tile) -> Function:
 
 
 @lru_cache(maxsize=64)
-def rows_function(tile: Tile, source: DType) -> Function:
+def rows_function(tile: Tile, source: DType) -> KernelRoutine:
     """A function of (source, outer_step, target, outer, columns): all panels, row after row.
 
     target[p * outer * width + k * width + j] = source[k * outer_step + p * width + j]; columns of
@@ -187,7 +193,7 @@ class _Item:
     panels: Value
 
 
-class _Writer:
+class _WeightWriter:
     """Writes one of the kernels."""
 
     def __init__(self, spec: WeightConfig) -> None:
@@ -211,7 +217,7 @@ class _Writer:
             row_table=dt.int32,
             order=dt.int32,
             memory=lambda: declare_pointers(e, spec.epilogue),
-            steps=lambda: declare_steps(e, spec.epilogue, Steps[Value]),
+            steps=lambda: declare_steps(e, spec.epilogue, ElementSteps[Value]),
         )
 
     def _size(self) -> Value:
@@ -287,12 +293,12 @@ class _Writer:
         if self.spec.packs:
             e.call(self.pack_a, a, terms, p.row_table, packed, count, p.taps, p.chunk, p.pitch)
 
-        def operand(r: Value) -> tuple[Operand, ...]:
+        def operand(r: Value) -> tuple[InstructionOperand, ...]:
             if self.spec.packs:
                 return packed + r, p.pitch
             return a, p.row_table + r, terms
 
-        def multiply(function: Function, r: Value, *rest: Value) -> None:
+        def multiply(function: KernelRoutine, r: Value, *rest: Value) -> None:
             with e.loop(item.panels) as number:
                 c = (number * p.rows + r) * tile.width
                 given = b + number * (count * tile.width)
@@ -356,7 +362,7 @@ class _Writer:
                     self._transpose(begin, first, total, (there.pointer, there.row_step))
             with e.loop(whole, total, tile.lanes) as first:
                 self._transpose(begin, first, total, (made, e.index(tile.lanes)))
-                block = Block(made, tile.lanes, count, total - first)
+                block = SumsBlock(made, tile.lanes, count, total - first)
                 at = column + first
                 here = places.map(lambda place: moved(place, row, at))
                 finish(e, flat, epilogue, block, here)
@@ -378,11 +384,11 @@ class _Writer:
             for j, value in enumerate(transpose(square)):
                 made[step * (v + j)] = value
 
-    def _places(self, item: _Item) -> Sides[Place]:
+    def _places(self, item: _Item) -> Sides[OperandPlace]:
         """Return the starts of operands and results of an item's group."""
 
-        def place(given: tuple[Access, Pointer, Steps[Value]]) -> Place:
+        def place(given: tuple[Access, Pointer, ElementSteps[Value]]) -> OperandPlace:
             access, memory, steps = given
-            return Place(access, memory + item.group * steps.batch, steps.row, steps.column)
+            return OperandPlace(access, memory + item.group * steps.batch, steps.row, steps.column)
 
         return self.spec.epilogue.sides.zip(self.p.memory, self.p.steps).map(place)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.backends.api import Support, no, yes
-from treadle.backends.codegen.contraction.api import Answer, Request
+from treadle.backends.codegen.contraction.api import Answer, LoweringRequest
 from treadle.backends.codegen.contraction.pairs.lower import MOST_SHIFTS, unit_of
 from treadle.backends.codegen.contraction.pairs.packed import LINES
-from treadle.backends.codegen.contraction.pairs.tiles import Unit
-from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Reading, Refused
-from treadle.backends.codegen.contraction.shared.form import Form
+from treadle.backends.codegen.contraction.pairs.tiles import Multiplier
+from treadle.backends.codegen.contraction.shared.body import BodyRefused, EpilogueReader, Reading
+from treadle.backends.codegen.contraction.shared.form import ResultForm
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import (
     along,
@@ -22,12 +22,12 @@ from treadle.backends.codegen.contraction.shared.offsets import (
     steps_of,
 )
 from treadle.backends.codegen.contraction.shared.pack import order_of
-from treadle.backends.codegen.contraction.shared.positions import Part, forward_part
-from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.shared.positions import RowPart, forward_part
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem, Matrix
 from treadle.backends.codegen.contraction.shared.spread import Margins, SpreadOperand, spread
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
 from treadle.backends.codegen.contraction.weights.kernel import (
-    Steps,
+    ElementSteps,
     WeightConfig,
     WeightParameters,
     weight_kernels,
@@ -69,7 +69,7 @@ _ITEMS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _WeightPlan:
     """Sizes of items.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Plan:
         return self.rows * self.width * self.tile.width
 
 
-def claims(request: Request) -> Support:
+def claims(request: LoweringRequest) -> Support:
     """Return whether both operands have a stride per axis, and are not row-major."""
     if request.gathers:
         return no("layout", "row-major maps are gathered")
@@ -111,7 +111,7 @@ def claims(request: Request) -> Support:
     return yes()
 
 
-def lower(request: Request) -> Answer:
+def lower(request: LoweringRequest) -> Answer:
     """A plain product, products of pairs, or kernels of their own."""
     body, anchor, target = request.body, request.anchor, request.target
     op, views = anchor.op, [view for view in request.views if view is not None]
@@ -123,22 +123,24 @@ def lower(request: Request) -> Answer:
     try:
         reader = EpilogueReader(body, anchor, lambda view: view.after(Reshape(shape)))
         extras, results, epilogue = reader.read()
-    except Refused as refusal:
+    except BodyRefused as refusal:
         return no("layout", str(refusal))
     images, _, *positions = views[1].shape
-    dy = Form(images, groups, outputs // groups, (*positions,), True).pull(views[1])
+    dy = ResultForm(images, groups, outputs // groups, (*positions,), True).pull(views[1])
     if dy is None:
         return no("layout", "the images of dy do not follow one another")
     types = [v.type.dtype for v in anchor.inputs]
     a, b = Matrix.of("input", types[0], views[0]), Matrix.of("input", types[1], dy)
     k = dy.shape[1]
-    whole = Problem((groups,), shape[1], shape[2], k, a, b, extras, results, epilogue)
+    whole = ContractionProblem((groups,), shape[1], shape[2], k, a, b, extras, results, epilogue)
     unit = unit_of(whole, target)
     if op.window((*kernel,)).is_pointwise and (estimate(k) <= _FEW or unit is not None):
-        x = Form(images, groups, channels, (*positions,), True).pull(views[0])
+        x = ResultForm(images, groups, channels, (*positions,), True).pull(views[0])
         if x is not None:
             b, a = Matrix.of("input", types[0], x), b.transposed()
-            problem = Problem((groups,), shape[1], channels, k, a, b, extras, results, epilogue)
+            problem = ContractionProblem(
+                (groups,), shape[1], channels, k, a, b, extras, results, epilogue
+            )
             return Reading(problem, reader.constants)
     if unit is not None and not whole.is_open and _pays(op, views, (*kernel,), unit):
         return lower_weight_pairs(body, anchor, (views[0], views[1]), target, unit)
@@ -151,7 +153,7 @@ def lower(request: Request) -> Answer:
     if taps == 1 and all(map(is_identical, margins.extents, source.shape[2:])):
         # Cells that are not read would only keep those that are read apart.
         source = source.every(op.strides, (*positions,))
-        margins, part = Margins.none((*positions,)), Part.whole((*positions,))
+        margins, part = Margins.none((*positions,)), RowPart.whole((*positions,))
     # Tiles read many positions of few channels: those must not compete for lines of the cache.
     step = source.strides[-1] * launches.dtype.itemsize
     near = taps > 1 and is_identical(step % _LINES, 0)
@@ -163,7 +165,7 @@ def lower(request: Request) -> Answer:
 
 
 def _pays(
-    op: ConvGradWeight, views: Sequence[Strided], kernel: tuple[int, ...], unit: Unit
+    op: ConvGradWeight, views: Sequence[Strided], kernel: tuple[int, ...], unit: Multiplier
 ) -> bool:
     """Return whether products of words, one for every tap, compute the gradient in less time."""
     shapes = [tuple(map(int, view.shape)) for view in views]
@@ -180,7 +182,7 @@ def _pays(
     return math.prod(cells) <= _VAIN * math.prod(positions)
 
 
-def _plan(launches: Launches, channels: int, taps: int, target: Target) -> _Plan:
+def _plan(launches: Launches, channels: int, taps: int, target: Target) -> _WeightPlan:
     problem = launches.problem
     n, k, size = int(problem.m), estimate(problem.k), launches.dtype.itemsize
     tile = choose_tile(target, launches.dtype, _ROWS, n)
@@ -197,12 +199,12 @@ def _plan(launches: Launches, channels: int, taps: int, target: Target) -> _Plan
     parts = max(1, min(-(-wanted // items), k // (2 * depth)))
     part = -(-k // (parts * depth)) * depth
     if part >= k and isinstance(problem.k, Expr):  # No number of positions is divided.
-        return _Plan(tile, chunk, rows, depth, width, items, 1, problem.k)
-    return _Plan(tile, chunk, rows, depth, width, items, -(-problem.k // part), part)
+        return _WeightPlan(tile, chunk, rows, depth, width, items, 1, problem.k)
+    return _WeightPlan(tile, chunk, rows, depth, width, items, -(-problem.k // part), part)
 
 
 def _launch(
-    launches: Launches, plan: _Plan, op: ConvGradWeight, source: SpreadOperand, part: Part
+    launches: Launches, plan: _WeightPlan, op: ConvGradWeight, source: SpreadOperand, part: RowPart
 ) -> Lowered:
     problem = launches.problem
     spatial = source.strides[2:]
@@ -264,7 +266,7 @@ def _launch(
 
 
 def _add(
-    launches: Launches, plan: _Plan, spec: WeightConfig, given: WeightParameters[Ref, Dim]
+    launches: Launches, plan: _WeightPlan, spec: WeightConfig, given: WeightParameters[Ref, Dim]
 ) -> None:
     """The launch that makes sums, and those that add up and store them."""
     flops = launches.problem.flops
@@ -283,5 +285,5 @@ def _add(
         launches.launches.append(launch)
 
 
-def _steps(matrix: Matrix) -> Steps[Dim]:
-    return Steps(matrix.batch[0], matrix.row, matrix.column)
+def _steps(matrix: Matrix) -> ElementSteps[Dim]:
+    return ElementSteps(matrix.batch[0], matrix.row, matrix.column)

@@ -16,13 +16,13 @@ import numpy as np
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.contraction.pairs.lower import Shifted, multiply_shifted
-from treadle.backends.codegen.contraction.pairs.tiles import Unit
-from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
+from treadle.backends.codegen.contraction.pairs.tiles import Multiplier
+from treadle.backends.codegen.contraction.shared.body import BodyRefused, EpilogueReader
 from treadle.backends.codegen.contraction.shared.epilogue import Sides
 from treadle.backends.codegen.contraction.shared.launch import Launches
 from treadle.backends.codegen.contraction.shared.offsets import fixed
 from treadle.backends.codegen.contraction.shared.positions import forward_part
-from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem, Matrix
 from treadle.backends.codegen.contraction.shared.spread import Margins, SpreadOperand, spread
 from treadle.backends.codegen.target import Target
 from treadle.backends.codegen.views import Strided, extents
@@ -33,7 +33,7 @@ from treadle.ops.movement import Reshape, Transpose
 
 
 def lower_weight_pairs(
-    body: Graph, anchor: Node, views: tuple[Strided, Strided], target: Target, unit: Unit
+    body: Graph, anchor: Node, views: tuple[Strided, Strided], target: Target, unit: Multiplier
 ) -> Lowered | Support:
     """A body around a gradient in the weight of one group, whose operands are x and dy."""
     op = anchor.op
@@ -49,7 +49,7 @@ def lower_weight_pairs(
     reader = EpilogueReader(body, anchor, pull)
     try:
         extras, results, epilogue = reader.read()
-    except Refused as refusal:
+    except BodyRefused as refusal:
         return no("layout", str(refusal))
     sides = Sides(extras, results)
     steps = sides.map(lambda matrix: matrix.batch[0])
@@ -58,7 +58,9 @@ def lower_weight_pairs(
         SpreadOperand(Matrix.of("input", v.type.dtype, view), view.shape, view.strides)
         for v, view in zip(anchor.inputs, views, strict=True)
     )
-    problem = Problem((), outputs, channels, 0, dy.matrix, x.matrix, extras, results, epilogue)
+    problem = ContractionProblem(
+        (), outputs, channels, 0, dy.matrix, x.matrix, extras, results, epilogue
+    )
     launches = Launches(problem.accessed(), target, reader.constants)
     margins, part = forward_part(op, x.shape, (*kernel,))
     begins = Margins((0,) * len(kernel), op.strides, margins.extents)

@@ -11,11 +11,11 @@ from math import prod
 from typing import NamedTuple
 
 from treadle.backends.api import Support, no, yes
-from treadle.backends.codegen.contraction.api import Answer, Request
-from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
+from treadle.backends.codegen.contraction.api import Answer, LoweringRequest
+from treadle.backends.codegen.contraction.shared.body import BodyRefused, EpilogueReader
 from treadle.backends.codegen.contraction.shared.epilogue import NOTHING, Sides, plain
 from treadle.backends.codegen.contraction.shared.launch import Launches
-from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem, Matrix
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
 from treadle.backends.codegen.contraction.tiles.lower import multiply
 from treadle.backends.codegen.contraction.winograd.kernels import (
@@ -61,7 +61,7 @@ _CHUNK = 1 << 24
 """Bytes of workspace: so many tiles at a time go through three kernels."""
 
 
-def claims(request: Request) -> Support:
+def claims(request: LoweringRequest) -> Support:
     """Return whether the maps exist, in whatever order, and the weight is dense."""
     weight = request.views[1]
     if (request.views[0] is None and not _has_blocks(request)) or weight is None:
@@ -71,7 +71,7 @@ def claims(request: Request) -> Support:
     )
 
 
-def lower(request: Request) -> Answer:
+def lower(request: LoweringRequest) -> Answer:
     """Tiles transformed, multiplied and transformed back; or the convolution without a trick."""
     body, anchor, target = request.body, request.anchor, request.target
     op, (x, weight) = anchor.op, request.views
@@ -89,26 +89,26 @@ def lower(request: Request) -> Answer:
     try:
         reader = EpilogueReader(body, anchor, lambda view: view.after(_LAST))
         extras, results, epilogue = reader.read()
-    except Refused as refusal:
+    except BodyRefused as refusal:
         return no("layout", str(refusal))
     if any(c.column != 1 for c in results):
         return no("layout", "Winograd's algorithm makes maps that are held channels-last")
     maps = _maps_of(op, anchor)
     source = Matrix.of("input", types[0].dtype, replace(x, strides=(0, 1)))
     kernel = Matrix.of("input", types[1].dtype, replace(weight, strides=(0, 1)))
-    problem = Problem((), 0, 0, 0, source, kernel, extras, results, epilogue)
+    problem = ContractionProblem((), 0, 0, 0, source, kernel, extras, results, epilogue)
     launches = Launches(problem, target, reader.constants, request.frozen)
-    _Plan(launches, maps, op.transposed, types[0].dtype, launches.dtype).lower()
+    _ForwardPlan(launches, maps, op.transposed, types[0].dtype, launches.dtype).lower()
     return launches.lowered()
 
 
-def _has_blocks(request: Request) -> bool:
+def _has_blocks(request: LoweringRequest) -> bool:
     """Return whether channels lie in blocks, on either side."""
     split = split_after(request.body, request.anchor.output)
     return request.blocked is not None or split is not None
 
 
-def _against(request: Request, op: WinogradConv) -> str:
+def _against(request: LoweringRequest, op: WinogradConv) -> str:
     """Return why the convolution is computed directly, if it is."""
     kernel = request.anchor.inputs[1].type
     channels = extents(kernel.shape)[:2]
@@ -121,7 +121,7 @@ def _against(request: Request, op: WinogradConv) -> str:
     return "row-major maps" if _is_row_major(request) else ""
 
 
-def _is_row_major(request: Request) -> bool:
+def _is_row_major(request: LoweringRequest) -> bool:
     """True if the maps are, on both sides: mixtures would hide a copy that is better made."""
     x, body = request.views[0], request.body
     outputs = [strided_output(body, i) for i in range(len(body.outputs))]
@@ -166,7 +166,7 @@ def _steps_of(matrix: Matrix) -> MapSteps[Dim]:
 
 
 @dataclass(slots=True)
-class _Plan:
+class _ForwardPlan:
     """Sizes of the launches of one convolution of maps of type `source`, computed in `dtype`."""
 
     launches: Launches
@@ -217,7 +217,7 @@ class _Plan:
             count = min(chunk, maps.tiles - first)
             self._launch(inputs, area, (first, count), values=values)
             extents = (maps.points,), count, width, maps.inputs
-            launches.problem = Problem(*extents, a, b, (), (c,), plain(self.dtype))
+            launches.problem = ContractionProblem(*extents, a, b, (), (c,), plain(self.dtype))
             multiply(launches, tile, packed=True)
             launches.problem = ours
             self._launch(results, area, (first, count), sums=sums)

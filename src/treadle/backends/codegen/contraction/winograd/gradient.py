@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from treadle.backends.api import Support, no, yes
-from treadle.backends.codegen.contraction.api import Answer, Request
-from treadle.backends.codegen.contraction.shared.body import EpilogueReader, Refused
+from treadle.backends.codegen.contraction.api import Answer, LoweringRequest
+from treadle.backends.codegen.contraction.shared.body import BodyRefused, EpilogueReader
 from treadle.backends.codegen.contraction.shared.epilogue import (
     NOTHING,
     Access,
@@ -23,7 +23,7 @@ from treadle.backends.codegen.contraction.shared.epilogue import (
     plain,
 )
 from treadle.backends.codegen.contraction.shared.launch import Launches
-from treadle.backends.codegen.contraction.shared.problem import Matrix, Problem
+from treadle.backends.codegen.contraction.shared.problem import ContractionProblem, Matrix
 from treadle.backends.codegen.contraction.shared.tile import Tile, choose_tile
 from treadle.backends.codegen.contraction.tiles.lower import multiply
 from treadle.backends.codegen.contraction.winograd.forward import is_channels_last
@@ -65,14 +65,14 @@ _SUMS = 1 << 22
 """Bytes of the sums of one product, where a product has all tiles."""
 
 
-def claims(request: Request) -> Support:
+def claims(request: LoweringRequest) -> Support:
     """Return whether both operands exist."""
     if None in request.views:
         return no("layout", "an operand of the gradient is computed in the group")
     return yes()
 
 
-def lower(request: Request) -> Answer:
+def lower(request: LoweringRequest) -> Answer:
     """Chunks of tiles transformed, multiplied and summed; or the gradient without a trick."""
     body, anchor, target = request.body, request.anchor, request.target
     op, (x, dy) = anchor.op, request.views
@@ -92,12 +92,12 @@ def lower(request: Request) -> Answer:
     try:
         reader = EpilogueReader(body, anchor, lambda view: view.after(Reshape(shape)))
         extras, results, epilogue = reader.read()
-    except Refused as refusal:
+    except BodyRefused as refusal:
         return no("layout", str(refusal))
     a, b = (Matrix.of("input", dtype, replace(v, strides=(0, 1))) for v in (dy, x))
-    problem = Problem((), *shape, 0, a, b, extras, results, epilogue)
+    problem = ContractionProblem((), *shape, 0, a, b, extras, results, epilogue)
     launches = Launches(problem, target, reader.constants, request.frozen)
-    _Plan(launches, maps, dtype, launches.dtype).lower()
+    _GradientPlan(launches, maps, dtype, launches.dtype).lower()
     return launches.lowered()
 
 
@@ -110,7 +110,7 @@ def _maps_of(op: WinogradConvGradWeight, anchor: Node) -> Maps:
 
 
 @dataclass(slots=True)
-class _Plan:
+class _GradientPlan:
     """The launches of one gradient of operands of type `source`, computed in `dtype`."""
 
     launches: Launches
@@ -206,7 +206,7 @@ class _Plan:
             extras = (sums,)
         ours = launches.problem
         extents = (self.maps.points,), rows, self.columns, terms
-        launches.problem = Problem(*extents, a, b, extras, (sums,), epilogue)
+        launches.problem = ContractionProblem(*extents, a, b, extras, (sums,), epilogue)
         multiply(launches, self.tile)
         launches.problem = ours
 

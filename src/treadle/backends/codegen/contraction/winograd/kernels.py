@@ -21,10 +21,10 @@ from typing import Any, Generic, Literal, NamedTuple
 from treadle.backends.codegen.contraction.shared.epilogue import (
     NOTHING,
     Access,
-    Block,
     Epilogue,
-    Place,
+    OperandPlace,
     Sides,
+    SumsBlock,
     declare_pointers,
     declare_steps,
     finish,
@@ -40,7 +40,7 @@ from treadle.backends.codegen.contraction.winograd.transforms import (
     twice,
 )
 from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
-from treadle.backends.codegen.kernel.ir import Function
+from treadle.backends.codegen.kernel.ir import KernelRoutine
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum, select
 from treadle.backends.codegen.kernel.records import P, RecordedKernel, S, required
 from treadle.base import dtype as dt
@@ -100,18 +100,18 @@ class WinogradConfig:
         """Cells per axis that a tile reads."""
         return self.m if self.part == "gradients" else self.m + 2
 
-    def input_function(self) -> Function:
+    def input_function(self) -> KernelRoutine:
         """Return the function that transforms a tile that was read."""
         return input_function(self.m, self.reads, self.source, self.tile)
 
-    def tile_functions(self) -> tuple[Function, Function]:
+    def tile_functions(self) -> tuple[KernelRoutine, KernelRoutine]:
         """Return the functions that multiply: for full tiles, and for the last rows."""
         big, small = (
             tile_function(self.tile, "row", small=s, accumulate=False) for s in (False, True)
         )
         return big, small
 
-    def functions(self) -> list[Function]:
+    def functions(self) -> list[KernelRoutine]:
         """Return the functions that the entry calls."""
         found = [self.input_function()] if self.reads_maps else []
         found += self.tile_functions() if self.part == "whole" else ()
@@ -119,7 +119,7 @@ class WinogradConfig:
 
 
 @lru_cache(maxsize=64)
-def input_function(m: int, reads: int, dtype: DType, tile: Tile) -> Function:
+def input_function(m: int, reads: int, dtype: DType, tile: Tile) -> KernelRoutine:
     """A function of (source, line, pixel, target, point, channels): one tile, transformed.
 
     `line` and `pixel` are the steps of the source, whose type is `dtype`, `point` is that of the
@@ -147,7 +147,7 @@ def _named(source: DType) -> str:
 
 
 @lru_cache(maxsize=64)
-def result_function(m: int, tile: Tile) -> Function:
+def result_function(m: int, tile: Tile) -> KernelRoutine:
     """A function of (sums, point, target): one tile of one panel, m * m rows of its width."""
     e, size = Builder(), range(m + 2)
     sums, point, target = e.pointer(tile.dtype), e.size("point"), e.pointer(tile.dtype)
@@ -294,7 +294,7 @@ def map_kernel(spec: WinogradConfig) -> RecordedKernel:
     whole = spec.part == "whole"
     values = e.stack(tile.dtype, spec.values) if whole else None
     sums = e.stack(tile.dtype, spec.sums) if whole else None
-    writer = _Writer(e, spec, p)
+    writer = _WinogradWriter(e, spec, p)
     with e.items() as i:
         start = i * p.block.block
         count = minimum(p.block.block, p.block.tiles - start)
@@ -330,7 +330,7 @@ def _parameters(e: Builder, spec: WinogradConfig) -> MapParameters[Pointer, Valu
 
 
 @dataclass(frozen=True, slots=True)
-class _Writer:
+class _WinogradWriter:
     """Writes the parts of one kernel."""
 
     e: Builder
@@ -405,7 +405,7 @@ class _Writer:
             b = required(p.panels) + i * source.panels_point + source.channels * column
             c = sums + i * required(p.result).sums_point
 
-            def multiply(function: Function, r: Value, *last: Value) -> None:
+            def multiply(function: KernelRoutine, r: Value, *last: Value) -> None:
                 start, target = r * pitch, r * tile.width
                 given = a + start, pitch, b, tile.width, source.channels
                 e.call(function, *given, c + target, tile.width, *last)
@@ -431,15 +431,17 @@ class _Writer:
             cells = minimum(p.result_width - x, m)
             with e.loop(rows) as r:
                 places = self._places(image, y + r, x, column)
-                block = Block(made + r * (m * tile.width), tile.width, cells, columns)
+                block = SumsBlock(made + r * (m * tile.width), tile.width, cells, columns)
                 finish(e, tile, spec.epilogue, block, places)
 
-    def _places(self, image: Value, line: Value, cell: Value, column: Value) -> Sides[Place]:
+    def _places(self, image: Value, line: Value, cell: Value, column: Value) -> Sides[OperandPlace]:
         """Operands and results at a cell and a channel."""
 
-        def place(given: tuple[Access, Pointer, MapSteps[Value]]) -> Place:
+        def place(given: tuple[Access, Pointer, MapSteps[Value]]) -> OperandPlace:
             access, memory, steps = given
             start = image * steps.image + line * steps.line
-            return moved(Place(access, memory + start, steps.row, steps.column), cell, column)
+            return moved(
+                OperandPlace(access, memory + start, steps.row, steps.column), cell, column
+            )
 
         return self.spec.epilogue.sides.zip(self.p.memory, self.p.steps).map(place)

@@ -11,11 +11,11 @@ from functools import lru_cache
 from typing import Generic, NamedTuple
 
 from treadle.backends.codegen.contraction.shared.epilogue import (
-    Block,
     Epilogue,
-    Place,
+    OperandPlace,
     RowSteps,
     Sides,
+    SumsBlock,
     declare_pointers,
     declare_steps,
     finish,
@@ -57,13 +57,13 @@ class TapsParameters(NamedTuple, Generic[P, S]):
 @lru_cache(maxsize=64)
 def taps_kernel(spec: TapsSpec) -> RecordedKernel:
     """The kernel of a specification; its items are output channels."""
-    writer = _Writer(spec)
+    writer = _TapWriter(spec)
     writer.write()
     name = f"winograd_taps_{spec.m}{spec.epilogue.label}"
     return RecordedKernel(writer.e.kernel(name, [writer.pack]), writer.p)
 
 
-class _Writer:
+class _TapWriter:
     """Writes one kernel."""
 
     def __init__(self, spec: TapsSpec) -> None:
@@ -118,10 +118,10 @@ class _Writer:
         e, tile, epilogue = self.e, self.spec.tile, self.spec.epilogue
         count = minimum(self.p.channels - c, tile.width) * TAPS
         given = epilogue.sides.zip(self.p.memory, self.p.steps)
-        places = given.map(lambda at: moved(Place(at[0], at[1], *at[2]), o, c * TAPS))
+        places = given.map(lambda at: moved(OperandPlace(at[0], at[1], *at[2]), o, c * TAPS))
         if epilogue.stores_sums(tile.dtype):
             places.results[0].pointer.copy_from(self.flat, count)
             return
         with e.loop(0, count, tile.width) as j:
-            block = Block(self.flat + j, 0, e.index(1), count - j)
+            block = SumsBlock(self.flat + j, 0, e.index(1), count - j)
             finish(e, tile, epilogue, block, places.map(lambda place: moved(place, 0, j)))

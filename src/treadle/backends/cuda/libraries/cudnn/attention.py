@@ -13,7 +13,7 @@ from typing import Any
 
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.attention.lower_attention import (
-    Axis,
+    BatchAxis,
     Views,
     broadcast_batch,
     dense_views,
@@ -130,14 +130,14 @@ class _Lowering:
     def _broadcast(self, view: Strided) -> Strided:
         return view.broadcast_to((*self.batch, *view.shape[-2:]))
 
-    def _axes(self) -> list[Axis]:
+    def _axes(self) -> list[BatchAxis]:
         """Two axes of the batch: strides of the operands, of the results, then of the mask."""
         views = [*self.operands, *(r for r in self.results if r is not None)]
         views += [] if self.mask is None else [self.mask]
         found = merged(self.batch, views)
         if len(found) > 2:
             raise _Refused("layout", f"{len(found)} batch axes that do not merge")
-        return [Axis(1, (0,) * len(views))] * (2 - len(found)) + found
+        return [BatchAxis(1, (0,) * len(views))] * (2 - len(found)) + found
 
     # -- arrays ----------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.errors import IndexRangeError
-from treadle.serve.datatypes import Array
 from treadle.serve.joining import Arrays, Rows
 
 Shapes = tuple[tuple[int, ...], ...]
