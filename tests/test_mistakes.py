@@ -39,7 +39,7 @@ x + F.ones((4, 7))                        | axis -1: 8 against 7 | reshape one o
 x @ x                                     | inner extents 8 and 4 | transpose one
 x.reshape(5, -1)                          | \[4,8\] to \[5,-1\] | would not be whole
 x[9]                                      | index 9 .* size 4 | use -4 to 3
-img.transpose(1, 2)                       | no permutation | F\.swapaxes
+img.transpose(1, 2)                       | not a permutation | F\.swapaxes
 F.transpose(img, 1, 2)                    | one pattern | F\.swapaxes
 F.pad(img, (1, 1, 1, 1))                  | \[\(0, 0\), \(0, 0\), \(1, 1\), \(1, 1\)\]
 F.concat(x, x)                            | one list: F\.concat\(\[x, y\], axis\)

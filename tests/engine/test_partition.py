@@ -18,7 +18,7 @@ from treadle.engine.options import Options
 from treadle.engine.partition import check_partition, partition, without_borders
 from treadle.engine.partition.assign import Assigner
 from treadle.engine.partition.candidates import Candidates
-from treadle.engine.partition.model import Link, Model, Rates
+from treadle.engine.partition.model import CostModel, MemoryLink, Rates
 from treadle.engine.partition.segments import Segmented
 from treadle.engine.report import CompileReport
 from treadle.graph.builder import GraphBuilder, trace_body
@@ -53,11 +53,13 @@ HOST = FakeEngine("host", ("cpu",))
 CARD = FakeEngine("card", ("card",))
 SLOW = Rates(1e9, 1e9, 1e-6)
 FAST = Rates(1e12, 1e12, 1e-6)
-MODEL = Model({"host": SLOW, "card": FAST, "other": Rates(1e11, 1e11, 1e-6)}, link=Link(1e-5, 1e10))
+MODEL = CostModel(
+    {"host": SLOW, "card": FAST, "other": Rates(1e11, 1e11, 1e-6)}, link=MemoryLink(1e-5, 1e10)
+)
 
 
 def run(
-    graph: Graph, engines: Sequence[Any], model: Model = MODEL
+    graph: Graph, engines: Sequence[Any], model: CostModel = MODEL
 ) -> tuple[Segmented, CompileReport]:
     report = CompileReport()
     parts = partition(graph, engines, Options(check=True), report, model)
@@ -118,7 +120,7 @@ def test_engines_that_share_memory_have_no_borders() -> None:
 
 
 def test_a_segment_that_does_not_pay_is_given_up() -> None:
-    costly = Model({"host": SLOW, "card": replace(FAST, segment=1.0)}, link=MODEL.link)
+    costly = CostModel({"host": SLOW, "card": replace(FAST, segment=1.0)}, link=MODEL.link)
     parts, _ = run(layered(), (HOST, CARD), costly)
     assert [s.engine for s in parts.segments] == ["host"]
 
@@ -155,14 +157,14 @@ def random_graph(seed: int, count: int = 7) -> Graph:
     return builder.build()
 
 
-def random_model(seed: int) -> Model:
+def random_model(seed: int) -> CostModel:
     rng = np.random.default_rng(seed)
 
     def rates() -> Rates:
         return Rates(*(10 ** rng.uniform(8, 11, 2)), 1e-6)
 
     named = {name: rates() for name in ("host", "card", "other")}
-    return Model(named, link=Link(1e-6, 10 ** rng.uniform(8, 10)))
+    return CostModel(named, link=MemoryLink(1e-6, 10 ** rng.uniform(8, 10)))
 
 
 def brute_force(assigner: Assigner) -> float:
@@ -239,7 +241,7 @@ def damaged(parts: Segmented, how: str) -> Segmented:
         ("missing", "is in no segment"),
         ("twice", "is in two segments"),
         ("order", "needs a later segment"),
-        ("program", "another program"),
+        ("program", "differs from the program"),
     ],
 )
 def test_the_checker_sees_damage(how: str, message: str) -> None:

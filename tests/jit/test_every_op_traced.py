@@ -23,7 +23,9 @@ from treadle.ops.op import Sample
 
 PARTS = 8
 ENGINES_OWN = {
-    **dict.fromkeys(("cond", "while", "scan"), "holds regions: tests/jit/test_control.py"),
+    **dict.fromkeys(
+        ("cond", "finding_cond", "while", "scan"), "holds regions: tests/jit/test_control.py"
+    ),
     **dict.fromkeys(("end", "placeholder"), "borders that the partition stage writes in pairs"),
 }
 """Ops that no call of a user is, and why."""

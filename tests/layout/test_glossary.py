@@ -9,7 +9,7 @@ SOURCE = ROOT / "src" / "treadle"
 
 NAMES = """
     adadelta adagrad adam adamw argspec bert bessel blaslt c cifar cityscapes coco cuda cudnn
-    elemwise exp flatbuffer fourier gemma git gpt gru http imagenet iodump jit json k lamb llama
+    elemwise elf exp flatbuffer fourier gemma git gpt gru http imagenet iodump jit json k lamb llama
     llm llvm megengine megenginelite mistral mixtral mnist modernbert mpi multiheadattn nccl nn
     numpy nvrtc objects365 olmoe onnx opencl opencv openvino oss phi3 pickle pickled pytorch
     qwen2 qwen3 rmsprop rnn sgd smollm3 softmax svg synsets tensorboard torch voc
@@ -44,7 +44,8 @@ ORDINARY = """
     lifetime limit limits linalg linear lines link linking lists literals load loaders
     location locations log logger logic logs lookup loss losses lower lr machine main making
     manager manipulation matcher math matmul matrices max maximum means measure measured
-    measuring members memory merge messages meta methods metric metrics movement multi name
+    measuring members memory merge messages meta methods metric metrics monomials
+    movement multi name
     named names namespace naming native network noise norm normalize numbering numbers
     object objects offsets open opened opening openings operand operands operators opt
     optimization optimize optimizer options order ordering orders origins ownership pack

@@ -357,7 +357,7 @@ def test_a_tensor_that_another_thread_captures_says_so() -> None:
         inside.wait(300)
         try:
             for use in (lambda: F.exp(w), lambda: w + 1, lambda: w.numpy(), lambda: F.sum(w)):
-                with pytest.raises(TraceError, match="outside of the capture"):
+                with pytest.raises(TraceError, match="of a capture is used outside"):
                     use()
         finally:
             leave.set()

@@ -77,7 +77,7 @@ def test_names_without_devices(plugins: Plugins) -> None:
         _ = mge.broken
     with pytest.raises(AttributeError, match="no attribute 'reference'"):
         _ = mge.reference
-    with pytest.raises(DeviceError, match="cpu0 is no toy device"):
+    with pytest.raises(DeviceError, match="cpu0 is not a device of kind toy"):
         plugins.toy("toy")
         mge.toy.synchronize("cpu0")
 

@@ -90,14 +90,14 @@ def test_those_who_say_that_they_wait_are_not_missing() -> None:
 
 def test_one_that_waits_for_something_else_is_found_before_the_time_is_up() -> None:
     one = rendezvous(Comm(False, {1: (1, "max"), 2: (1, "sum")}), timeout=300)
-    with pytest.raises(CommunicationError, match="about to do different things") as caught:
+    with pytest.raises(CommunicationError, match="about to run different operations") as caught:
         one.agree("sum")
     assert caught.value.saw == "ranks 4, 6: sum; rank 5: max"
 
 
 def test_hashes_that_differ() -> None:
     check = rendezvous(Comm(True, {1: (1, "max"), 2: (1, "min")})).start("sum")
-    with pytest.raises(CommunicationError, match="about to do different things") as caught:
+    with pytest.raises(CommunicationError, match="about to run different operations") as caught:
         check.wait()
     assert caught.value.saw == "rank 4: sum; rank 5: max; rank 6: min"
 
