@@ -93,7 +93,13 @@ NEVER = {
         "block_matmul_grad",
         "block_values",
     ),
-    "samples have regions that are Python functions": ("cond", "fused", "scan", "while"),
+    "samples have regions that are Python functions": (
+        "cond",
+        "finding_cond",
+        "fused",
+        "scan",
+        "while",
+    ),
 }
 CANNOT = {name for names in NEVER.values() for name in names}
 
