@@ -136,9 +136,10 @@ torch-models-speed: $(VENV)/.oracle ## compile models of timm and transformers b
 	PYTHONPATH=.:src $(PY) -m tests.zoo.beside_inductor build/zoo $(ARGS)
 
 .PHONY: zoo-short
-zoo-short: $(VENV)/.oracle ## run published models of text and speech beside ONNX Runtime (17 MB, half a minute)
+zoo-short: $(VENV)/.oracle ## run models of text and speech, and find some in a picture (17 MB, half a minute)
 	$(PIP) install -q --no-deps $(PIP_FLAGS) --upgrade --target build/zoo $(ZOO_SHORT)
 	PYTHONPATH=.:src $(PY) -m tests.zoo build/zoo file/silero file/ch_ppocr_mobile_v2.0_cls_infer
+	$(PY) -m pytest -q -n 0 -m onnx tests/examples -k "text or formants-16000"
 
 # Kinds of file, seconds, the number of the first file: make fuzz-files ARGS="onnx pickle --seconds 60 --seed 7"
 .PHONY: fuzz-files

@@ -69,19 +69,28 @@ def server(path: Path, max_batch: int, *more: str) -> Iterator[int]:
             process.send_signal(signal.SIGTERM)
 
 
-def request(data: np.ndarray) -> bytes:
-    """A whole request, headers included."""
-    parameters = {"binary_data_size": data.nbytes}
-    shaped = {"name": "x", "shape": data.shape, "datatype": "FP32", "parameters": parameters}
-    content = {"inputs": [shaped], "parameters": {"binary_data_output": True}}
-    head = json.dumps(content).encode()
+def request(datatype: str, **arrays: np.ndarray) -> bytes:
+    """A whole request, headers included; all inputs are of one type of the protocol."""
+    content = {
+        "inputs": [
+            {
+                "name": name,
+                "shape": array.shape,
+                "datatype": datatype,
+                "parameters": {"binary_data_size": array.nbytes},
+            }
+            for name, array in arrays.items()
+        ],
+        "parameters": {"binary_data_output": True},
+    }
+    head, body = json.dumps(content).encode(), b"".join(a.tobytes() for a in arrays.values())
     lines = [
         "POST /v2/models/model/infer HTTP/1.1",
         "Host: localhost",
-        f"Content-Length: {len(head) + data.nbytes}",
+        f"Content-Length: {len(head) + len(body)}",
         f"Inference-Header-Content-Length: {len(head)}",
     ]
-    return "\r\n".join((*lines, "", "")).encode() + head + data.tobytes()
+    return "\r\n".join((*lines, "", "")).encode() + head + body
 
 
 def client(pipe: Connection, port: int, sent: Sequence[bytes]) -> None:
@@ -152,8 +161,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         data = dumped(options.workload, path)
         run = Stages(read_models(path)[0].graph).running.run
         port = stack.enter_context(server(path, options.max_batch))
-        one = Clients(stack, port, [[request(data)]])
-        many = Clients(stack, port, [[request(data)]] * options.clients)
+        one = Clients(stack, port, [[request("FP32", x=data)]])
+        many = Clients(stack, port, [[request("FP32", x=data)]] * options.clients)
         for _ in range(WARM_UP):
             run([data])
         one.block(0.5)

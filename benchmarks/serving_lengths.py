@@ -15,7 +15,6 @@ Clients send the same texts to each. Lengths are uniform, or as those of sentenc
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -24,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from serving import Clients, server
+from serving import Clients, request, server
 
 import treadle as mge
 import treadle.functional as F
@@ -90,22 +89,12 @@ def compiled(options: argparse.Namespace, folder: Path) -> Path:
     return path
 
 
-def request(length: int, to: int, seed: int) -> bytes:
+def text(length: int, to: int, seed: int) -> bytes:
     """A whole request with a text of some length, padded to another."""
     tokens, mask = np.zeros((2, 1, to), np.int32)
     tokens[:, :length] = np.random.default_rng(seed).integers(1, WORDS, length)
     mask[:, :length] = 1
-    shape = {"shape": [1, to], "datatype": "INT32", "parameters": {"binary_data_size": 4 * to}}
-    inputs = [{"name": name, **shape} for name in ("tokens", "mask")]
-    content = {"inputs": inputs, "parameters": {"binary_data_output": True}}
-    head = json.dumps(content).encode()
-    lines = [
-        "POST /v2/models/model/infer HTTP/1.1",
-        "Host: localhost",
-        f"Content-Length: {len(head) + 8 * to}",
-        f"Inference-Header-Content-Length: {len(head)}",
-    ]
-    return "\r\n".join((*lines, "", "")).encode() + head + tokens.tobytes() + mask.tobytes()
+    return request("INT32", tokens=tokens, mask=mask)
 
 
 def lengths(kind: str, most: int, seed: int) -> list[int]:
@@ -121,8 +110,7 @@ def texts(kind: str, options: argparse.Namespace, padded: bool) -> Iterator[list
     for client in range(options.clients):
         known = lengths(kind, options.most, client)
         yield [
-            request(n, options.most if padded else n, 1000 * client + i)
-            for i, n in enumerate(known)
+            text(n, options.most if padded else n, 1000 * client + i) for i, n in enumerate(known)
         ]
 
 

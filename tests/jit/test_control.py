@@ -197,6 +197,24 @@ def test_an_open_loop_has_no_gradient_and_says_so() -> None:
         mge.jit.compile(gradient)(mge.tensor(X))
 
 
+def test_what_only_the_other_branch_uses_has_no_gradient_or_one_of_zeros() -> None:
+    """Op by op the other branch does not exist; docs/jit.md says so."""
+    w = mge.Parameter([2.0, 3.0, 4.0])
+
+    def gradient(x: mge.Tensor) -> mge.Tensor | None:
+        with GradManager().attach([x, w]) as gm:
+            gm.backward(mge.jit.cond(x.sum() > 0, lambda: x * w, lambda: x + 1).sum())
+        found: mge.Tensor | None = w.grad
+        w.grad = None
+        return found
+
+    taken, left = mge.tensor(np.ones(3, np.float32)), mge.tensor(np.full(3, -1, np.float32))
+    step = mge.jit.compile(gradient)
+    assert gradient(left) is None
+    np.testing.assert_array_equal(step(left).numpy(), np.zeros(3))
+    np.testing.assert_array_equal(step(taken).numpy(), np.ones(3))
+
+
 def test_branches_must_agree() -> None:
     f = mge.jit.compile(lambda x: mge.jit.cond(x[0] > 0, lambda: x, lambda: x.sum()))
     with pytest.raises(TraceError, match="branches return different things"):
