@@ -132,6 +132,19 @@ def test_messages_and_collectives_do_not_mix() -> None:
     assert on_all(2, work) == [True, True]
 
 
+def test_sends_never_wait_for_their_receiver() -> None:
+    """Both ranks send more than a connection holds, in pieces that may just fill it."""
+
+    def work(g: Sockets) -> list[float]:
+        other, count = 1 - g.rank, 200
+        for i in range(count):
+            g.send(np.full(10_000, i, np.float32), other)
+        g.barrier()
+        return [float(g.recv((10_000,), np.dtype(np.float32), other)[-1]) for _ in range(count)]
+
+    assert on_all(2, work) == [list(range(200))] * 2
+
+
 def test_ranks_out_of_step_are_told() -> None:
     found = on_all(2, lambda g: g.all_reduce(np.ones(3 + g.rank), "sum"))
     assert all(isinstance(f, CommunicationError) for f in found)

@@ -7,7 +7,9 @@ step are told so. Sums are made in the order of ranks, on all of them alike.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import secrets
 import socket
 import struct
@@ -80,9 +82,13 @@ class _Link:
         self._queue.put(left)
 
     def _at_once(self, pieces: list[Bytes]) -> list[Bytes]:
-        """Write what the connection takes without waiting; what is left."""
+        """Write what the connection takes without waiting; what is left.
+
+        The socket's own methods wait up to its timeout until the connection takes something, with
+        `MSG_DONTWAIT` too; below a timeout the descriptor itself does not block.
+        """
         try:
-            count = self._socket.sendmsg(pieces, [], socket.MSG_DONTWAIT)
+            count = os.writev(self._socket.fileno(), pieces)
         except BlockingIOError:
             return pieces
         except OSError as error:
@@ -103,7 +109,10 @@ class _Link:
                 for piece in item:
                     self._socket.sendall(piece)
             except OSError:
-                continue  # Whoever waits for an answer of that rank finds out.
+                # A part may have left, after which no message could be told from another. Whoever
+                # waits at either end finds out.
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
 
     def flush(self, timeout: float) -> None:
         """Wait until everything has been written."""
