@@ -3,8 +3,9 @@
 `python -m tests.zoo.beside_inductor FOLDER` (`make torch-models-speed`) runs each model in a
 process of its own, with empty caches: forward, and gradients for every fourth. A line says how far
 results are from PyTorch's, what stays with PyTorch, how long both took to compile (processor time,
-compilers that they start included), and the least time of a call of either, in turn on one thread.
-With `--record FILE` lines are kept, and a run goes on where the last one ended.
+compilers that they start included), the least time of a call of either, in turn on one thread, and
+the minutes that all of it took. With `--record FILE` lines are kept, and a run goes on where the
+last one ended, whatever ended it; ctrl-c prints the table of what there is.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def _least(runs: list[Run]) -> list[float]:
     """The least seconds of a call of each, in turn."""
     counts = []
     for run in runs:
+        run()  # the tracer was reset after the first one had been compiled
         began = time.thread_time()
         run()
         counts.append(max(1, min(400, int(0.05 / max(time.thread_time() - began, 1e-6)))))
@@ -125,14 +127,24 @@ def _in_process(folder: Path, name: str, gradients: bool) -> dict[str, Any]:
         }
         command = [sys.executable, "-m", "tests.zoo.beside_inductor", str(folder), "--one", name]
         command += ["--gradients"] if gradients else []
-        line = {"name": name, "gradients": gradients}
+        line: dict[str, Any] = {"name": name, "gradients": gradients}
+        began = time.monotonic()
         done = subprocess.run(command, env=os.environ | names, capture_output=True, text=True)
+        line["minutes"] = round((time.monotonic() - began) / 60, 2)
         last = done.stdout.strip().splitlines()[-1:] or [""]
         if done.returncode or not last[0].startswith("{"):
             said = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
             return line | {"error": said[0][:200]}
-        found: dict[str, Any] = json.loads(last[0])
-        return found
+        return line | json.loads(last[0])
+
+
+def recorded(record: Path | None) -> list[dict[str, Any]]:
+    """Return the lines of runs before; one that was cut off while it was written is left out."""
+    if record is None or not record.exists():
+        return []
+    whole = [x for x in record.read_text().splitlines(keepends=True) if x.endswith("\n")]
+    record.write_text("".join(whole))
+    return [json.loads(x) for x in whole]
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -166,6 +178,9 @@ def table(lines: list[dict[str, Any]]) -> str:
             f"{whole} entirely in Treadle; {faster:.2f} times Inductor's speed, "
             f"{compiles:.2f} of its time to compile (geometric means)"
         )
+    minutes = [e["minutes"] for e in lines if "minutes" in e]
+    if minutes:
+        rows.append(f"\n{sum(minutes):.0f} minutes for {len(minutes)} lines")
     return "\n".join(rows)
 
 
@@ -185,20 +200,23 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(measured(options.one, options.gradients)))
         return 0
     record: Path | None = options.record
-    lines = [json.loads(x) for x in record.read_text().splitlines()] if record else []
+    lines = recorded(record)
     known = {(e["name"], e["gradients"]) for e in lines}
     names = [f"timm/{n}" for n in (*TIMM, *MORE_TIMM)]
     names += [f"transformers/{n}" for n in (*TRANSFORMERS, *MORE_TRANSFORMERS)]
     names = [n for n in names if not options.only or any(o in n for o in options.only)]
     wanted = [(n, False) for n in names] + [(n, True) for n in names[::EVERY]]
-    for name, gradients in wanted:
-        if (name, gradients) in known:
-            continue
-        lines.append(_in_process(options.folder, name, gradients))
-        print(json.dumps(lines[-1]), flush=True)
-        if record:
-            with record.open("a") as file:
-                file.write(json.dumps(lines[-1]) + "\n")
+    try:
+        for name, gradients in wanted:
+            if (name, gradients) in known:
+                continue
+            lines.append(_in_process(options.folder, name, gradients))
+            print(json.dumps(lines[-1]), flush=True)
+            if record:
+                with record.open("a") as file:
+                    file.write(json.dumps(lines[-1]) + "\n")
+    except KeyboardInterrupt:
+        print(f"interrupted: {len(lines)} of {len(wanted)} lines")
     print(table(lines))
     return int(any("error" in e or e["treadle gap"] > LIMIT for e in lines))
 
