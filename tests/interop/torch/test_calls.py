@@ -1,6 +1,8 @@
 """What a call of a compiled graph goes through: the program itself, where it is all there is."""
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -63,3 +65,104 @@ def test_training_calls_no_graph_of_pytorchs(modules: list[int]) -> None:
     modules.clear()
     run(x).square().sum().backward()
     assert not modules
+
+
+# -- PyTorch's wrappers around a call ----------------------------------------------------------
+
+
+def _called(run: Callable[[], Any]) -> set[str]:
+    """Names of the functions in Python that a call goes through."""
+    found: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            found.add(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def _doubled_in_place(x: Any, y: Any) -> Any:
+    x.mul_(2)
+    return x + y
+
+
+def _without_gradient(x: Any, y: Any) -> Any:
+    with torch.no_grad():
+        return x * y
+
+
+WRAPPED: dict[str, tuple[Callable[..., Any], bool]] = {
+    "new results": (lambda x, y: (x + y, x * y), False),
+    "one argument in use": (lambda x, y: y.cos(), False),
+    "a size": (lambda x, y: x * y.shape[0], False),
+    "written": (_doubled_in_place, True),
+    "a view": (lambda x, y: (x[1:], x + y), True),
+    "views of a result": (lambda x, y: (x + y).split(2), False),
+    "without gradient": (_without_gradient, False),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_wrappers_with_nothing_to_do_are_passed_by(name: str, dynamic: bool) -> None:
+    function, is_wrapped = WRAPPED[name]
+    torch._dynamo.reset()
+    run = torch.compile(function, backend=backend, dynamic=dynamic)
+    for rows in (4, 4, 6) if dynamic else (4, 4):
+        x, y = torch.randn(rows, 3), torch.randn(rows, 3)
+        copies = x.clone(), y.clone()
+        torch.testing.assert_close(run(x, y), function(*copies))
+        torch.testing.assert_close((x, y), copies)
+    # It notes at results which extents vary.
+    is_called = any("runtime_wrapper" in n for n in _called(lambda: run(x, y)))
+    assert is_called is (is_wrapped or dynamic)
+
+
+def test_gradients_pass_through_the_wrapper() -> None:
+    torch._dynamo.reset()
+    run = torch.compile(_without_gradient, backend=backend)
+    x, y = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
+    found = run(x, y)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, x.detach() * y)
+    assert any("runtime_wrapper" in n for n in _called(lambda: run(x, y)))
+    run = torch.compile(lambda x, y: x * y, backend=backend)
+    with torch.no_grad():
+        assert not run(x, y).requires_grad
+        assert not any("runtime_wrapper" in n for n in _called(lambda: run(x, y)))
+    run(x, y).sum().backward()
+    torch.testing.assert_close(x.grad, y)
+
+
+def test_one_tensor_given_twice_and_buffers() -> None:
+    torch._dynamo.reset()
+    run = torch.compile(lambda x, y: x * 2 + y, backend=backend)
+    x, y = torch.randn(4), torch.randn(4)
+    for given in ((x, y), (x, x), (y, x), (y, y)):
+        torch.testing.assert_close(run(*given), given[0] * 2 + given[1])
+    model = nn.BatchNorm1d(3)
+    expected = nn.BatchNorm1d(3)
+    norm = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(5, 3)
+            torch.testing.assert_close(norm(x), expected(x))
+    torch.testing.assert_close(model.state_dict(), expected.state_dict())
+
+
+def test_subclasses_that_are_taken_apart_keep_their_wrapper() -> None:
+    two = pytest.importorskip("torch.testing._internal.two_tensor")
+    torch._dynamo.reset()
+    run = torch.compile(lambda x, y: x * 2 + y, backend=backend)
+    x, y = (two.TwoTensor(torch.randn(3), torch.randn(3)) for _ in range(2))
+    with torch.no_grad():
+        for _ in range(2):
+            found = run(x, y)
+            assert type(found) is two.TwoTensor
+            torch.testing.assert_close(found.a, x.a * 2 + y.a)
+            torch.testing.assert_close(found.b, x.b * 2 + y.b)

@@ -28,7 +28,7 @@ from treadle.base.errors import GraphError
 from treadle.base.guards import deciding
 from treadle.base.log import get_logger
 from treadle.interop.torch import caches
-from treadle.interop.torch.calls import boxed
+from treadle.interop.torch.calls import boxed, direct, drop_stream, note_what_is_around
 from treadle.interop.torch.drawing import DRAWING
 from treadle.interop.torch.flex import write_out
 from treadle.interop.torch.nodes import decompositions, note_what_is_read, refusal
@@ -146,8 +146,9 @@ def backend(
     )
     with caches.named():
         made: Callable[..., Any] = compiled(module, inputs)
+    drop_stream(module)
     # Dynamo keeps its tracer away from what a backend returns; once per call is enough.
-    return getattr(made, "_torchdynamo_orig_callable", made)
+    return direct(getattr(made, "_torchdynamo_orig_callable", made), module, inputs)
 
 
 def _minimum_cut(joint: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
@@ -174,7 +175,7 @@ def _compiler(settings: BackendSettings, results: Callable[[], int | None]) -> A
     def compiles(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         if caches.are_asked_for():
             return caches.kept(_boxed, module, results(), settings)
-        return _boxed(module, results(), settings)
+        return note_what_is_around(_boxed(module, results(), settings))
 
     return caches.cacheable(compiles) if caches.are_asked_for() else compiles
 

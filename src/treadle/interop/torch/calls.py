@@ -6,7 +6,9 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
+from torch._dynamo import graph_bytecode_inputs as handed
 
 from treadle.interop.torch.parts import CompiledPart
 
@@ -15,9 +17,13 @@ Boxed = Callable[[list[Any]], Any]
 
 def boxed(module: fx.GraphModule) -> Boxed:
     """The graph as AOTAutograd calls it: with a list of arguments, which is emptied."""
-    run = _straight(module) or _by_module(module)
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return _straight(module) or _boxed(_by_module(module))
+
+
+def _boxed(run: Any) -> Boxed:
+    run._boxed_call = True
+    found: Boxed = run
+    return found
 
 
 def _by_module(module: fx.GraphModule) -> Boxed:
@@ -50,8 +56,8 @@ def _straight(module: fx.GraphModule) -> Boxed | None:
     if all(kind == _RESULT for kind, _ in gives):
         numbers = [number for _, number in gives]
         if numbers == list(range(len(numbers))) and program.count == len(numbers):
-            return _whole(program.run if whole else _taking(program.run, takes))
-    return _mixed(program, takes, gives)
+            return WholeCall(program.run if whole else _taking(program.run, takes))
+    return _boxed(_mixed(program, takes, gives))
 
 
 _RESULT, _ARGUMENT, _PLAIN = range(3)
@@ -66,13 +72,27 @@ def _given(value: Any, call: fx.Node, placeholders: dict[fx.Node, int]) -> tuple
     return _RESULT, 0 if value is call else value.args[1]
 
 
-def _whole(call: Callable[[Sequence[Any]], Any]) -> Boxed:
-    def run(arguments: list[Any]) -> Any:
-        made = call(arguments)
+class WholeCall:
+    """The call of a graph whose results are those of a program, in order.
+
+    AOTAutograd's wrappers copy attributes of what they wrap, so it is known by its class.
+
+    Attributes:
+        call: of the program.
+        is_all: whether AOTAutograd has nothing to do around it; see `note_what_is_around`.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, call: Callable[[Sequence[Any]], Any]) -> None:
+        self.call = call
+        self.is_all = False
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        """Run the program, and empty the list."""
+        made = self.call(arguments)
         arguments.clear()
         return made
-
-    return run
 
 
 def _taking(call: Callable[[Sequence[Any]], Any], takes: Sequence[int]) -> Any:
@@ -88,3 +108,65 @@ def _mixed(program: CompiledPart, takes: Sequence[int], gives: Sequence[tuple[in
         return [value if kind == _PLAIN else sources[kind][value] for kind, value in gives]
 
     return run
+
+
+# -- what PyTorch does around a call -----------------------------------------------------------
+
+
+def note_what_is_around(run: Boxed) -> Boxed:
+    """Note at the call of a graph that is being compiled whether AOTAutograd leaves its arguments
+    and results as they are.
+    """
+    context = torch._guards.TracingContext.try_get()
+    known = None if context is None else context.fw_metadata
+    if known is not None and isinstance(run, WholeCall):
+        touched = known.mutated_inp_runtime_indices or known.num_outputs_aliased
+        run.is_all = not (touched or known.dynamic_outputs)
+    return run
+
+
+def direct(made: Any, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The call of a graph, past AOTAutograd's wrapper where that would do nothing.
+
+    The wrapper writes mutated arguments back, makes results views again and switches gradients
+    off, which takes as long as a small program.
+
+    Args:
+        made: what AOTAutograd made of the graph.
+        module: the graph as the tracer gave it.
+        inputs: its example inputs.
+    """
+    whole: Callable[..., Any] = made
+    # Wrappers for subclasses, arguments given twice and random states would stand in between.
+    run = getattr(getattr(made, "__wrapped__", None), "__wrapped__", None)
+    if not isinstance(run, WholeCall) or not run.is_all:
+        return whole
+    call = run.call
+    if any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
+        return whole
+    if torch.is_grad_enabled() and any(_wants_gradient(x) for x in inputs):
+        return whole
+    return lambda *arguments: call(list(arguments))
+
+
+def _wants_gradient(given: Any) -> bool:
+    return isinstance(given, torch.Tensor) and given.requires_grad
+
+
+def drop_stream(module: fx.GraphModule) -> None:
+    """Take away the accelerator's stream that the tracer hands to every graph, if none reads it.
+
+    Each call would ask the device for it, which takes longer than a small program.
+    """
+    graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
+    if any(_may_read_streams(node) for graph in graphs for node in graph.nodes):
+        return
+    objects = list(handed.index_to_external_object_weakref.values())
+    if len(objects) == 1 and isinstance(objects[0](), torch.Stream):
+        handed.index_to_bytecode_constructor.clear()
+
+
+def _may_read_streams(node: fx.Node) -> bool:
+    of_streams = getattr(node.target, "namespace", "") == "streams"
+    is_asking = getattr(node.target, "__module__", "") == handed.__name__
+    return of_streams or is_asking or "custom" in node.meta

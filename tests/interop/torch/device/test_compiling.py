@@ -277,3 +277,33 @@ def test_functions_of_the_module_are_captured(device: str) -> None:
 
     run = compiled(function, fullgraph=True)
     assert run(torch.ones(2, device=device)).cpu().tolist() == [2, 2]
+
+
+def _beside(x: Any) -> Any:
+    with torch.Stream(device="treadle:0"):
+        y = x + 1
+    return y * 2
+
+
+def _after_an_event(x: Any) -> Any:
+    event = torch.Event()
+    event.record()
+    y = x * 2 + 2
+    event.wait()
+    return y
+
+
+@pytest.mark.parametrize("device", ["cpu", "treadle:0"])
+def test_the_stream_is_asked_for_where_a_graph_reads_it(device: str, monkeypatch: Any) -> None:
+    handed = torch._dynamo.graph_bytecode_inputs
+    asked: list[Any] = []
+    store = handed.store_user_object_weakrefs
+    noted = lambda *given: asked.append(given) or store(*given)  # noqa: E731
+    monkeypatch.setattr(handed, "store_user_object_weakrefs", noted)
+    x = torch.ones(3, device=device)
+    for function, reads in ((lambda x: (x + 1) * 2, 0), (_beside, 1), (_after_an_event, 1)):
+        run = compiled(function)
+        run(x)
+        asked.clear()
+        assert run(x).tolist() == [4.0] * 3
+        assert len(asked) == reads
