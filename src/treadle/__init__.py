@@ -295,6 +295,9 @@ late.elementwise_by_mode.provide(lambda: importlib.import_module("treadle.module
 late.traced_module_from_plain.provide(
     lambda: importlib.import_module("treadle.traced_module.codec").from_plain
 )
+late.objects_of_pickles.provide(
+    lambda: importlib.import_module("treadle.interop.megengine.pickled").Objects
+)
 
 tracebacks.install()
 if COMPARE.get():

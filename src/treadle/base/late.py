@@ -46,3 +46,5 @@ collectives: Late[ModuleType] = Late("treadle.distributed.functional")
 """Collective functions, which `functional` has as `distributed`."""
 traced_module_from_plain: Late[Callable[[Any], Any]] = Late("traced modules")
 """Traced modules out of files."""
+objects_of_pickles: Late[Callable[[Any, Any], Any]] = Late("traced modules of MegEngine")
+"""Traced modules in MegEngine's pickles, for one file."""

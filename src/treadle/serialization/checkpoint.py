@@ -69,7 +69,8 @@ def load(
 
     Everything is checked before it is believed, and nothing in a file can run code: the pickles of
     MegEngine and PyTorch are read by an interpreter of their opcodes that knows tensors, arrays,
-    plain values and containers, calls nothing, and refuses every other name. Of modules that were
+    plain values, containers and MegEngine's traced modules, calls nothing, and refuses every other
+    name. Of modules that were
     saved whole the class is looked up among what the program has imported, and its objects get
     their attributes without their constructor; a `__setstate__` of the class is called. What
     `forward` does with attributes is the class's own affair.

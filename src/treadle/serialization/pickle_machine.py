@@ -70,6 +70,23 @@ class Callee:
     make: Callable[[tuple[Any, ...]], object]
 
 
+@dataclass(eq=False, repr=False, slots=True)
+class Record:
+    """An object as it was written, which somebody who knows its class makes into one of theirs.
+
+    Attributes:
+        home: the module of its class.
+        label: the name of its class.
+        arguments: what the class was called with.
+        state: what it was given; None before that.
+    """
+
+    home: str
+    label: str
+    arguments: tuple[Any, ...]
+    state: Any = None
+
+
 @dataclass(frozen=True, slots=True)
 class AllowedGlobals:
     """Classes and functions that a file may name beyond containers and plain values.
@@ -290,7 +307,7 @@ def kind(value: object) -> str:
 
 def checked_key(key: Any) -> Any:
     """The key itself; hashing what is not a key could take forever or run into nested tuples."""
-    if is_key(key) or type(key) is bytes or isinstance(key, np.generic):
+    if is_key(key) or type(key) is bytes or isinstance(key, (np.generic, Record)):
         return key
     raise Malformed(f"a {kind(key)} is used as a key or an element of a set")
 

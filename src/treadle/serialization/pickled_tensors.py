@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base import dtype as dtypes
+from treadle.base import late
 from treadle.base.array import Array
 from treadle.base.files.source import SizedStream
 from treadle.base.files.strict_json import shorten
@@ -24,6 +25,7 @@ from treadle.serialization.pickle_machine import (
     Interrupted,
     Malformed,
     Meter,
+    Record,
     kind,
     run,
 )
@@ -40,6 +42,7 @@ _CLASSES: dict[tuple[str, str], type[Tensor]] = {
     ("megengine.tensor_nn", "Parameter"): Parameter,
     ("megengine.tensor_nn", "Buffer"): Tensor,
 }
+_TRACED = "megengine.traced_module."
 _RUNTIME = "megengine.core._imperative_rt"
 _DTYPES = frozenset(dtype.numpy for dtype in dtypes.ALL)
 _FORMATS = ("default", "nchw", "nhwc")
@@ -65,16 +68,44 @@ def load_pickle(source: SizedStream, locate: Callable[[str], str]) -> object:
         DeviceError: a device named in the file is missing.
     """
     tensors = Tensors(Meter(source.size), locate)
-    table = AllowedGlobals(finder(source, tensors.table()), tensors.build)
+    names = _Names(source, tensors)
     try:
-        found = run(source, table, tensors.meter)
+        found = run(source, AllowedGlobals(names.find, names.build), tensors.meter)
+        tensors.check(found)
+        return found if names.objects is None else names.objects.finish(found)
     except Interrupted as stop:
         raise stop.args[0] from None
-    try:
-        tensors.check(found)
     except Malformed as error:
         raise source.error(f"the pickle is malformed: {error}") from None
-    return found
+
+
+class _Names:
+    """Stand-ins of the names in a file; those of traced modules from the first one on.
+
+    Attributes:
+        objects: makes them; None in files that have none.
+    """
+
+    def __init__(self, source: SizedStream, tensors: Tensors) -> None:
+        self.objects: Any = None
+        self._given = source, tensors
+        self._own = tensors.table()
+        self._find = finder(source, self._own)
+
+    def find(self, module: str, name: str) -> object:
+        """The stand-in of a name; raises `CheckpointError` for all that are not known."""
+        if self.objects is None and module.startswith(_TRACED):
+            self.objects = late.objects_of_pickles()(*self._given)
+        known = (module, name) in self._own or self.objects is None
+        found = None if known else self.objects.find(module, name)
+        return self._find(module, name) if found is None else found
+
+    def build(self, target: Any, state: Any) -> None:
+        """Give an object its state."""
+        if isinstance(target, Record):
+            self.objects.build(target, state)
+        else:
+            self._given[1].build(target, state)
 
 
 def finder(
@@ -123,6 +154,13 @@ class Tensors:
         found[path, "QuantDtypeMeta"] = Callee(f"{path}.QuantDtypeMeta", _family)
         return found
 
+    def place(self, device: str) -> str | None:
+        """Return the device that the caller wants in place of one in the file."""
+        try:
+            return self._locate(device)
+        except Exception as error:
+            raise Interrupted(error) from None
+
     def build(self, target: Any, state: Any) -> None:
         """Give an object its state."""
         if isinstance(target, np.ndarray):
@@ -169,14 +207,8 @@ class Tensors:
         if not isinstance(name, str | None) or type(format) is not str or format not in _FORMATS:
             raise Malformed("the name or the format of a tensor is malformed")
         self.meter.copy(array.nbytes)
-        place = None if device is None else self._place(device)
+        place = None if device is None else self.place(device)
         return cls(array, dtype=array.dtype, device=place, name=name, format=format)
-
-    def _place(self, device: str) -> str | None:
-        try:
-            return self._locate(device)
-        except Exception as error:
-            raise Interrupted(error) from None
 
     def _quantized(self, data: Any, dtype: Any) -> Array:
         """The data of a tensor under its dtype."""

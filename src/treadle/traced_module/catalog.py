@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import treadle.functional as F
 from treadle import random
 from treadle.module.module import Module
+from treadle.module.qat.module import QATModule
 from treadle.tensor import Tensor
 from treadle.traced_module import extent
 
@@ -144,6 +145,7 @@ def functions() -> dict[str, FunctionType]:
 _EXTRA: dict[str, Callable[..., Any]] = {
     "Tensor": Tensor,
     "extent": extent.extent,
+    "qat.apply": QATModule._apply_fakequant_with_observer,
     **{f"operator.{name}": getattr(operator, name) for name in _ARITHMETIC},
 }
 

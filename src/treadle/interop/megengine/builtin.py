@@ -127,12 +127,13 @@ class Concat(OpDef):
 class GetVarShape(OpDef):
     """The shape as an int32 tensor, or one extent of it."""
 
-    parameters: ClassVar = {"axis": -7}  # A number no axis has: MegEngine's for "all of them".
+    # Numbers that no axis has, 7 and -7: MegEngine's for "all of them".
+    parameters: ClassVar = {"axis": -7}
 
     def __call__(self, x: Tensor) -> list[Tensor]:
         """The result, in a list."""
         axis, shape = self.__dict__["axis"], Tensor(x.shape, dtype="int32")
-        return [shape if axis == -7 else shape[axis : axis + 1 or None]]
+        return [shape if axis in (-7, 7) else shape[axis : axis + 1 or None]]
 
 
 class MatrixMul(OpDef):
