@@ -157,6 +157,8 @@ class Bench:
         found = {name: value for name, value in os.environ.items() if name not in TUNED}
         threads = str(self._threads)
         found |= {"OMP_NUM_THREADS": threads, "TREADLE_NUM_THREADS": threads}
+        # First calls are those of an installed package, whose sources Python has compiled.
+        found.pop("PYTHONDONTWRITEBYTECODE", None)
         if peer == "torch":
             found |= TUNED
         if self._caches:

@@ -53,6 +53,7 @@ EXAMPLES = {
     "treadle serve": "treadle serve resnet50.tm --port 8000",
     "treadle stats": "treadle stats resnet50.tm",
     "treadle trust": "treadle trust release.pub",
+    "treadle warm": "treadle warm",
     "treadle-backend-test": "treadle-backend-test toy --report out",
     "python -m treadle.hub": "python -m treadle.hub name-weights resnet50.mge",
     "python -m treadle.tools.accuracy_shake_var_tree": "... accuracy_shake_var_tree values.json",

@@ -68,7 +68,7 @@ ORDINARY = """
     tolerance tool toolchain tools top tracebacks tracer trainer training transfer transform
     transforms translation transpose tree trial trig tuned tuner tuning tuple types unary
     unpack untraced utils var vector vectors verify version viewer vision visit visualize
-    wanted watch watcher watching weight weights work worker workers writer written
+    wanted warm watch watcher watching weight weights work worker workers writer written
 """
 """Words of the language, or of every programmer: a stranger reads on."""
 

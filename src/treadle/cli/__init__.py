@@ -36,6 +36,7 @@ _COMMANDS = (
     Lazy("help", "Explain an error by its code, or show how a command is used.", _MACHINE),
     Lazy("doctor", "Show what is installed, and what is wrong with it.", _MACHINE),
     Lazy("completion", "Print what makes bash, zsh or fish complete commands.", _MACHINE),
+    Lazy("warm", "Compile the kernels of the commonest ops before they are wanted.", _MACHINE),
     # What stands behind a script are its own arguments, options included.
     Lazy(
         "bench",

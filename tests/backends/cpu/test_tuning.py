@@ -13,10 +13,12 @@ import pytest
 import treadle as mge
 import treadle.functional as F
 from treadle.backends.codegen import tuned
-from treadle.backends.cpu import backend, tuning, tuning_record
+from treadle.backends.codegen.target import AVX512, TARGETS
+from treadle.backends.cpu import backend, generators, host, tuning, tuning_record
 from treadle.backends.cpu.compiler import NativeCompiler
 from treadle.backends.program import Lowered, Watched
 from treadle.base import dtype as dt
+from treadle.base.process import RUNTIME
 from treadle.base.types import TensorType
 from treadle.ops.matmul import Matmul
 
@@ -28,6 +30,7 @@ NAME = "contraction 1x120x80x96 float32 float32 float32 a01 b01"
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A record of its own, which is empty."""
     monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tuning_record, "microarchitecture", str)  # Nothing is shipped for it.
     before = tuned.installed()
     tuned.install({})
     yield tuning_record.path()
@@ -165,3 +168,37 @@ def test_a_record_that_cannot_be_written_costs_nothing_but_itself(
     monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "file"))
     assert not tuning_record.write({"a": {"x": 1}})
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("name", [design[0] for design in host._DESIGNS])
+def test_shipped_records(name: str, record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold choices of targets that exist, and an own record takes their place."""
+    found = tuning_record.shipped(name)
+    assert found and all(key.split(" ")[0] in TARGETS for key in found)
+    assert all(tuning_record._is_choice(choice) for choice in found.values())
+    monkeypatch.setattr(tuning_record, "microarchitecture", lambda: name)
+    assert tuning_record.read() == found
+    assert tuning_record.write({})
+    assert tuning_record.read() == {}
+
+
+def test_a_shipped_record_decides() -> None:
+    """Kernels of its shapes differ from those that the model chooses."""
+    types = (TensorType(dt.float32, (128, 512)), TensorType(dt.float32, (10, 512)))
+    made = []
+    for choices in (tuning_record.shipped("znver4"), {}):
+        with tuned.trying(choices):
+            made.append(generators.lower(Matmul(transpose_y=True), types, (), AVX512))
+    assert all(isinstance(lowered, Lowered) for lowered in made)
+    assert made[0] != made[1]
+
+
+def test_processors_without_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tuning_record.shipped("") == tuning_record.shipped("znver9") == {}
+    lines = "vendor_id : AuthenticAMD\ncpu family : {}\nmodel : {}\nmodel name : X\n\nmodel : 1\n"
+    monkeypatch.setattr(host, "_CPUINFO", tmp_path / "cpuinfo")
+    for family, model, name in ((25, 17, "znver4"), (25, 1, ""), (26, 17, "")):
+        (tmp_path / "cpuinfo").write_text(lines.format(family, model))
+        RUNTIME.invalidate("environment")
+        assert host.microarchitecture() == name and host.processor() == "X"
+    RUNTIME.invalidate("environment")

@@ -6,13 +6,13 @@ is asked.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import os
 import platform
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, NEON_DOT, TARGETS, Target
@@ -53,6 +53,14 @@ _OPTIONAL = {
 }
 """Features that kernels use where the processor has them: LLVM's flags by the names of
 /proc/cpuinfo."""
+
+_DESIGNS = (
+    ("znver4", "AuthenticAMD", "25", (*range(0x10, 0x20), *range(0x60, 0x80), *range(0xA0, 0xB0))),
+)
+"""Microarchitectures that records are shipped for: vendor, family and models by /proc/cpuinfo.
+
+Source: the Linux kernel, arch/x86/kernel/cpu/amd.c, `bsp_determine_snp`.
+"""
 
 
 @RUNTIME.cached("environment")
@@ -137,18 +145,27 @@ def flags() -> frozenset[str]:
 
     Registers for matrices count if the system lets this process use them, which it is asked for.
     """
-    try:
-        text = _CPUINFO.read_text()
-    except OSError:
+    core = _first_core()
+    if core is None:
         from treadle.backends.cpu.llvm_compile import host_features
 
         return frozenset(host_features())
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            found = frozenset(value.split())
-            return found if _may_use_matrices(found) else found - _MATRICES
-    return frozenset()
+    found = frozenset(core.get("flags", core.get("Features", "")).split())
+    return found if _may_use_matrices(found) else found - _MATRICES
+
+
+@RUNTIME.cached("environment")
+def _first_core() -> dict[str, str] | None:
+    """Facts of the first core by /proc/cpuinfo's names; None where Linux tells none."""
+    found = {}
+    try:
+        with _CPUINFO.open() as lines:
+            for line in takewhile(str.strip, lines):
+                name, _, value = line.partition(":")
+                found[name.strip()] = value.strip()
+    except OSError:
+        return None
+    return found
 
 
 def _may_use_matrices(features: frozenset[str]) -> bool:
@@ -167,12 +184,19 @@ def _may_use_matrices(features: frozenset[str]) -> bool:
 @RUNTIME.cached("environment")
 def processor() -> str:
     """The processor's name for people; its architecture where the system does not tell."""
-    with contextlib.suppress(OSError):
-        for line in _CPUINFO.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
+    named = (_first_core() or {}).get("model name")
+    return named or platform.processor() or platform.machine()
+
+
+@RUNTIME.cached("environment")
+def microarchitecture() -> str:
+    """LLVM's name of the processor's design if one of `_DESIGNS`, else an empty text."""
+    core = _first_core() or {}
+    vendor, family, model = (core.get(k, "") for k in ("vendor_id", "cpu family", "model"))
+    for name, maker, of_family, models in _DESIGNS:
+        if (vendor, family) == (maker, of_family) and any(model == str(m) for m in models):
+            return name
+    return ""
 
 
 def _with_caches(target: Target) -> Target:

@@ -1,5 +1,8 @@
 """The record of what was tuned on this machine: a JSON file per processor in the cache directory.
 
+Without one, that of the processor's microarchitecture counts, where the package has it: files in
+`tuned/`, made by `treadle bench --tune` for the shapes of this project's benchmarks.
+
 It may be read, deleted, and copied between machines with one kind of processor. It does not depend
 on the number of threads, as results must not. Entries that make no sense are left out with a
 notice; those that no longer fit are ignored by the generators.
@@ -18,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from treadle.backends.codegen import tuned
-from treadle.backends.cpu.host import processor
+from treadle.backends.cpu.host import microarchitecture, processor
 from treadle.base.env import cache_directory
 from treadle.base.log import get_logger
 
 FORMAT = 1
 """Raised when names or choices change their meaning: older records are ignored then."""
+_SHIPPED = Path(__file__).parent / "tuned"
 
 
 def path() -> Path:
@@ -33,23 +37,38 @@ def path() -> Path:
 
 
 def read() -> tuned.Choices:
-    """Read this machine's record; entries that make no sense are left out with a notice."""
+    """Read this machine's record, or else the one that is shipped for such processors."""
+    own = _own()
+    return shipped(microarchitecture()) if own is None else own
+
+
+def shipped(name: str) -> tuned.Choices:
+    """Read the package's record of a microarchitecture; without entries if there is none."""
+    try:
+        found = json.loads((_SHIPPED / f"{name}.json").read_bytes())
+    except OSError:
+        return {}
+    return dict(found["choices"]) if found["format"] == FORMAT else {}
+
+
+def _own() -> tuned.Choices | None:
+    """Read this machine's record, if it has one; entries that make no sense are left out."""
     try:
         content = path().read_bytes()
     except OSError:
-        return {}
+        return None
     try:
         found = json.loads(content)
         if found["format"] != FORMAT:
-            return {}
+            return None
         maker = found.get("machine", processor())
         if maker != processor():
             _ignored(f"it was made on another processor ({maker})")
-            return {}
+            return None
         entries = dict(found["choices"])
     except (ValueError, KeyError, TypeError) as error:
         _ignored(f"it is not a record ({error})")
-        return {}
+        return None
     good = {name: choice for name, choice in entries.items() if _is_choice(choice)}
     if len(good) < len(entries):
         _ignored(f"{len(entries) - len(good)} of its {len(entries)} entries are damaged")
