@@ -307,12 +307,17 @@ def control(g: Generator) -> Any:
         f"{a} = mge.jit.while_loop(lambda n, a: n < 3, lambda n, a: (n + 1, F.tanh(a) + 0.2), "
         f"(mge.tensor(0), {x}))[1]",
     ]
+    if t.ndim:
+        grown = "F.concat([a, F.tanh(a[:2]) + 0.5])"
+        forms.append(
+            f"{a} = mge.jit.while_loop(lambda n, a: n < 3, lambda n, a: (n + 1, {grown}), "
+            f"(mge.tensor(0), {x}))[1].sum(0)"
+        )  # Later steps ask for extents, which only a run knows in front of the sum.
     if t.ndim and t.shape[0] > 0:
         scan = f"mge.jit.scan(lambda s, e: (s * 0.5 + e, s.sum() + e), ({x}[0],), ({x},))"
         return g.one(
             (
-                (forms[0], [a]),
-                (forms[1], [a]),
+                *((form, [a]) for form in forms),
                 (f"({a},), ({b},) = {scan}", [a, b]),
                 (f"({a},), ({b},) = {scan}", [a, b]),
             )

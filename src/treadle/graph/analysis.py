@@ -17,6 +17,7 @@ from treadle.base.types import TensorType
 from treadle.graph.ir import Graph, Node, Value, regions_of, symbols_in
 from treadle.ops.check import CheckIndices
 from treadle.ops.collective import Collective
+from treadle.ops.control import FindingWhile
 from treadle.ops.custom import Custom, RuntimeBlob
 from treadle.ops.elementwise import Cast
 from treadle.ops.op import Op
@@ -150,9 +151,15 @@ def found_by(node: Node) -> tuple[Symbol, ...]:
     return tuple(dict.fromkeys(made))
 
 
+def changing_in(node: Node) -> tuple[Symbol, ...]:
+    """Extents of a loop's state that are another in every turn, as its regions have them."""
+    return symbols_in(node.op.changing) if isinstance(node.op, FindingWhile) else ()
+
+
 def found_in(graph: Graph) -> set[str]:
     """Names of the extents of a graph that data decide, of those in branches and loops, too."""
-    return {s.name for node in nodes_in(graph) for s in found_by(node)}
+    nodes = tuple(nodes_in(graph))
+    return {s.name for node in nodes for s in (*found_by(node), *changing_in(node))}
 
 
 def nodes_in(graph: Graph) -> Iterator[Node]:
@@ -163,9 +170,9 @@ def nodes_in(graph: Graph) -> Iterator[Node]:
             yield from nodes_in(region)
 
 
-def known_guards(region: Graph) -> Iterator[Relation]:
+def known_guards(region: Graph, node: Node) -> Iterator[Relation]:
     """The guards of a branch or body that are the program's, too: those on extents of the call."""
-    own = found_in(region) if region.guards else ()
+    own = found_in(region) | {s.name for s in changing_in(node)} if region.guards else ()
     return (g for g in region.guards if symbols_of_extent(g.expr).isdisjoint(own))
 
 

@@ -198,7 +198,7 @@ class GraphBuilder:
             node = Node(op, inputs, place, names, group)
         self._guards.update(guards)
         for region in regions_of(op):
-            self.guard(known_guards(region))
+            self.guard(known_guards(region, node))
         return node
 
     def _with_ones(self, inputs: tuple[Value, ...], place: Loc, group: str) -> tuple[Value, ...]:

@@ -6,17 +6,18 @@ graph, with every outer tensor they use as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from treadle.base import dtype as dt
 from treadle.base import tree
 from treadle.base.errors import ShapeError, TraceError
 from treadle.base.guards import is_equal
 from treadle.base.modes import LOCAL
-from treadle.base.symbol import Dim, is_identical, symbols_of
+from treadle.base.symbol import Dim, is_identical, symbol, symbols_of
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import resolve
 from treadle.engine.eager.dispatch import EagerType, eager_type
@@ -27,7 +28,9 @@ from treadle.graph.ir import Graph, Value, symbols_in
 from treadle.jit.capture import Capture, Symbol, capture, recording
 from treadle.jit.captured import Argument
 from treadle.jit.streams import RegionStreams
-from treadle.ops.control import Cond, FindingCond, Scan, While
+from treadle.ops.control import Cond, FindingCond, FindingWhile, Scan, While
+from treadle.ops.creation import Extent, Iota
+from treadle.ops.gather import Take, numbering
 from treadle.ops.movement import Concat
 from treadle.ops.op import Op
 from treadle.tensor import Tensor, wrap
@@ -92,9 +95,12 @@ def while_loop(
 ) -> tuple[Tensor, ...]:
     """`state = body(*state)` as long as `condition(*state)` is true.
 
+    A state may grow: the extents of its tensors may be others in every turn. A compiled function
+    then runs turn by turn, and holds the states of two turns at a time; it has no gradient.
+
     Args:
         condition: takes the state, returns one bool.
-        body: takes the state, returns the next one, of the same types.
+        body: takes the state, returns the next one, of the same element types and numbers of axes.
         state: tensors.
         most: turns after which it ends in any case. With it the loop has gradients in compiled
             functions, which keep the states of so many turns: choose it no larger than needed.
@@ -121,23 +127,89 @@ def while_loop(
             held = _tuple(body(*held))
         return held
     if most is not None:
-        return scan(_turn(condition, body), held, (), most)[0]
-    types = [t.type for t in held]
-    test, turn = _Region(outer, "condition", types), _Region(outer, "body", types)
+        if not is_growing(body, held):
+            return scan(_turn(condition, body), held, (), most)[0]
+        zero = Tensor(0, dtype=dt.int32, device=held[0].device)
+        return while_loop(*_limited(condition, body, most), (zero, *held))[1:]
+    last, rows = collecting_loop(condition, body, held)
+    if rows:
+        raise ShapeError(
+            "jit.while_loop",
+            f"the body returns {len(held) + len(rows)} tensors for a state of {len(held)}",
+            hint="return the next state; jit.scan also stacks what its turns return",
+        )
+    return last
+
+
+def collecting_loop(
+    condition: Callable[..., Any], body: Callable[..., Any], state: Sequence[Tensor]
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """A `while_loop` in a capture, whose body may return more than the next state.
+
+    Returns:
+        The last state, and the remaining results of all turns, stacked along a new first axis.
+
+    Raises:
+        TraceError: data decide an extent of what would be stacked.
+    """
+    outer, held = _captured(), tuple(state)
+    turn, found = _settled(outer, body, held)
+    test = _Region(outer, "condition", turn.given)
     test.run(condition, None)
     if test.streams.now:
         # A condition returns no state: each turn computes the next one, and this the first.
-        return while_loop(
+        last, rows = collecting_loop(
             lambda goes_on, *_: goes_on, _with_condition(condition, body), (condition(*held), *held)
-        )[1:]
-    turn.run(body, None)
-    turn.refuse_found("jit.while_loop", "data decide an extent of what the body returns")
-    extra = {**test.extra, **turn.extra}
-    used = list(extra)
-    op = While(test.graph(used), turn.graph(used, returned=used))
-    results = _apply(op, [*held, *extra.values()])
-    outer.streams.now.update(turn.states(used, results[len(held) :]))
-    return results[: len(held)]
+        )
+        return last[1:], rows
+    n = len(held)
+    changing = {s.name for i, axis in found for s in symbols_in(turn.given[i].shape[axis])}
+    turn.refuse_found("jit.while_loop", "the turns return rows of several sizes", n, changing)
+    used = list({**test.extra, **turn.extra})
+    regions = test.graph(used), _carrying(turn, n, used)
+    op = FindingWhile(*regions, found) if found or turn.types[n:] else While(*regions)
+    results = _apply(op, [*held, *({**test.extra, **turn.extra}.values())])
+    after = n + len(used)
+    outer.streams.now.update(turn.states(used, results[n:after]))
+    return results[:n], results[after:]
+
+
+def is_growing(body: Callable[..., Any], state: Sequence[Tensor]) -> bool:
+    """Return whether a loop's body, in a capture, changes extents of the state."""
+    return bool(_settled(_captured(), body, tuple(state))[1])
+
+
+def _settled(
+    outer: Capture,
+    body: Callable[..., Any],
+    held: Sequence[Tensor],
+    entries: Sequence[TensorType] = (),
+) -> tuple[_Region, tuple[tuple[int, int], ...]]:
+    """A loop's body with symbols for the extents of the state that it changes, and their places.
+
+    It is captured until it changes no others. Axes share a symbol as long as they begin and go on
+    alike, so that the keys and values of a cache stay equal.
+    """
+    types = [t.type for t in held]
+    named: dict[tuple[int, int], Dim] = {}
+    while True:
+        turn = _Region(outer, "body", [*types, *entries])
+        turn.run(body, None)
+        pairs = {
+            (i, axis): (d, e)
+            for i, (before, after) in enumerate(zip(types, turn.types, strict=False))
+            for axis, (d, e) in enumerate(zip(before.shape, after.shape, strict=False))
+            if (i, axis) in named or not is_equal(d, e)
+        }
+        kinds = dict.fromkeys(pairs.values())
+        if len(pairs) == len(named) and len(kinds) == len(set(named.values())):
+            return turn, tuple(pairs)
+        made = {pair: symbol(f"loop{numbering().fresh()}", 0) for pair in kinds}
+        named = {place: made[pair] for place, pair in pairs.items()}
+        types = [
+            t.type.with_shape(tuple(named.get((i, axis), d) for axis, d in enumerate(t.shape)))
+            for i, t in enumerate(held)
+        ]
 
 
 def scan(
@@ -196,15 +268,32 @@ def scan(
             return held, _no_rows(body, held, stacked)
         return held, tuple(_stacked(column) for column in zip(*rows, strict=True))
     entries = [x.type.with_shape(x.type.shape[1:]) for x in stacked]
-    turn = _Region(outer, "body", [*[t.type for t in held], *entries])
-    turn.run(body, None)
+    turn, found = _settled(outer, body, held, entries)
+    if found:
+        return _growing_scan(body, held, stacked, turns)
     turn.refuse_found("jit.scan", "data decide an extent of what the body returns")
     # What a turn uses from outside is carried, and returned as it came.
-    op = Scan(_carrying(turn, n), n + len(turn.extra), turns)
+    op = Scan(_carrying(turn, n, list(turn.extra)), n + len(turn.extra), turns)
     results = _apply(op, [*held, *turn.extra.values(), *stacked])
     after = n + len(turn.extra)
     outer.streams.now.update(turn.states(list(turn.extra), results[n:after]))
     return tuple(results[:n]), tuple(results[after:])
+
+
+def _growing_scan(
+    body: Callable[..., Any], held: Sequence[Tensor], stacked: Sequence[Tensor], turns: Dim
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """A scan in a capture whose state has other extents in every turn."""
+    device = held[0].device
+    zero, end = Tensor(0, dtype=dt.int32, device=device), held[0].apply(Extent(turns, dt.int32), ())
+
+    def turn(i: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        return (i + 1, *body(*state, *[x[i] for x in stacked]))
+
+    last, rows = collecting_loop(lambda i, *_: i < end[0], turn, (zero, *held))
+    # The loop does not tell that it takes so many turns.
+    every = held[0].apply(Iota(0, 1, turns, dt.int32), ())[0]
+    return last[1:], tuple(r.apply(Take(0), (r, every))[0] for r in rows)
 
 
 def _no_rows(
@@ -231,12 +320,23 @@ def _turn(condition: Callable[..., Any], body: Callable[..., Any]) -> Callable[.
     return turn
 
 
+def _limited(
+    condition: Callable[..., Any], body: Callable[..., Any], most: int
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The condition and body of a loop that counts its turns, and ends after so many."""
+
+    def goes_on(turn: Tensor, *held: Tensor) -> Any:
+        return condition(*held) & (turn < most)
+
+    return goes_on, lambda turn, *held: (turn + 1, *_tuple(body(*held)))
+
+
 def _with_condition(condition: Callable[..., Any], body: Callable[..., Any]) -> Callable[..., Any]:
     """A turn that returns, in front of the next state, whether there is another turn."""
 
     def turn(_: Tensor, *held: Tensor) -> tuple[Tensor, ...]:
         made = _tuple(body(*held))
-        return condition(*made), *made
+        return condition(*made[: len(held)]), *made
 
     return turn
 
@@ -299,6 +399,7 @@ class _Region(Capture):
         """Values of the outer graph that the region uses, in order of use, and who holds them."""
         self._known: dict[Value, Symbol] = {}
         self.streams: RegionStreams = RegionStreams(self, outer.streams)
+        self.given = list(types)
         self._given = [self._input(_unplaced(t), Argument(i)) for i, t in enumerate(types)]
         kinds = [eager_type(t.dtype, resolve(t.device)) for t in types]
         self._tensors = [wrap(Symbol(self, o), k) for o, k in zip(self._given, kinds, strict=True)]
@@ -324,13 +425,22 @@ class _Region(Capture):
         returned = {s.name for s in symbols_in(tuple(self.types))}
         return frozenset(returned & found_in(self._builder.build())) if returned else frozenset()
 
-    def refuse_found(self, where: str, problem: str) -> None:
-        """Raise where data decide an extent inside that would leave the region."""
-        if self.found():
+    def refuse_found(
+        self, where: str, problem: str, first: int = 0, names: Collection[str] = ()
+    ) -> None:
+        """Raise where data decide an extent inside that would leave the region.
+
+        Args:
+            where, problem: the error.
+            first: results in front of it may have such extents.
+            names: further extents that only the region has.
+        """
+        types = self.types[first:]
+        if not {s.name for s in symbols_in(tuple(types))}.isdisjoint({*self.found(), *names}):
             raise TraceError(
                 where,
                 problem,
-                saw=_listed(self.types),
+                saw=_listed(types),
                 hint="return what has a known size, such as a sum or a mask, and select behind it",
             ).of_run()
 
@@ -396,9 +506,8 @@ class _Region(Capture):
         return tree.unflatten(self.shape, list(tensors))
 
 
-def _carrying(turn: _Region, n: int) -> Graph:
-    """A scan's body whose outer values are carried between the state and the entries."""
-    extra = list(turn.extra)
+def _carrying(turn: _Region, n: int, extra: Sequence[Value]) -> Graph:
+    """A loop's body whose outer values are carried behind the state, before entries and rows."""
     built = turn.graph(extra, returned=extra)
     if not extra:
         return built
@@ -413,6 +522,11 @@ def _capture() -> Capture | None:
     """The capture this thread is in."""
     found = LOCAL.capture
     return found if isinstance(found, Capture) else None
+
+
+def _captured() -> Capture:
+    """The capture this thread is in, of which there is one."""
+    return cast(Capture, LOCAL.capture)
 
 
 def _apply(op: Op, tensors: list[Tensor]) -> tuple[Tensor, ...]:
@@ -464,4 +578,4 @@ def _listed(types: Sequence[TensorType]) -> str:
     return ", ".join(map(str, types)) or "nothing"
 
 
-__all__ = ["cond", "scan", "while_loop"]
+__all__ = ["collecting_loop", "cond", "is_growing", "scan", "while_loop"]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from treadle.base.symbol import Expr, Relation, Symbol, symbols_of
+from treadle.graph.ir import symbols_in
 from treadle.jit.captured import CapturedCall
 from treadle.jit.dynamic import Axes
 from treadle.tensor import Parameter, Tensor
@@ -111,9 +112,10 @@ class _Axes:
 
 
 def fixed_symbols(captured: CapturedCall) -> set[str]:
-    """Return the symbols that a capture leaves one value only."""
+    """Return the symbols of the call that a capture leaves one value only."""
     asked = set().union(*(symbols_of(x) for x in captured.pins))
-    return asked.union(*map(_fixed, captured.graph.guards))
+    found = asked.union(*map(_fixed, captured.graph.guards))
+    return found & {s.name for t in captured.graph.input_types for s in symbols_in(t)}
 
 
 def _fixed(guard: Relation) -> set[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import starmap
 from typing import Any, Protocol
 
@@ -22,7 +23,9 @@ from treadle.base.types import TensorType
 from treadle.ops.abstract import ArrayOperand, TypeOperand
 from treadle.ops.arg import Arg
 from treadle.ops.gather import numbering
+from treadle.ops.movement import Concat
 from treadle.ops.op import BadSample, Op, Sample, op
+from treadle.ops.reduce import Sum
 
 Types = tuple[TensorType, ...]
 
@@ -265,15 +268,7 @@ class While(ControlFlow):
     def infer(self, *state: TensorType) -> Types:
         match_types(self.name, "the condition", self.condition.input_types, state)
         match_types(self.name, "the body", self.body.input_types, state)
-        test = self.condition.output_types
-        if len(test) != 1:
-            raise ShapeError(
-                self.name,
-                f"the condition has {len(test)} results",
-                saw=", ".join(map(str, test)),
-                hint="return one bool",
-            )
-        check_predicate(self.name, "the condition's result", test[0])
+        _check_condition(self.name, self.condition)
         match_types(self.name, "the body's results", self.body.input_types, self.body.output_types)
         return self.body.output_types
 
@@ -296,6 +291,131 @@ class While(ControlFlow):
             BadSample(lambda: cls(_SMALL, _GROW), (x,), ShapeError, "the condition: value 0"),
             BadSample(lambda: cls(_GROW, _GROW), (one,), DTypeError, "must be bool"),
             BadSample(lambda: cls(_SMALL, _SMALL), (one,), DTypeError, "the body's results"),
+        )
+
+
+def _check_condition(name: str, condition: Region) -> None:
+    """Raise unless a loop's condition gives one truth value."""
+    test = condition.output_types
+    if len(test) != 1:
+        raise ShapeError(
+            name,
+            f"the condition has {len(test)} results",
+            saw=", ".join(map(str, test)),
+            hint="return one bool",
+        )
+    check_predicate(name, "the condition's result", test[0])
+
+
+@op
+class FindingWhile(ControlFlow):
+    """A `While` whose state has extents that change from turn to turn, and which may stack rows.
+
+    In its regions such an extent is a symbol of the loop; axes with one symbol are equal at the
+    beginning, and stay so. What the body returns behind the next state has one type in all turns.
+    Results: the last state, with new symbols for those extents, then what all turns returned,
+    stacked along a new axis 0, whose extent is the number of turns.
+    """
+
+    condition: Region
+    body: Region
+    found: tuple[tuple[int, int], ...] = ()
+    """The value of the state and the axis of each extent that changes."""
+
+    name = "finding_while"
+    operands = ("*state",)
+    no_gradient = "has a state whose extents change: carry what has a known size"
+
+    def results(self) -> Types:
+        return self.body.output_types
+
+    @property
+    def changing(self) -> tuple[Dim, ...]:
+        """The extents that change, as the regions have them."""
+        types = self.body.input_types
+        return tuple(dict.fromkeys(types[i].shape[axis] for i, axis in self.found))
+
+    def infer(self, *state: TensorType) -> Types:
+        inside, following = self.body.input_types, self.body.output_types[: len(state)]
+        match_types(self.name, "the condition", self.condition.input_types, inside)
+        given, wanted, results = (
+            tuple(starmap(self._without_found, enumerate(types)))
+            for types in (state, inside, following)
+        )
+        match_types(self.name, "the body", wanted, given)
+        _check_condition(self.name, self.condition)
+        match_types(self.name, "the body's results", wanted, results)
+        made = self._named(state)
+        turns = symbol(f"turns{numbering().fresh()}", 0)
+        ends = tuple(
+            x.with_shape(tuple(made.get((i, axis), d) for axis, d in enumerate(x.shape)))
+            for i, x in enumerate(state)
+        )
+        rows = self.body.output_types[len(state) :]
+        return *ends, *(t.with_shape((turns, *t.shape)) for t in rows)
+
+    def _named(self, state: Types) -> dict[tuple[int, int], Dim]:
+        """Return a new symbol for each changing extent, one where the regions have one."""
+        first: dict[Dim, tuple[int, int]] = {}
+        made: dict[tuple[int, int], Dim] = {}
+        for i, axis in self.found:
+            mismatch = partial(self._uneven, state, i, axis)
+            extent = self.body.input_types[i].shape[axis]
+            if isinstance(extent, int):
+                raise mismatch()
+            j, other = first.setdefault(extent, (i, axis))
+            require_equal(state[i].shape[axis], state[j].shape[other], mismatch)
+            after = self.body.output_types
+            if not is_identical(after[i].shape[axis], after[j].shape[other]):
+                raise mismatch()
+            if (j, other) == (i, axis):
+                made[i, axis] = symbol(f"loop{numbering().fresh()}", 0)
+            made[i, axis] = made[j, other]
+        return made
+
+    def _uneven(self, state: Types, i: int, axis: int) -> TreadleError:
+        """The error for an axis that is not as another one with its symbol."""
+        return self.error(
+            f"axis {axis} of value {i} should be equal to one that it is not",
+            state,
+            "give extents that change in their own way symbols of their own",
+        )
+
+    def _without_found(self, i: int, type_: TensorType) -> TensorType:
+        """Return a type with 0 for extents that change."""
+        shape = (0 if (i, axis) in self.found else d for axis, d in enumerate(type_.shape))
+        return type_.with_shape(tuple(shape))
+
+    def reference(self, *state: Array) -> tuple[Array, ...]:
+        count = len(state)
+        types = self.body.output_types[count:]
+        columns: list[list[Array]] = [[] for _ in types]
+        while self.condition.evaluate(state)[0]:
+            made = self.body.evaluate(state)
+            state = made[:count]
+            for column, value in zip(columns, made[count:], strict=True):
+                column.append(value)
+        empty: list[Any] = [np.empty((0, *t.shape), t.dtype.numpy) for t in types]
+        rows = (np.stack(c) if c else e for c, e in zip(columns, empty, strict=True))
+        return *(np.asarray(s) for s in state), *rows
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        op_ = cls(_FEW, _APPENDED, ((0, 0),))
+        return tuple(
+            Sample(op_, (Arg((n, 3), dt.float32),), gradient=False, label=f"rows({n})")
+            for n in (1, 4, 0)
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        list_ = (Arg((2, 3)),)
+        return (
+            BadSample(lambda: cls(_FEW, _APPENDED), list_, ShapeError, "the body: value 0"),
+            BadSample(lambda: cls(_APPENDED, _APPENDED, ((0, 0),)), list_, DTypeError, "be bool"),
+            BadSample(
+                lambda: cls(_FEW, _APPENDED, ((0, 0), (0, 1))), list_, ShapeError, "axis 1 of value"
+            ),
         )
 
 
@@ -386,3 +506,7 @@ _NEGATE = FunctionRegion("negate", (_PLANE,), lambda x: -x)
 _SMALL = FunctionRegion("small", (_ONE,), lambda x: x < 10.0)
 _GROW = FunctionRegion("grow", (_ONE,), lambda x: x + x)
 _TOTAL = FunctionRegion("total", (_PLANE, _PLANE), lambda s, x: (s + x, s * x))
+_LIST = TensorType(dt.float32, (symbol("rows", 0), 3))
+_FEW = FunctionRegion("few", (_LIST,), lambda x: Sum((0, 1), False)(x) < 20.0)
+_ROW = np.ones((1, 3), np.float32)
+_APPENDED = FunctionRegion("appended", (_LIST,), lambda x: Concat(0)(x, x.constant(_ROW)))

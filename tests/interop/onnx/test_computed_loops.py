@@ -119,13 +119,51 @@ def test_ranges() -> None:
     agree(model(text), [given(n) for n in (0, 1, 4, -3, 8)])
 
 
-def test_state_that_grows_is_refused() -> None:
-    text = """(float[k] y) {
+GROWING = """b = Constant<value = float {1.5}>() m = Mul(s, b) t = Concat<axis = 0>(m, x)
+             a = Abs(t) h = ReduceMax<keepdims = 0>(a) d = Less(h, limit)"""
+
+
+def test_a_state_that_grows() -> None:
+    """In a loop, in one within a branch, and where shapes and sizes of it are asked for."""
+    text = f"""(float[k] y, float[l] z, int64[1] size, float p) {{
         y = Loop(n, go, x) <body = b (int64 i, bool c, float[j] s)
-            => (bool d, float[l] t) { d = Identity(c) t = Concat<axis=0>(s, x) }> }"""
+            => (bool d, float[l] t) {{ {GROWING} }}>
+        size = Shape(y)
+        z = If (go) <
+            then_branch = u () => (float[e] f) {{ f = Loop(n, go, y) <body = b
+                (int64 i, bool c, float[j] s)
+                => (bool d, float[l] t) {{ d = Identity(c) t = Concat<axis = 0>(s, x) }}> }},
+            else_branch = v () => (float[e] g) {{ g = Neg(x) }}>
+        p = ReduceSum<keepdims = 0>(z)
+    }}"""
+    agree(
+        model(text),
+        [given(n, 20, s, g) for n in (0, 1, 6, 30) for s, g in ((1, True), (-1, False))],
+    )
+
+
+def test_what_turns_give_beside_a_state_that_grows() -> None:
+    """One loop finds how many turns there are, and collects."""
+    text = f"""(float[k] y, float[r,3] rows, float[r,3] more) {{
+        y, rows = Loop(n, go, x) <body = b (int64 i, bool c, float[j] s)
+            => (bool d, float[l] t, float[3] u) {{ {GROWING} v = ReduceSum<keepdims = 0>(s)
+            u = Mul(x, v) }}>
+        more = Add(rows, x)
+    }}"""
+    feeds = [given(n, limit, s, g) for n, limit, s, g in CASES]
+    agree(model(text), feeds)
+
+
+CASES = ((0, 9, 1, True), (1, 1e9, -1, True), (6, 20, 1, True), (5, 1e9, 1, True), (3, 9, 1, False))
+
+
+def test_a_state_of_other_ranks_is_refused() -> None:
+    text = """(float[k] y) {
+        y = Loop(n, go, x) <body = b (int64 i, bool c, float[j] s) => (bool d, float[l] t)
+            { d = Identity(c) a = Constant<value = int64[1] {0}>() t = Unsqueeze(s, a) }> }"""
     network = load(model(text))
     tensors = [mge.tensor(a, dtype=a.dtype) for a in given(2).values()]
-    assert network(*tensors).shape == (9,)
+    assert network(*tensors).shape == (1, 1, 3)
     with pytest.raises(UnsupportedOp, match=r"known only at run time, and: .*value 2 does not fit"):
         mge.jit.compile(network)(*tensors)
 
@@ -230,7 +268,7 @@ def test_a_scan_collects_extents_of_its_entries() -> None:
     assert not family.alone and not family.captured.pins
 
 
-def test_a_state_that_grows_with_each_row_has_its_turns_written_out() -> None:
+def test_a_state_that_grows_with_each_row_is_a_loop_of_one_program() -> None:
     text = """(float[k,4] y) {
         shape = Shape<end = 1>(x)
         axis = Constant<value = int64[1] {0}>()
@@ -244,10 +282,12 @@ def test_a_state_that_grows_with_each_row_has_its_turns_written_out() -> None:
     )
     session, network = runtime.InferenceSession(made.SerializeToString()), load(made)
     compiled = mge.jit.compile(dynamic={0: {0: "r"}})(network)
-    for rows in (2, 3):
+    for rows in (2, 3, 7, 17):
         x = np.random.default_rng(rows).standard_normal((rows, 4), "float32")
         (want,) = session.run(None, {"x": x})
         np.testing.assert_array_equal(compiled(mge.tensor(x)).numpy(), want)
+    ((family,),) = compiled._captures.families.values()
+    assert not family.alone and not family.captured.pins
 
 
 def test_branches_and_loops_share_programs_over_open_extents(

@@ -96,6 +96,7 @@ NEVER = {
     "samples have regions that are Python functions": (
         "cond",
         "finding_cond",
+        "finding_while",
         "fused",
         "scan",
         "while",

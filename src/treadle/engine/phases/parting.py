@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from treadle.base.guards import recording_guards
 from treadle.base.symbol import Dim, Relation, Symbol, symbol
 from treadle.base.symbol import symbols_of as symbols_of_extent
-from treadle.graph.analysis import found_by, found_in, has_effect, nodes_in
+from treadle.graph.analysis import changing_in, found_by, found_in, has_effect, nodes_in
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.evaluate import specialize
-from treadle.graph.ir import Graph, Node, Value, lone_symbol, regions_of, symbols_in
+from treadle.graph.ir import Graph, Node, Value, lone_symbol, regions_of, symbols_in, symbols_of
 from treadle.ops.check import CheckIndices
 from treadle.ops.constant import Constant
 from treadle.ops.op import Op
@@ -50,26 +50,48 @@ def finds_inside(node: Node) -> bool:
     return any(map(finds_extents, regions_of(node.op)))
 
 
-def guarded(region: Graph, whole: Graph) -> Graph:
-    """A branch or body with the guards on extents that are found in it, which its graph states."""
-    own = found_in(region)
+def standalone(
+    region: Graph, node: Node, whole: Graph, known: Iterable[Value]
+) -> tuple[Graph, tuple[Value, ...]]:
+    """A branch or body as a program of its own, and which values it is given besides its inputs.
+
+    It gets the guards on extents that are found in it, which its graph states, and a value for each
+    extent that it mentions and that none of its inputs has.
+
+    Args:
+        region, node, whole: the region, the node that holds it, and the node's graph.
+        known: values that are there when the node runs, with all extents that are known then.
+    """
+    own = found_in(region) | {s.name for s in changing_in(node)}
     more = [g for g in whole.guards if symbols_of_extent(g.expr) & own]
-    guards = (*region.guards, *more)
-    return Graph(region.name, region.inputs, region.nodes, region.outputs, guards)
+    sources = {lone.name: v for v in known for d in v.type.shape if (lone := lone_symbol(d))}
+    given = {s.name for v in region.inputs for s in symbols_in(v.type)}
+    missing = sorted({s.name for s in symbols_of(region)} & sources.keys() - given - own)
+    carried = tuple(dict.fromkeys(sources[name] for name in missing))
+    count = len(region.inputs)
+    further = (Value(v.type, None, count + i, "") for i, v in enumerate(carried))
+    inputs, guards = (*region.inputs, *further), (*region.guards, *more)
+    return Graph(region.name, inputs, region.nodes, region.outputs, guards), carried
 
 
 def renumbered(graph: Graph) -> Graph:
     """The graph with names of found extents that are the same in every process."""
     names: dict[str, Dim] = {}
     for node in nodes_in(graph):
-        for s in found_by(node):
+        for s in (*found_by(node), *changing_in(node)):
             name = f"{node.op.name}_{len(names)}"
             names[s.name] = symbol(name, s.low, s.high, s.multiple)
     with recording_guards():  # Those of the capture stay.
         return specialize(graph, names)
 
 
-def phases_of(graph: Graph, frozen: Sequence[bool], *, inside: bool = True) -> tuple[Phase, ...]:
+def phases_of(
+    graph: Graph,
+    frozen: Sequence[bool],
+    *,
+    inside: bool = True,
+    changing: Collection[str] = (),
+) -> tuple[Phase, ...]:
     """The phases of a graph, in order.
 
     A node belongs to the first phase in which all that it needs is known. What depends on constants
@@ -79,15 +101,18 @@ def phases_of(graph: Graph, frozen: Sequence[bool], *, inside: bool = True) -> t
         graph: the whole; see `renumbered`.
         frozen: for each input, whether it is the same in all runs.
         inside: let ops that decide be part of the program before, where they can.
+        changing: extents of inputs that are looked at in each run, since a loop changes them.
     """
-    return _Parting(graph, frozen, inside).phases()
+    return _Parting(graph, frozen, inside, changing).phases()
 
 
 class _Parting:
     """Cuts one graph."""
 
-    def __init__(self, graph: Graph, frozen: Sequence[bool], inside: bool) -> None:
-        self._graph, self._inside = graph, inside
+    def __init__(
+        self, graph: Graph, frozen: Sequence[bool], inside: bool, changing: Collection[str]
+    ) -> None:
+        self._graph, self._inside, self._changing = graph, inside, changing
         self._nodes = _needed(graph)
         self._frozen = {v for v, yes in zip(graph.inputs, frozen, strict=False) if yes}
         self._level: dict[Value, int] = dict.fromkeys(graph.inputs, 0)
@@ -209,7 +234,8 @@ class _Parting:
             names = symbols_of_extent(guard.expr)
             if not names <= self._known.keys():  # One of a branch or loop, which looks at it.
                 continue
-            if number and max((self._known[name] for name in names), default=0) == number:
+            last = max((self._known[name] for name in names), default=0)
+            if last == number and (number or not names.isdisjoint(self._changing)):
                 found.append(guard)
         return tuple(found)
 
@@ -249,6 +275,7 @@ def _mentioned(node: Node) -> tuple[Symbol, ...]:
     attributes = () if type(node.op) is Constant else tuple(node.op.attributes.values())
     found = symbols_in((*types, *attributes))
     inside = {name for region in regions_of(node.op) for name in found_in(region)}
+    inside.update(s.name for s in changing_in(node))
     return tuple([s for s in found if s.name not in inside]) if inside else found
 
 
@@ -283,7 +310,7 @@ __all__ = [
     "Phase",
     "finds_extents",
     "finds_inside",
-    "guarded",
     "phases_of",
     "renumbered",
+    "standalone",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from treadle.base.errors import EngineError, ShapeError, TreadleError
 from treadle.base.guards import recording_guards
 from treadle.base.symbol import Relation, evaluate
 from treadle.base.table import lines
+from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode, resolve
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.eager.dispatch import eager_type, run
@@ -27,18 +28,18 @@ from treadle.engine.phases.parting import (
     Phase,
     finds_extents,
     finds_inside,
-    guarded,
     phases_of,
     renumbered,
+    standalone,
 )
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.engine.spread import ValuePlaces
 from treadle.engine.targets import EngineTarget, StagedProgram
-from treadle.graph.analysis import found_by, has_effect
+from treadle.graph.analysis import changing_in, found_by, has_effect
 from treadle.graph.evaluate import bind, op_at, specialize
 from treadle.graph.ir import Graph, Node, Value, regions_of, symbols_in
-from treadle.ops.control import Cond, ControlFlow, Region, Scan, While
+from treadle.ops.control import Cond, ControlFlow, FindingWhile, Region, Scan, While
 from treadle.runtime.array import to_device, to_host
 
 MOST_RUNNERS = 256
@@ -150,6 +151,7 @@ class Phases:
         interface: which inputs are frozen; none is updated in place.
         home: where it runs; None for the host.
         named: found extents have their names already.
+        changing: extents of inputs that a loop changes.
     """
 
     def __init__(
@@ -160,13 +162,19 @@ class Phases:
         home: CompNode | None = None,
         *,
         named: bool = False,
+        changing: Collection[str] = (),
     ) -> None:
         self.graph = graph if named else renumbered(graph)
         self.options = options
         self.home = home
         self.programs = [
             _Programs(p, options, home)
-            for p in phases_of(self.graph, interface.frozen, inside=home is None or home.on_host)
+            for p in phases_of(
+                self.graph,
+                interface.frozen,
+                inside=home is None or home.on_host,
+                changing=changing,
+            )
         ]
         self.iterations = 0
         self.found: Mapping[str, int] = {}
@@ -176,11 +184,17 @@ class Phases:
         self._device = None if self._where.on_host else self._where
         frozen = {v for v, yes in zip(self.graph.inputs, interface.frozen, strict=False) if yes}
         self._regions: dict[int, Phases] = {}
-        for node in (n for p in self.programs for n in p.phase.deciding):
+        self._carried: dict[int, tuple[Value, ...]] = {}
+        deciding = [n for p in self.programs for n in p.phase.deciding]
+        known = (*self.graph.inputs, *(v for n in deciding for v in n.outputs))
+        for node in deciding:
             fixed = Interface(_fixed(node, frozen))
+            own = [s.name for s in changing_in(node)]
             for region in regions_of(node.op):
-                inside = guarded(region, self.graph)
-                self._regions[id(region)] = Phases(inside, options, fixed, home, named=True)
+                inside, carried = standalone(region, node, self.graph, known)
+                self._carried[id(region)] = carried
+                made = Phases(inside, options, fixed, home, named=True, changing=own)
+                self._regions[id(region)] = made
 
     @property
     def counters(self) -> Counters:
@@ -239,7 +253,7 @@ class Phases:
             for node in phase.deciding:
                 if isinstance(node.op, ControlFlow):
                     given = [known[v] for v in node.inputs]
-                    found = self._controlled(node, given, extents, version)
+                    found = self._controlled(node, given, known, extents, version)
                     known.update(zip(node.outputs, found, strict=True))
                     for value in node.outputs:
                         bind(self.graph, value.type, known[value], extents)
@@ -251,12 +265,21 @@ class Phases:
         return [known[v] for v in self.graph.outputs]
 
     def _controlled(
-        self, node: Node, given: list[Any], extents: Mapping[str, int], version: object
+        self,
+        node: Node,
+        given: list[Any],
+        known: Mapping[Value, Any],
+        extents: Mapping[str, int],
+        version: object,
     ) -> list[Any]:
         """A branch or loop in which data decide extents: its regions run in phases."""
 
         def ran(region: Region, inputs: Sequence[Any]) -> list[Any]:
-            return self._regions[id(region)].run(inputs, dict(extents), version)
+            phases, own = self._regions[id(region)], dict(extents)
+            given = [*inputs, *(known[v] for v in self._carried[id(region)])]
+            for type_, array in zip(phases.graph.input_types, given, strict=True):
+                bind(self.graph, type_, array, own)
+            return phases.run(given, own, version)
 
         op, made = node.op, given
         if isinstance(op, Cond):
@@ -264,10 +287,27 @@ class Phases:
         elif isinstance(op, While):
             while _truth(ran(op.condition, made)[0]):
                 made = ran(op.body, made)
+        elif isinstance(op, FindingWhile):
+            made = self._collected(op, ran, given, extents)
         else:
             made = self._scanned(cast(Scan, op), ran, given, extents)
         # What goes through belongs to the caller, who may write into it.
         return [_copied(x) if any(x is y for y in given) else x for x in made]
+
+    def _collected(
+        self,
+        op: FindingWhile,
+        ran: Callable[[Region, Sequence[Any]], list[Any]],
+        state: list[Any],
+        extents: Mapping[str, int],
+    ) -> list[Any]:
+        count = len(state)
+        rows: list[list[Any]] = []
+        while _truth(ran(op.condition, state)[0]):
+            made = ran(op.body, state)
+            state = made[:count]
+            rows.append([to_host(x) for x in made[count:]])
+        return [*state, *self._stacked(rows, op.body.output_types[count:], extents)]
 
     def _scanned(
         self,
@@ -283,14 +323,20 @@ class Phases:
             made = ran(op.body, [*state, *(self._placed(x[i]) for x in stacked)])
             state = made[:count]
             rows.append([to_host(x) for x in made[count:]])
+        return [*state, *self._stacked(rows, op.body.output_types[count:], extents)]
+
+    def _stacked(
+        self, rows: list[list[Any]], types: Sequence[TensorType], extents: Mapping[str, int]
+    ) -> list[Any]:
+        """The rows that the turns of a loop gave, stacked."""
         columns = [
             np.empty((len(rows), *[evaluate(d, extents) for d in t.shape]), t.dtype.numpy)
-            for t in op.body.output_types[count:]
+            for t in types
         ]
         for i, row in enumerate(rows):
             for column, entry in zip(columns, row, strict=True):
                 column[i] = entry
-        return [*state, *map(self._placed, columns)]
+        return [self._placed(c) for c in columns]
 
     def _placed(self, array: Any) -> Any:
         """An array of the host where the program runs."""
@@ -374,7 +420,7 @@ class PhasedRunner:
 def _fixed(node: Node, frozen: set[Value]) -> tuple[bool, ...]:
     """Return which inputs of a node's regions are the same in all runs, and in all turns."""
     op = node.op
-    if not isinstance(op, While | Scan):
+    if not isinstance(op, While | FindingWhile | Scan):
         return tuple([v in frozen for v in node.inputs[1:]])
     body = cast(Graph, op.body)
     through = zip(node.inputs, body.inputs, body.outputs, strict=False)

@@ -27,7 +27,7 @@ from treadle.interop.onnx.nodes import (
 )
 from treadle.interop.onnx.registry import converts
 from treadle.interop.onnx.sizes import Extents, Question
-from treadle.jit.control import cond, scan, while_loop
+from treadle.jit.control import collecting_loop, cond, is_growing, scan, while_loop
 from treadle.ops import logic
 from treadle.ops.abstract import ArrayOperand
 from treadle.ops.check import AssertEqual
@@ -231,7 +231,7 @@ def _turning(
     """A loop in the program that is being captured, whose turns are known when it runs.
 
     Where values are collected, a first loop finds the number of turns if the condition changes,
-    since the result of the second one has that extent.
+    since the result of the second one has that extent. A loop whose state grows is one.
     """
     loop = _Turns(node, body, [_held(v) for v in (most, condition, *carried)])
     try:
@@ -239,7 +239,7 @@ def _turning(
     except TreadleError as error:
         raise node.refuse(
             f"its number of turns is known only at run time, and: {error.problem}",
-            "carry values of unchanging types and shapes, or run the model eagerly",
+            "carry values of unchanging types and numbers of axes, or run the model eagerly",
         ) from error
 
 
@@ -267,20 +267,33 @@ class _Turns:
         made = [_held(_computed(v)) for v in self._node.run(self._body, inputs)]
         return [made[0].reshape(()).astype(dt.bool_), *made[1:]]
 
+    def _goes_on_at(self, turn: Tensor, condition: Tensor, *state: Tensor) -> Tensor:
+        """Return whether there is another turn."""
+        if self._most is None:
+            return condition
+        more: Tensor = logic.LogicalAnd()(condition, logic.Less()(turn, self._most))
+        return more
+
+    def _begin(self) -> tuple[Tensor, ...]:
+        return (self._zero(), self._goes_on, *self._carried)
+
     def _ended(self) -> tuple[Tensor, ...]:
         """The number of turns, the condition, and the state behind the last turn."""
-
-        def goes_on(turn: Tensor, condition: Tensor, *state: Tensor) -> Tensor:
-            if self._most is None:
-                return condition
-            more: Tensor = logic.LogicalAnd()(condition, logic.Less()(turn, self._most))
-            return more
 
         def body(turn: Tensor, condition: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
             made = self._run(turn, condition, state)[: 1 + len(state)]
             return (turn + 1, *made)
 
-        return while_loop(goes_on, body, (self._zero(), self._goes_on, *self._carried))
+        return while_loop(self._goes_on_at, body, self._begin())
+
+    def _at_once(self) -> tuple[Value, ...]:
+        """The state behind the last turn, and what all turns gave, stacked, of one loop."""
+
+        def body(turn: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+            return (turn + 1, *self._run(turn, given[0], given[1:]))
+
+        state, rows = collecting_loop(self._goes_on_at, body, self._begin())
+        return *state[2:], *rows
 
     def _zero(self) -> Tensor:
         return Tensor(0, dtype=dt.int64)
@@ -291,6 +304,8 @@ class _Turns:
 
     def collected(self, turns: Tensor | None = None) -> tuple[Value, ...]:
         """The same, and what all turns gave, stacked; `turns` are their numbers, if known."""
+        if turns is None and self._grows():
+            return self._at_once()
         turns = Counted()(self._count()) if turns is None else turns
         count = len(self._carried)
 
@@ -300,6 +315,12 @@ class _Turns:
 
         state, rows = scan(body, self._carried, (turns,))
         return *state[:count], *rows
+
+    def _grows(self) -> bool:
+        """Return whether the turns change the extents of what is carried."""
+        return is_growing(
+            lambda turn, *given: (turn + 1, *self._run(turn, given[0], given[1:])), self._begin()
+        )
 
     def _count(self) -> Tensor:
         """The number of turns."""
