@@ -197,7 +197,7 @@ def test_modules_code_and_neighbours_of_a_script_are_found(tmp_path: Path) -> No
         "import sys, megengine\nprint(megengine.version.__version__, sys.argv[1:])\n"
     )
     assert run("inner/script.py", "a", cwd=tmp_path).stdout == "['a']\n"
-    assert run("-m", "package", "b", cwd=tmp_path).stdout == f"{mge.__version__} ['b']\n"
+    assert run("-m", "package", "b", cwd=tmp_path).stdout == "1.13.4 ['b']\n"
     code = "import sys, megengine as m; print(m.tensor(1).item(), sys.argv)"
     assert run("-c", code, "c", cwd=tmp_path).stdout == "1 ['-c', 'c']\n"
 

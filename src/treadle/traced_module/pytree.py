@@ -66,6 +66,16 @@ class TreeDef:
         return self.type is None and self.const is NODE
 
     @property
+    def aux_data(self) -> Any:
+        """`aux` by the name that MegEngine's programs use."""
+        return self.aux
+
+    @property
+    def children_defs(self) -> tuple[TreeDef, ...]:
+        """`children` by the name that MegEngine's programs use."""
+        return self.children
+
+    @property
     def num_leaves(self) -> int:
         """Number of nodes among the leaves below."""
         return int(self.is_node) if self.type is None else sum(c.num_leaves for c in self.children)

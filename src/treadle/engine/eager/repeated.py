@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from operator import is_
 from typing import Any, NamedTuple, TypeVar
 
@@ -93,7 +94,14 @@ def repeated(function: F) -> F:
         made._trace = None
         return made
 
-    return call  # type: ignore[return-value]
+    return _signed(call, function)
+
+
+def _signed(call: Any, function: F) -> F:
+    """Say what arguments a wrapper takes, for those who ask `inspect.getfullargspec`."""
+    call.__signature__ = signature(function)
+    wrapped: F = call
+    return wrapped
 
 
 def repeated_of_several(function: F) -> F:
@@ -134,7 +142,7 @@ def repeated_of_several(function: F) -> F:
         made._trace = None
         return made
 
-    return call  # type: ignore[return-value]
+    return _signed(call, function)
 
 
 def _seen(function: Any, chain: Chain, x: Any, args: Any, kwargs: Any) -> Any:

@@ -14,10 +14,12 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from treadle.base import version
 from treadle.base.dialect import Dialect
 from treadle.base.workers import WorkerStart
 from treadle.interop.megengine import numpy_names
 from treadle.interop.megengine.internals import ROOMS
+from treadle.interop.megengine.tracer import VERSION
 
 _ALIAS, _REAL = "megengine", "treadle"
 _LITE = "megenginelite"
@@ -57,6 +59,7 @@ _ELSEWHERE = {
     "optimizer.multi_step_lr": "optimizer",
     "random.rng": "random",
     "traced_module._passes.utils": "interop.megengine.passes",
+    "traced_module.module_tracer": "interop.megengine.tracer",
     "utils.types": "utils.tuple_function",
 }
 """Modules that stand elsewhere here, by their path in MegEngine."""
@@ -138,11 +141,22 @@ _GUESTS = {
     "tensor": {"tensor": ""},
     "utils.custom_op_tools": {"_get_default_build_root": f"{_MEGENGINE}.switches"},
     "utils.module_stats": {"hook_modules": "utils.module_stats_rules:HOOKED"},
+    "traced_module.pytree": {
+        "LeafDef": f"{_MEGENGINE}.tracer",
+        "SUPPORTED_TYPE": "traced_module.pytree:CONTAINERS",
+    },
     "traced_module.node": {"NodeMixin": "traced_module.node:Node"},
     "traced_module.traced_module": {
         **dict.fromkeys(("ExprFilter", "NodeFilter"), "traced_module.filters"),
         "BaseFilter": "traced_module.filters:Filter",
         **dict.fromkeys(("register_as_builtin", "trace_module", "wrap"), "traced_module"),
+        **dict.fromkeys(
+            (
+                *("ExprFilterCallFunction", "ExprFilterCallMethod", "ExprFilterExprId"),
+                *("NodeFilterName", "NodeFilterNodeId", "NodeFilterType"),
+            ),
+            f"{_MEGENGINE}.tracer",
+        ),
     },
 }
 """Names that MegEngine has, or early versions had, in modules whose namesakes here lack them, and
@@ -176,6 +190,12 @@ def _guests() -> Iterator[tuple[ModuleType, str, Any]]:
             owner, _, other = place.partition(":")
             module = importlib.import_module(f"{_REAL}.{owner}" if owner else _REAL)
             yield host, name, getattr(module, other or name)
+    for path, target in _ELSEWHERE.items():
+        parent, _, name = path.rpartition(".")
+        here = sys.modules.get(f"{_REAL}.{parent}") if parent == target else None
+        # MegEngine imports such a module with its package.
+        if here is not None and vars(here).get(name, here) is here:
+            yield here, name, here
 
 
 def _make_known(besides: str = "") -> None:
@@ -263,6 +283,7 @@ def install() -> None:
         if isinstance(starred, list) and name not in starred:
             starred.append(name)  # `import *` brings what `dir` shows, as in MegEngine.
     numpy_names.keep()
+    vars(sys.modules[_REAL])["__version__"] = VERSION
     # A fresh process would not know the alias; MegEngine forks its workers, too.
     WorkerStart.method = "fork"
     Dialect.megengine = True
@@ -273,6 +294,7 @@ def uninstall() -> None:
     WorkerStart.method = ""
     Dialect.megengine = False
     numpy_names.forget()
+    vars(sys.modules[_REAL])["__version__"] = version.VERSION
     for host, name, meant in _guests():
         if vars(host).get(name) is meant:
             delattr(host, name)

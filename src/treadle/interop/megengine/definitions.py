@@ -53,6 +53,12 @@ class OpDef:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.__dict__})"
 
+    def __str__(self) -> str:
+        """The name of the op, by which programs look converters up; of its function, if it has."""
+        return (
+            str(self.__dict__["mode"]) if type(self).__name__ == "Elemwise" else type(self).__name__
+        )
+
 
 def _restored(name: str, state: dict[str, Any]) -> OpDef:
     """A definition out of a file."""

@@ -22,12 +22,11 @@ from treadle import amp, config
 from treadle.autodiff import GradManager
 from treadle.base.errors import UnsupportedOp
 from treadle.base.modes import install
-from treadle.base.version import VERSION
 from treadle.device import DeviceType
 from treadle.engine.devices.lifetime import synchronize
 from treadle.engine.devices.names import CompNode, resolve
 from treadle.functional.arguments import as_tensor, promote_all
-from treadle.interop.megengine import graphs, runtime, streams
+from treadle.interop.megengine import graphs, runtime, streams, tracer
 from treadle.interop.megengine.builtin import MEMBERS
 from treadle.interop.megengine.definitions import OpDef
 from treadle.ops.op import Op
@@ -309,9 +308,6 @@ def _absent(name: str, why: str) -> Callable[..., Any]:
     return refuse
 
 
-_TRACER = "trace_module, and the nodes and expressions of its graph, are there"
-
-
 class SymbolVar:
     """MegEngine's tensors of graphs under construction; here these are tensors, too."""
 
@@ -351,10 +347,6 @@ def _beside() -> dict[str, dict[str, Any]]:
         "traced_module.tm_config": {
             "disable_default_checker": At("treadle.traced_module:disable_default_checker"),
             "enable_expr_checker": At("treadle.traced_module:enable_expr_checker"),
-        },
-        "traced_module.module_tracer": {
-            name: _absent(f"traced_module.module_tracer.{name}", _TRACER)
-            for name in ("active_module_tracer", "module_tracer", "set_active_module_tracer")
         },
         "traced_module.compat": {},
         "traced_module.utils": {
@@ -459,7 +451,7 @@ def _rooms() -> dict[str, Facade]:
         "core.ops": {"custom": At("treadle.utils.custom")},
         "core.ops.special": {"Const": MEMBERS["Const"]},
         "core.ops.builtin": MEMBERS,
-        "version": {"__version__": VERSION, "git_version": ""},
+        "version": {"__version__": tracer.VERSION, "git_version": ""},
     }
     rooms = {path: Facade(f"treadle.{path}", dict(members)) for path, members in tables.items()}
     for path, room in rooms.items():
