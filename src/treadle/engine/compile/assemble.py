@@ -12,6 +12,7 @@ from treadle.base.symbol import Dim, Expr
 from treadle.engine.compile.buckets import fill_buckets, overlapped
 from treadle.engine.compile.contents import Contents
 from treadle.engine.compile.control import region_spaces, regions_of, write_control
+from treadle.engine.compile.donate import use_donated
 from treadle.engine.compile.early import plan_early
 from treadle.engine.compile.link import Linker
 from treadle.engine.compile.memory import Buffer, check_memory, plan_memory
@@ -71,7 +72,8 @@ def assemble(
     maker = _makers(work, placement)
     order = _order(work, placement, maker)
     units = units_of(work, order, maker)
-    schedule = best_schedule(work, order, placement, spaces, units, options)
+    made = best_schedule(work, order, placement, spaces, units, options)
+    schedule = use_donated(graph, interface, options, work, units, made, placement, spaces)
     memory = _plan(schedule, placement.sizes, options, within, _inner(schedule, units, parts))
     memory = _with_early(memory, before.memory, parts)
     linker = Linker(
@@ -86,8 +88,7 @@ def assemble(
         areas=list(placement.areas),
     )
     linker.prepare(before.turns, before.spaces)
-    numbers = {v: i for i, n in enumerate(graph.nodes) for v in n.outputs}
-    numbers.update({w.inputs[0]: numbers[w.outputs[0]] for w in work if w.phase == FINISH})
+    numbers = _numbers(graph, work)
     nodes = [numbers.get(item.outputs[0], -1) if item.outputs else -1 for item in work]
     runs = {n: linker.runs(work[n], spaces.get(n, ()), nodes[n]) for n in order}
     if options.check and not is_open():
@@ -110,6 +111,13 @@ def assemble(
                 linker.guard(work[m.work], nodes[m.work])
     done = [w.outputs[0] for w in early if w.lowered is not None and w.lowered.launches]
     return replace(linker.plan(interface), once=tuple(numbers[v] for v in done))
+
+
+def _numbers(graph: Graph, work: Sequence[Work]) -> dict[Value, int]:
+    """The number of the node that makes each value."""
+    found = {v: i for i, n in enumerate(graph.nodes) for v in n.outputs}
+    found.update({w.inputs[0]: found[w.outputs[0]] for w in work if w.phase == FINISH})
+    return found
 
 
 # -- order -------------------------------------------------------------------------------------

@@ -110,6 +110,7 @@ class Contents:
     ) -> None:
         self._graph = graph
         self._updates = dict(interface.updates)
+        self._donated = interface.donated
         self._linker = linker
         self._copied = {w.outputs[0]: w.inputs[0] for w in work if w.op is COPY}
         self._memory = MemoryContents()
@@ -234,12 +235,16 @@ class Contents:
                 raise _wrong(label, use.name, "is written where something else is, at one time")
 
     def _end(self) -> None:
-        """Check that outputs hold their values, and inputs theirs, except for updates."""
+        """Check that outputs hold their values, and inputs theirs, but for updated and donated
+        ones.
+        """
         results = [v for j, v in enumerate(self._graph.outputs) if j not in self._updates]
         expected = [*self._graph.inputs, *results]
         for j, i in self._updates.items():
             expected[i] = self._graph.outputs[j]
         for base, value in enumerate(expected):
+            if base in self._donated:
+                continue
             use = self._use(value, Address(base))
             if not self._memory.holds(use):
                 raise _wrong("the program", use.name, f"is not in base {base} at the end")

@@ -86,7 +86,7 @@ def best_schedule(
     """
 
     def made(slots: Slots) -> Schedule:
-        spans = _spans(units, slots)
+        spans = spans_of(units, slots)
         buffers = tuple(_lifetimes(work, spans, placement, spaces))
         if not options.reuse_memory:
             return Schedule(slots, buffers, {})
@@ -121,7 +121,7 @@ def best_schedule(
 # -- lifetimes ---------------------------------------------------------------------------------
 
 
-def _spans(units: Sequence[LaunchUnit], slots: Slots) -> dict[int, tuple[int, int]]:
+def spans_of(units: Sequence[LaunchUnit], slots: Slots) -> dict[int, tuple[int, int]]:
     """The first and the last slot of every piece of work that runs."""
     spans: dict[int, tuple[int, int]] = {}
     for position, slot in enumerate(slots):

@@ -90,10 +90,13 @@ class Interface:
     Attributes:
         frozen: which inputs keep their contents from run to run, unless the caller says so.
         updates: (output, input) pairs: the output replaces that input's contents in place.
+        donated: numbers of inputs that nobody reads after the run; it may leave anything in them.
+            No two inputs may share their memory.
     """
 
     frozen: tuple[bool, ...] = ()
     updates: tuple[tuple[int, int], ...] = ()
+    donated: tuple[int, ...] = ()
 
 
 REFERENCE = "reference"

@@ -29,6 +29,7 @@ from treadle.base.guards import deciding
 from treadle.base.log import get_logger
 from treadle.interop.torch import caches
 from treadle.interop.torch.calls import boxed, direct, drop_stream, note_what_is_around
+from treadle.interop.torch.donations import donated_to, donated_to_backward, note_donated
 from treadle.interop.torch.drawing import DRAWING
 from treadle.interop.torch.flex import write_out
 from treadle.interop.torch.nodes import decompositions, note_what_is_read, refusal
@@ -139,7 +140,7 @@ def backend(
     settings = _settings(options)
     compiled: Any = aot_autograd(
         fw_compiler=_compiler(settings, _results_of_program),
-        bw_compiler=_compiler(settings, _all_results),
+        bw_compiler=_compiler(settings, _all_results, donated_to_backward),
         inference_compiler=_compiler(settings, _all_results),
         decompositions=decompositions(draws=not settings.fallback_random),
         partition_fn=_minimum_cut if settings.recompute else default_partition,
@@ -167,23 +168,32 @@ def _all_results() -> None:
     return None
 
 
-def _compiler(settings: BackendSettings, results: Callable[[], int | None]) -> Any:
+def _compiler(
+    settings: BackendSettings,
+    results: Callable[[], int | None],
+    donated: Callable[[], Sequence[int]] = tuple,
+) -> Any:
     """Return the function that AOTAutograd calls for a graph; `results`: see
-    `note_what_is_read`.
+    `note_what_is_read`, `donated`: see `note_donated`.
     """
 
     def compiles(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        given = results(), settings, tuple(donated())
         if caches.are_asked_for():
-            return caches.kept(_boxed, module, results(), settings)
-        return note_what_is_around(_boxed(module, results(), settings))
+            return caches.kept(_boxed, module, *given)
+        return note_what_is_around(_boxed(module, *given))
 
     return caches.cacheable(compiles) if caches.are_asked_for() else compiles
 
 
 def _boxed(
-    module: fx.GraphModule, results: int | None, settings: BackendSettings
+    module: fx.GraphModule,
+    results: int | None,
+    settings: BackendSettings,
+    donated: Sequence[int] = (),
 ) -> Callable[[list[Any]], Any]:
     """Compile one graph of ATen operators."""
+    note_donated(module.graph, donated)
     set_apart(module.graph, results)
     return boxed(_compiled(module, results, settings))
 
@@ -343,7 +353,8 @@ def _with_parts(
     for node in parts:
         part = fused.get_submodule(str(node.target))
         if isinstance(part, fx.GraphModule):
-            made = CompiledPart(part, support.symbols, support.device)
+            given = donated_to(node)
+            made = CompiledPart(part, support.symbols, support.device, given)
             add_sizes(fused, node, made.unread)
             fused.set_submodule(str(node.target), made)
     fused.recompile()

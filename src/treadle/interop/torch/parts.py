@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,7 @@ class Variant:
         draws: how many of its inputs, the last ones, are states of random ops.
         is_plain: whether it takes nothing but tensors of real numbers.
         home: where it runs.
+        donated: numbers of inputs that it may overwrite.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Variant:
         draws: int,
         is_plain: bool,
         home: Placement,
+        donated: tuple[int, ...] = (),
     ) -> None:
         self.graph = graph
         self.results = results
@@ -115,7 +117,8 @@ class Variant:
         # They take numbers, and were asked for: plans for many extents would pass them over.
         asked = segment_engines(engines_of(self._options, kind))
         alone = f"{asked[0].name} takes numbers for extents" if asked else ""
-        self.plans = Plans(graph, self._options, Interface(), home.node, alone)
+        self._interface = Interface(donated=donated)
+        self.plans = Plans(graph, self._options, self._interface, home.node, alone)
         self._home = home
         self._fixed = fixed
         self._is_plain = is_plain
@@ -140,7 +143,7 @@ class Variant:
     def _alone(self, extents: Mapping[str, int]) -> Runner:
         """A program for these extents alone."""
         graph = specialize(self.graph, extents)
-        return Stages(graph, options=self._options, home=self._home.node).compile()
+        return Stages(graph, self._interface, self._options, self._home.node).compile()
 
 
 def _nbytes(type_: TensorType, extents: Mapping[str, int]) -> int:
@@ -211,6 +214,7 @@ class CompiledPart(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # tor
         part: a graph of ATen operators that have counterparts.
         symbols: of PyTorch, with their ranges.
         device: of its tensors.
+        donated: numbers of arguments that nobody reads after the part.
 
     Attributes:
         count: of results.
@@ -219,7 +223,11 @@ class CompiledPart(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # tor
     """
 
     def __init__(
-        self, part: fx.GraphModule, symbols: Mapping[str, Range], device: torch.device = CPU
+        self,
+        part: fx.GraphModule,
+        symbols: Mapping[str, Range],
+        device: torch.device = CPU,
+        donated: Collection[int] = (),
     ) -> None:
         super().__init__()
         self._part = part
@@ -228,6 +236,9 @@ class CompiledPart(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # tor
         self._tensors = [i for i, v in enumerate(given) if isinstance(v, torch.Tensor)]
         self._takes_numbers = len(self._tensors) < len(given)
         self._has_complex = any(given[i].is_complex() for i in self._tensors)
+        # Inputs of a program are the tensors, in order; pairs of complex numbers are not.
+        may = not self._has_complex and self._home.node is None
+        self._donated = tuple(n for n, i in enumerate(self._tensors) if may and i in donated)
         needed = ranges(part.graph)
         self._symbols = {n: known for n, known in symbols.items() if n in needed}
         self._reads = _reads(given, self._symbols)
@@ -292,7 +303,8 @@ class CompiledPart(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # tor
             graph, results = _graph_of(self._part, extents, decisions)
         draws = len(graph.inputs) - len(self._tensors)
         is_plain = not draws and not self._has_complex
-        return Variant(graph, results, fixed, draws, is_plain, self._home)
+        rest = draws, is_plain, self._home, self._donated
+        return Variant(graph, results, fixed, *rest)
 
 
 def _graph_of(
