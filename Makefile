@@ -32,6 +32,8 @@ PIP_FLAGS ?=
 ARGS ?=
 # The comparison framework of `make test-oracle`, pinned so that its results do not move.
 TORCH := torch==2.13.0
+# Quantizes models of it.
+TORCHAO := torchao==0.18.0
 # Its own test cases, operator schemas and checker: an exact list of cases needs an exact version.
 ONNX := onnx==1.23.2 onnxruntime==1.31.1
 # A generator of random models.
@@ -321,7 +323,7 @@ $(VENV)/.cross: $(VENV)/.ready
 	@touch $@
 
 $(VENV)/.oracle: $(VENV)/.examples
-	$(PIP) install $(PIP_FLAGS) "$(TORCH)" $(ONNX) $(OPENVINO)
+	$(PIP) install $(PIP_FLAGS) "$(TORCH)" $(TORCHAO) $(ONNX) $(OPENVINO)
 	@touch $@
 
 # Said again what must stay: a newer PyTorch or NumPy than these is no answer to what they ask for.
