@@ -130,6 +130,12 @@ torch-models: $(VENV)/.oracle ## run models of timm and transformers through tor
 	$(PIP) install -q --no-deps $(PIP_FLAGS) --upgrade --target build/zoo $(ZOO)
 	PYTHONPATH=.:src $(PY) -m tests.zoo.through_torch build/zoo $(ARGS)
 
+.PHONY: torch-sizes
+torch-sizes: $(VENV)/.oracle ## run models of transformers at many sizes, which are to share graphs and programs
+	$(PIP) install -q $(PIP_FLAGS) $(TRANSFORMERS)
+	$(PIP) install -q --no-deps $(PIP_FLAGS) --upgrade --target build/zoo $(ZOO)
+	PYTHONPATH=.:src $(PY) -m tests.zoo.torch_sizes build/zoo $(ARGS)
+
 # Hours, most of them Inductor's: make torch-models-speed ARGS="Llama --record build/models.jsonl"
 .PHONY: torch-models-speed
 torch-models-speed: $(VENV)/.oracle ## compile models of timm and transformers by Treadle and Inductor: differences, speed, time to compile
