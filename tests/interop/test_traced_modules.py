@@ -478,11 +478,17 @@ def test_refuses_ops_that_have_no_counterpart() -> None:
         state = called(module, "Dimshuffle").state["opdef_state"]
         state["opdef_type"] = named("megengine.core._imperative_rt.ops", "Nonsense", classes)
 
+    def differing(module: Any, classes: Any) -> None:
+        state = called(module, "Dimshuffle").state["opdef_state"]
+        state["opdef_type"] = named("megengine.core._imperative_rt.ops", "BatchNorm", classes)
+
     def other(module: Any, _: Any) -> None:
         called(module, "MatrixMul").state["opdef_state"]["format"] = "MK4"
 
     with pytest.raises(CheckpointError, match="Apply Nonsense for node dimshuffle_out"):
         load(edited("definitions", unknown))
+    with pytest.raises(CheckpointError, match="Apply BatchNorm for node dimshuffle_out"):
+        load(edited("definitions", differing))
     with pytest.raises(CheckpointError, match=r"MatrixMul .* has a parameter format"):
         load(edited("definitions", other))
 
