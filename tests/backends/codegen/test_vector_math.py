@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -176,6 +177,19 @@ def test_angles_that_lie_closest_to_multiples_of_a_right_angle(name: str, target
 
 
 @needs_fma
+@BOTH
+def test_powers_that_are_numbers_of_the_type_are_exact(target: Target) -> None:
+    """2^11 is 2048, not the number before it, which an integer would take for 2047."""
+    bases = [*range(2, 200), 1000, 1024, 0.5, 0.375, 1.5]
+    pairs = [(x, y) for b in bases for x in (float(b), -float(b)) for y in range(-53, 54)]
+    pairs = [(x, y) for x, y in pairs if Fraction(x) ** y == Fraction(x**y)]
+    x, y = np.array(pairs, np.float64).T
+    exact = np.array([a**b for a, b in pairs])
+    assert len(x) > 1000
+    powers = computed("pow", x, y, target=target)
+    assert np.array_equal(powers, exact), [(x[i], y[i]) for i in np.flatnonzero(powers != exact)]
+
+
 def test_functions_never_leave_their_ranges() -> None:
     x = arguments(dt.float32)
     x = x[np.isfinite(x)]

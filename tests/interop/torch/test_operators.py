@@ -290,6 +290,30 @@ def test_ranges_of_integers_with_real_steps() -> None:
     check(ranges, torch.zeros(2))
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.int16, torch.uint8])
+def test_evenly_spaced_integers(kind: torch.dtype) -> None:
+    """Ends are cut first, and numbers counted from both of them."""
+
+    def spaced(x: Any) -> Any:
+        ends = (4.3, 0), (0, 7), (9.0, 1.11), (0.1, 100.9)
+        lines = [torch.linspace(*e, n, dtype=kind) for e in ends for n in (0, 1, 2, 7, 50)]
+        powers = [torch.logspace(1.3, 4.9, n, 3.0, dtype=kind) for n in (0, 1, 2, 4)]
+        return [x + y for y in (*lines, *powers)]
+
+    check(spaced, torch.zeros(1))
+
+    def known_late(x: Any, y: Any) -> Any:
+        spaces = torch.linspace, torch.logspace
+        lines = [f(*e, 50, dtype=kind) for f in spaces for e in ((x, y), (x, 2), (1, y))]
+        return [y + line for line in (*lines, torch.linspace(3, 100, 70_000, dtype=kind))]
+
+    given = torch.tensor(1.9), torch.tensor(2.2)
+    for ours, theirs in zip(
+        torch.compile(known_late, backend=backend)(*given), known_late(*given), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_images_that_are_smoothed_when_they_shrink(mode: str) -> None:
     def resized(x: Any) -> Any:

@@ -30,6 +30,7 @@ from treadle.interop.torch import (  # noqa: F401  (they register)
     polynomials,
     pooling,
     quantizing,
+    ranges,
     recurrent,
     reductions,
     resampling,
@@ -112,7 +113,7 @@ def _known_parts() -> dict[Any, Any]:
     apart = (*_TAKEN_APART, *drawing.APART)
     table: dict[Any, Any] = dict(core_aten_decompositions())
     table |= {k: v for k, v in decomposition_table.items() if _is_among(k, apart)}
-    return table | one_by_one()
+    return table | one_by_one() | ranges.apart(table)
 
 
 def _is_among(target: Any, names: Sequence[str]) -> bool:

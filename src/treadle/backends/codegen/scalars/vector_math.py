@@ -84,7 +84,7 @@ BOUNDS: dict[str, dict[DType, float]] = {
         ("acosh", 2.25, 2.25),
         ("atanh", 2.0, 2.0),
         ("erf", 1.5, 1.5),
-        ("pow", 0.75, 1.5),
+        ("pow", 0.75, 0.75),
     )
 }
 """Largest error in units in the last place of the result."""

@@ -13,6 +13,7 @@ from treadle.backends.codegen.scalars.vector_math_format import (
     LN2,
     Format,
     bits_of,
+    fast_two_sum,
     format_of,
     polynomial,
     two_to_the,
@@ -40,16 +41,24 @@ def _multiples(x: Value, form: Format, bias: int) -> tuple[Value, Value]:
     return shifted - (form.magic + bias), shifted
 
 
-def exp_parts(x: Value) -> tuple[Value, Value, Value]:
-    """(p, s, t) with exp(x) = p * s * t.
+def exp_parts(x: Value, less: Value | None = None) -> tuple[Value, Value, Value]:
+    """(p, s, t) with exp(x) = p * s * t; of x + less, p is rounded once, so that it is exact where
+    a number of the type is.
 
     Two factors, since 2**n itself is not a number where the result is subnormal or near inf.
     """
     form = format_of(x)
     x = _clamp(x, *_RANGE[form.dtype])
     n, shifted = _multiples(x, form, 2 * form.bias)
-    r = fma(n, -form.ln2[1], fma(n, -form.ln2[0], x))
-    p = polynomial(r, (1.0, 1.0, *table.EXP[form.dtype]))
+    leading = fma(n, -form.ln2[0], x)
+    if less is None:
+        r = fma(n, -form.ln2[1], leading)
+        p = polynomial(r, (1.0, 1.0, *table.EXP[form.dtype]))
+    else:
+        r, r_low = fast_two_sum(leading, fma(n, -form.ln2[1], less))
+        p, p_low = fast_two_sum(1.0, r)
+        rest = fma(r * r, polynomial(r, table.EXP[form.dtype]), fma(p, r_low, p_low))
+        p = p + rest
     # n = i + j with i = n // 2, both with a bias.
     both = bits_of(shifted)
     half = both >> 1

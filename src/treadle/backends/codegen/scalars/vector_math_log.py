@@ -177,8 +177,8 @@ def _power_of_size(x: Value, y: Value) -> Value:
     high, low = _long_log(x, form)
     product, lost = two_product(y, high)
     rest = fma(y, low, lost)
-    p, s, t = exp_parts(product)
-    fine = fma(p, rest, p) * s * t
+    p, s, t = exp_parts(product, rest)
+    fine = p * s * t
     # Where the product is beyond every result, what was lost is NaN or makes no difference.
     result = select(abs(product) < 760.0, fine, exp(product))
     rises = (x < 1.0) ^ (y > 0.0)
