@@ -17,6 +17,7 @@ import numpy as np
 from treadle.backends.codegen.target import Target
 from treadle.backends.cpu.allocator import HOST
 from treadle.backends.cpu.elf import check_image
+from treadle.backends.cpu.elf_objects import check_object
 from treadle.backends.cpu.executable import Encoded, NativeExecutable, evaluator
 from treadle.backends.cpu.host import flags, host_target, processor, required
 from treadle.backends.cpu.native import CORE, adopt, version
@@ -95,6 +96,9 @@ def _library(code: NativeCode, symbols: Sequence[str]) -> LoadedCode:
     if image:
         check_image(image)
         return opened(image, symbols)
+    if sys.platform == "linux":  # Elsewhere objects are of another format.
+        for made in code.objects:
+            check_object(made)
     return LinkedObjects([bytes(o) for o in code.objects], symbols)
 
 
