@@ -400,3 +400,17 @@ def test_files_hold_open_extents_beside_the_same_weights() -> None:
     again.seek(0)
     [model] = read_models(again)
     assert model.opened is not None and model.at([(7, 8, 4)]).outputs[0].type.shape == (7, 8, 300)
+
+
+def test_models_of_one_size_may_have_extents_that_data_decide() -> None:
+    """A constant of the whole size leaves the model no other; its file could not be written."""
+    added = np.ones((AT[N], AT[K]), "float32")
+
+    def f(x: Tensor) -> Any:
+        return x + mge.tensor(added), x[x > 0] * 2
+
+    [given] = arrays([ROWS], AT)
+    infer = GraphInference(dumped(f, [given]))
+    for x in (given, -given, np.abs(given), -np.abs(given)):
+        for ours, wanted in zip(infer.run(x).values(), (x + added, x[x > 0] * 2), strict=True):
+            np.testing.assert_array_equal(ours, wanted)

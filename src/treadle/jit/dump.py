@@ -20,6 +20,7 @@ from treadle.base.shape import size_of
 from treadle.engine.package import models
 from treadle.engine.package.models import Case, Model, Runner
 from treadle.engine.package.open_graph import OpenGraph
+from treadle.engine.phases import finds_extents, renumbered
 from treadle.graph.analysis import live_nodes
 from treadle.graph.halves import with_halves
 from treadle.graph.ir import Graph, Node, Value, constant, remake, with_types
@@ -116,6 +117,8 @@ def model_of(
     wanted = [r.index for r in results if isinstance(r, Output)]
     graph = inference_graph(name, captured, wanted)
     graph = rewritten(graph) if fast else graph
+    # The capture of a call numbers found extents by marks that no text can have.
+    graph = renumbered(graph) if finds_extents(graph) else graph
     # Names of arguments are taken.
     called = [captured.named.get(i, "") for i in wanted]
     called = ["" if name in inputs else name for name in called]
