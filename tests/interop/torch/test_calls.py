@@ -139,6 +139,18 @@ def test_gradients_pass_through_the_wrapper() -> None:
     torch.testing.assert_close(x.grad, y)
 
 
+def test_backward_graphs_that_are_compiled_when_they_are_called() -> None:
+    """PyTorch wraps those of other sizes and ranks once more, and asks the wrapper."""
+    torch._dynamo.reset()
+    f = lambda x, y: torch.tensordot(x, y, ([0, 1], [2, 0]))  # noqa: E731
+    run = torch.compile(f, backend=backend)
+    y = torch.randn(2, 1, 2, requires_grad=True)
+    for shape in ((2, 2, 1), (1, 1, 1), (2, 2, 5), (2, 2, 7)):
+        x = torch.randn(shape, requires_grad=True)
+        found, wanted = (torch.autograd.grad(g(x, y).square().sum(), (x, y)) for g in (run, f))
+        torch.testing.assert_close(found, wanted)
+
+
 def test_one_tensor_given_twice_and_buffers() -> None:
     torch._dynamo.reset()
     run = torch.compile(lambda x, y: x * 2 + y, backend=backend)

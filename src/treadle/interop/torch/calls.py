@@ -75,16 +75,16 @@ def _given(value: Any, call: fx.Node, placeholders: dict[fx.Node, int]) -> tuple
 class WholeCall:
     """The call of a graph whose results are those of a program, in order.
 
-    AOTAutograd's wrappers copy attributes of what they wrap, so it is known by its class.
+    Wrappers of PyTorch copy attributes of what they wrap: of the object, not of its class. So they
+    are told that it takes a list by an attribute of its own, and it is known by its class.
 
     Attributes:
         call: of the program.
         is_all: whether AOTAutograd has nothing to do around it; see `note_what_is_around`.
     """
 
-    _boxed_call = True
-
     def __init__(self, call: Callable[[Sequence[Any]], Any]) -> None:
+        self._boxed_call = True
         self.call = call
         self.is_all = False
 
