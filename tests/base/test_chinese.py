@@ -98,8 +98,8 @@ def test_classes_are_those_of_the_page() -> None:
             "F.where",
         ),
         (
-            "mge.jit.compile(lambda x: mge.jit.while_loop(lambda s: s.sum() < 3, "
-            "lambda s: (s[s > 0],), (x,)))(F.ones(3))",
+            "mge.jit.compile(lambda x: mge.jit.scan(lambda s, r: (s, r[r > 0]), (x[0],), (x,)))"
+            "(F.ones((2, 3)))",
             "循环体的结果有一个长度由数据决定",
             "例如总和",
         ),

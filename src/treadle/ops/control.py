@@ -337,6 +337,14 @@ class FindingWhile(ControlFlow):
 
     def infer(self, *state: TensorType) -> Types:
         inside, following = self.body.input_types, self.body.output_types[: len(state)]
+        for i, (before, after) in enumerate(zip(state, following, strict=False)):
+            if before.ndim != after.ndim:
+                raise self.error(
+                    f"value {i} of the state has {before.ndim} axes, the result {after.ndim}",
+                    (before,),
+                    "return as many axes: x[mask] with one bool per row has them, and "
+                    "F.where(mask, x, 0)",
+                )
         match_types(self.name, "the condition", self.condition.input_types, inside)
         given, wanted, results = (
             tuple(starmap(self._without_found, enumerate(types)))
