@@ -196,6 +196,14 @@ def test_programs_that_write_into_their_inputs_are_refused() -> None:
         exported(Writes(), torch.randn(3))
 
 
+def test_programs_that_disagree_with_themselves_are_refused() -> None:
+    """Damaged files are read as such: PyTorch finds out when it runs the program on shapes."""
+    program = torch.export.export(torch.nn.Linear(3, 4), (torch.ones(2, 3),))
+    program.state_dict["weight"] = torch.nn.Parameter(torch.ones(4, 5))
+    with pytest.raises(LoadError, match="cannot write the program in fewer operators"):
+        from_exported(program)
+
+
 def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, inputs = NETWORKS["vit"]
     model, x = make().eval(), inputs()

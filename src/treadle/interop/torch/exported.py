@@ -18,7 +18,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 
-from treadle.base.errors import LoadError
+from treadle.base.errors import LoadError, TreadleError
 from treadle.base.files.source import PathLike
 from treadle.base.modes import pop_casting, push_casting
 from treadle.interop.torch.arrays import to_array
@@ -43,8 +43,8 @@ def from_exported(program: ExportedProgram) -> ExportedModel:
 
     Raises:
         UnsupportedOp: operators have no counterpart; all are listed, with the user's lines.
-        LoadError: the program writes into its inputs, or has inputs that are neither tensors nor
-            plain values.
+        LoadError: the program writes into its inputs, has inputs that are neither tensors nor plain
+            values, or PyTorch cannot write it in fewer operators, as it disagrees with itself.
     """
     return ExportedModel(program)
 
@@ -77,12 +77,32 @@ def read_exported(path: PathLike, *, allow_native: bool = False) -> ExportedProg
         with quiet_torch():
             return torch.export.load(name)
     except Exception as error:  # PyTorch raises whatever its parsers do
-        text = str(error).strip().partition("\n")[0]
         raise LoadError(
             name,
-            f"PyTorch cannot read it as an exported program: {text or type(error).__name__}",
+            f"PyTorch cannot read it as an exported program: {_said(error)}",
             hint="write it with torch.export.save, and read it with the same version of PyTorch",
         ) from error
+
+
+def _reduced(program: ExportedProgram) -> ExportedProgram:
+    """The program in fewer operators; one that disagrees with itself cannot be written so."""
+    try:
+        with quiet_torch():
+            core: ExportedProgram = program.run_decompositions(decompositions(*RECURRENT))
+            return core
+    except TreadleError:
+        raise
+    except Exception as error:  # PyTorch runs the program on shapes, which raises anything
+        raise LoadError(
+            "torch.export",
+            f"PyTorch cannot write the program in fewer operators: {_said(error)}",
+            hint="export the model again; a file may be damaged",
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    """The first line of an error of PyTorch's, or its kind where it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 @contextmanager
@@ -120,8 +140,7 @@ class ExportedModel(Module):
 
     def __init__(self, program: ExportedProgram) -> None:
         super().__init__()
-        with quiet_torch():
-            core = program.run_decompositions(decompositions(*RECURRENT))
+        core = _reduced(program)
         look_at_bases(core.graph_module.graph)
         self._paths: dict[str, tuple[str, ...]] = {}
         self._targets: list[str] = []
