@@ -28,6 +28,7 @@ from treadle.backends.codegen.kernel.ir import KernelModule
 from treadle.backends.codegen.kernel.text import digest, kernel_text
 from treadle.backends.codegen.lower import lower
 from treadle.backends.codegen.target import TARGETS
+from treadle.backends.cpu import tuning_record
 from treadle.backends.cpu.compiler import NativeCompiler
 from treadle.backends.cpu.encoding import encode
 from treadle.backends.program import Lowered, Program, runs_of
@@ -125,6 +126,7 @@ def _everything(
     with tempfile.TemporaryDirectory() as empty:
         # Processes read them when they import Treadle; the cache may hold records of tuning.
         os.environ.update(SETTINGS, TREADLE_CACHE_DIR=empty)
+        tuning_record.write({})  # in place of a record that is shipped for this processor
         fresh = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(jobs, max_tasks_per_child=1, mp_context=fresh) as pool:
             made = [pool.submit(_worker, kind, name, only, texts) for kind, name in work]
