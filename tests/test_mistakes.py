@@ -112,7 +112,7 @@ compiled(lambda a: a * a.sum().item())                 | return the tensor and r
 compiled(lambda a: a + mge.tensor(np.sin(a.numpy())))  | known only when the program runs
 compiled(lambda a: print(a))                           | jit\.print
 compiled(lambda a: f"{a.mean():.3f}")                  | jit\.print
-compiled(lambda a: mge.jit.while_loop(lambda s: s.sum()>9, lambda s: (s[s>.5],), (a,))) | many axes
+compiled(lambda a: mge.jit.while_loop(lambda s: s.sum()>9, lambda s: (s[s>.5],), (a,))) | of axes
 compiled(lambda a: [a for _ in range(len(a[a > .5]))]) | data decide it: return the tensor
 compiled(lambda a: [a for _ in range(a.sum().astype("int32"))]) | jit\.while_loop
 mge.jit.compile(net, mode="max-autotune")              | 'mode' | level=0, 1 or 2

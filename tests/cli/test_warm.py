@@ -33,6 +33,15 @@ def test_later_processes_find_what_it_compiled(tmp_path: Path) -> None:
     assert _printed([sys.executable, "-c", _USES_TWO], environment) == "0"
 
 
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    environment = {**os.environ, "TREADLE_CACHE_DIR": str(tmp_path / "file" / "cache")}
+    command = [sys.executable, "-c", _FEW]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=300)
+    assert "kernels cannot be kept in" in done.stderr.decode()
+    assert not done.stdout
+
+
 @pytest.mark.long
 def test_all_of_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["warm"]) == 0

@@ -228,7 +228,7 @@ def test_what_a_loop_cannot_carry_is_said() -> None:
     def loop(turn: Function) -> Function:
         return jit.compile(lambda x: jit.while_loop(lambda s: s.sum() < 9, turn, (x,)))
 
-    with pytest.raises(TreadleError, match="value 0 of the state has 2 axes, the result 1"):
+    with pytest.raises(TreadleError, match="value 0 has 2 axes before a turn and 1 after it"):
         loop(lambda s: s.reshape(-1))(x)
     with pytest.raises(TreadleError, match="the body's results: value 0 does not fit"):
         loop(lambda s: F.concat([s, s]).astype("float16"))(x)

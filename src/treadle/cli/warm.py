@@ -11,6 +11,7 @@ from treadle import functional as F
 from treadle import module as M
 from treadle.autodiff import GradManager
 from treadle.base.env import cache_directory
+from treadle.base.errors import CompileError
 from treadle.optimizer import SGD, Adam, AdamW, Optimizer
 from treadle.tensor import Parameter, Tensor
 
@@ -34,7 +35,14 @@ def command() -> None:
     before, start = _kernels(), time.perf_counter()
     for work in _works():
         work()
-    count, seconds = len(_kernels() - before), time.perf_counter() - start
+    kernels, seconds = _kernels(), time.perf_counter() - start
+    if not kernels:
+        raise CompileError(
+            "warm",
+            f"kernels cannot be kept in {cache_directory()}",
+            hint="set TREADLE_CACHE_DIR to a directory that you may write into",
+        )
+    count = len(kernels - before)
     said = f"{count} kernels compiled in {seconds:.1f} s" if count else "all kernels were there"
     print(f"{said}; they lie in {cache_directory()}")
 

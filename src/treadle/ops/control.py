@@ -340,9 +340,9 @@ class FindingWhile(ControlFlow):
         for i, (before, after) in enumerate(zip(state, following, strict=False)):
             if before.ndim != after.ndim:
                 raise self.error(
-                    f"value {i} of the state has {before.ndim} axes, the result {after.ndim}",
+                    f"value {i} has {before.ndim} axes before a turn and {after.ndim} after it",
                     (before,),
-                    "return as many axes: x[mask] with one bool per row has them, and "
+                    "keep the number of axes, as x[mask] with one bool per row does, or "
                     "F.where(mask, x, 0)",
                 )
         match_types(self.name, "the condition", self.condition.input_types, inside)

@@ -70,10 +70,9 @@ def load(
     Everything is checked before it is believed, and nothing in a file can run code: the pickles of
     MegEngine and PyTorch are read by an interpreter of their opcodes that knows tensors, arrays,
     plain values, containers and MegEngine's traced modules, calls nothing, and refuses every other
-    name. Of modules that were
-    saved whole the class is looked up among what the program has imported, and its objects get
-    their attributes without their constructor; a `__setstate__` of the class is called. What
-    `forward` does with attributes is the class's own affair.
+    name. Of modules that were saved whole the class is looked up among what the program has
+    imported, and its objects get their attributes without their constructor; a `__setstate__` of
+    the class is called. What `forward` does with attributes is the class's own affair.
 
     A directory is read as one of a model's weights, see `load_directory`.
 

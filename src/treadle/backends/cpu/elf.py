@@ -18,14 +18,14 @@ Bytes = bytes | memoryview
 _Numbers = npt.NDArray[Any]
 
 _HEADER = struct.Struct("<9s7xHH12xQ14xHH6x")
-_MAGIC = b"\x7fELF\2\1\1\0\0", b"\x7fELF\2\1\1\3\0"
+MAGIC = b"\x7fELF\2\1\1\0\0", b"\x7fELF\2\1\1\3\0"
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _HASH = struct.Struct("<II")
 _GNU_HASH = struct.Struct("<IIII")
 _NOTE = struct.Struct("<III")
-_SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"),
+SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"),
                     ("value", "<u8"), ("size", "<u8")])  # fmt: skip
-_RELOCATION = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
+RELOCATION = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
 
 _LOAD, _DYNAMIC, _PHDR = 1, 2, 6
 _FRAMES, _STACK, _RELRO = 0x6474E550, 0x6474E551, 0x6474E552
@@ -44,8 +44,8 @@ _TAGS = {_PLT_SIZE, _PLT_GOT, _SYSV, _STRINGS, _SYMBOLS, _RELA, _RELA_SIZE, _REL
          _STRINGS_SIZE, _SYMBOL_ENTRY, _PLT_KIND, _PLT, _FLAGS, _GNU, _RELATIVES,
          _FLAGS_1}  # fmt: skip
 _TOGETHER = (
-    (_SYMBOLS, _STRINGS, _STRINGS_SIZE, _SYMBOL_ENTRY, _SYMBOL.itemsize),
-    (_RELA, _RELA_SIZE, _RELA_ENTRY, _RELOCATION.itemsize),
+    (_SYMBOLS, _STRINGS, _STRINGS_SIZE, _SYMBOL_ENTRY, SYMBOL.itemsize),
+    (_RELA, _RELA_SIZE, _RELA_ENTRY, RELOCATION.itemsize),
     (_PLT, _PLT_SIZE, _PLT_KIND, _RELA),
 )
 """Tags that are there together or not at all; the last is followed by its value."""
@@ -55,7 +55,7 @@ _BOUND_NOW = 8, 1
 _KINDS = {62: (8, {1, 6, 7, 8}), 183: (1027, {257, 1025, 1026, 1027})}
 """Of machines (x86-64 and AArch64): the relocation by the place of the image, and all kinds."""
 _MOST_SEGMENTS = 16
-_MOST_SPAN = 1 << 26
+MOST_SPAN = 1 << 26
 """Bytes of addresses that an image takes beyond its own size, for the gaps between segments."""
 _MOST_SYMBOL = 3
 """Symbols are of no type, data, functions or sections; no resolvers, which would run."""
@@ -103,9 +103,9 @@ class _Image:
     def __init__(self, raw: memoryview) -> None:
         self.raw = raw
         magic, kind, machine, at, size, count = _HEADER.unpack_from(raw)
-        _need(magic in _MAGIC, "its magic number")
-        _need(kind == 3 and machine in _KINDS, "its kind")
-        _need(at == 64 and size == _SEGMENT.size and count <= _MOST_SEGMENTS, "its program headers")
+        need(magic in MAGIC, "its magic number")
+        need(kind == 3 and machine in _KINDS, "its kind")
+        need(at == 64 and size == _SEGMENT.size and count <= _MOST_SEGMENTS, "its program headers")
         self.relative, self.kinds = _KINDS[machine]
         segments = [_ProgramHeader(*_SEGMENT.unpack_from(raw, at + n * size)) for n in range(count)]
         self.loads = [s for s in segments if s.kind == _LOAD]
@@ -116,8 +116,8 @@ class _Image:
         self._check_loads()
         found = [s for s in self.others if s.kind == _DYNAMIC]
         stacks = [s for s in self.others if s.kind == _STACK]
-        _need(len(found) == len(stacks) == 1, "its program headers")
-        _need(not stacks[0].flags & _EXECUTE, "a stack that is code")
+        need(len(found) == len(stacks) == 1, "its program headers")
+        need(not stacks[0].flags & _EXECUTE, "a stack that is code")
         for segment in self.others:
             self._check_other(segment)
         dynamic = found[0]
@@ -127,17 +127,15 @@ class _Image:
 
     def _check_loads(self) -> None:
         size, last = len(self.raw), 0
-        _need(bool(self.loads) and self.loads[0].offset == self.loads[0].start == 0, "its start")
+        need(bool(self.loads) and self.loads[0].offset == self.loads[0].start == 0, "its start")
         for load in self.loads:
             align = load.align
             even = 4096 <= align <= 1 << 21 and not align & (align - 1)
-            _need(even, "the alignment of a segment")
-            _need(load.offset + load.nbytes <= size and load.nbytes <= load.room, "a segment")
-            _need(not (load.start - load.offset) % align, "the place of a segment")
-            _need(
-                load.start // align * align >= last and load.end <= size + _MOST_SPAN, "a segment"
-            )
-            _need(load.flags in _ALLOWED, "what a segment is mapped for")
+            need(even, "the alignment of a segment")
+            need(load.offset + load.nbytes <= size and load.nbytes <= load.room, "a segment")
+            need(not (load.start - load.offset) % align, "the place of a segment")
+            need(load.start // align * align >= last and load.end <= size + MOST_SPAN, "a segment")
+            need(load.flags in _ALLOWED, "what a segment is mapped for")
             last = load.end
 
     def _check_other(self, segment: _ProgramHeader) -> None:
@@ -147,19 +145,19 @@ class _Image:
         if kind == _RELRO:
             load = self._load(segment.start, 0, writable=True)
             last = -(-load.end // load.align) * load.align
-            _need(segment.end <= last, "what becomes constant")
+            need(segment.end <= last, "what becomes constant")
             return
-        _need(kind in (_DYNAMIC, _PHDR, _FRAMES, _SFRAMES, *_NOTES), "the kind of a segment")
+        need(kind in (_DYNAMIC, _PHDR, _FRAMES, _SFRAMES, *_NOTES), "the kind of a segment")
         raw = self.table(segment.start, segment.nbytes, writable=kind == _DYNAMIC)
-        _need(segment.room == segment.nbytes, "a segment")
+        need(segment.room == segment.nbytes, "a segment")
         at = 0
         while kind in _NOTES and at < segment.nbytes:
             align = segment.align
-            _need(align in (4, 8), "the alignment of notes")
+            need(align in (4, 8), "the alignment of notes")
             name, description, _ = _NOTE.unpack_from(raw, at)
             for length in (_NOTE.size + name, description):
                 at = -(-(at + length) // align) * align
-            _need(at - segment.nbytes < align, "a note")
+            need(at - segment.nbytes < align, "a note")
 
     def _tags(self, dynamic: _ProgramHeader) -> dict[int, int]:
         pairs = self.table(dynamic.start, dynamic.nbytes // 16 * 16, writable=True)
@@ -168,16 +166,16 @@ class _Image:
         for tag, value in zip(words[::2], words[1::2], strict=True):
             if not tag:
                 break
-            _need(tag in _TAGS and tag not in tags, f"the tag {tag:#x}")
+            need(tag in _TAGS and tag not in tags, f"the tag {tag:#x}")
             tags[tag] = value
         else:
             raise ValueError("its dynamic section has no end")
         for first, *rest, size, wanted in _TOGETHER:
             found = [tag in tags for tag in (first, *rest, size)]
-            _need(all(found) or not any(found), "the sizes of its tables")
-            _need(tags.get(size, wanted) == wanted, "the sizes of its tables")
-        _need(not tags.get(_FLAGS, 0) & ~_BOUND_NOW[0], "its flags")
-        _need(not tags.get(_FLAGS_1, 0) & ~_BOUND_NOW[1], "its flags")
+            need(all(found) or not any(found), "the sizes of its tables")
+            need(tags.get(size, wanted) == wanted, "the sizes of its tables")
+        need(not tags.get(_FLAGS, 0) & ~_BOUND_NOW[0], "its flags")
+        need(not tags.get(_FLAGS_1, 0) & ~_BOUND_NOW[1], "its flags")
         if _PLT_GOT in tags:
             self._load(tags[_PLT_GOT], 24, writable=True)
         return tags
@@ -186,40 +184,40 @@ class _Image:
         """Return the number of symbols."""
         counts = [self._hashed(tags[_SYSV])] if _SYSV in tags else []
         counts += [self._hashed_by_gnu(tags[_GNU], *counts)] if _GNU in tags else []
-        _need(bool(counts) and _SYMBOLS in tags, "its tables")
+        need(bool(counts) and _SYMBOLS in tags, "its tables")
         names = self.table(tags[_STRINGS], tags[_STRINGS_SIZE])
-        _need(len(names) > 0 and not names[-1] and bytes(names).isascii(), "its names")
-        symbols = np.frombuffer(self.table(tags[_SYMBOLS], counts[0] * _SYMBOL.itemsize), _SYMBOL)
-        _need(bool((symbols["name"] < len(names)).all()), "the name of a symbol")
-        _need(bool(((symbols["info"] & 15) <= _MOST_SYMBOL).all()), "the kind of a symbol")
-        _need(bool((symbols["value"] <= self.loads[-1].end).all()), "the place of a symbol")
+        need(len(names) > 0 and not names[-1] and bytes(names).isascii(), "its names")
+        symbols = np.frombuffer(self.table(tags[_SYMBOLS], counts[0] * SYMBOL.itemsize), SYMBOL)
+        need(bool((symbols["name"] < len(names)).all()), "the name of a symbol")
+        need(bool(((symbols["info"] & 15) <= _MOST_SYMBOL).all()), "the kind of a symbol")
+        need(bool((symbols["value"] <= self.loads[-1].end).all()), "the place of a symbol")
         return counts[0]
 
     def _hashed(self, at: int) -> int:
         buckets, count = _HASH.unpack_from(self.table(at, 8))
-        _need(buckets > 0, "its hash table")
+        need(buckets > 0, "its hash table")
         links = np.frombuffer(self.table(at + 8, 4 * (buckets + count)), "<u4")
         used = links[links != 0]
         # One that is named twice closes a circle, or is in two chains.
-        _need(bool((used < count).all()) and len(set(used.tolist())) == len(used), "its hash table")
+        need(bool((used < count).all()) and len(set(used.tolist())) == len(used), "its hash table")
         return int(count)
 
     def _hashed_by_gnu(self, at: int, known: int | None = None) -> int:
         buckets, first, words, shift = _GNU_HASH.unpack_from(self.table(at, 16))
         good = buckets > 0 and words > 0 and not words & (words - 1) and shift < 32
-        _need(good, "its GNU hash table")
+        need(good, "its GNU hash table")
         heads = np.frombuffer(self.table(at + 16, 8 * words + 4 * buckets), "<u4")[2 * words :]
         used = heads[heads != 0]
         if not len(used):
             return first if known is None else known
         highest, chains = int(used.max()), at + 16 + 8 * words + 4 * buckets
-        _need(int(used.min()) >= first, "its GNU hash table")
+        need(int(used.min()) >= first, "its GNU hash table")
         load = self._load(chains, 0)
         room = (load.start + load.nbytes - chains) // 4
         ends = np.frombuffer(self.table(chains, 4 * room), "<u4")[highest - first :] & 1
-        _need(bool(ends.any()), "its GNU hash table")
+        need(bool(ends.any()), "its GNU hash table")
         count = highest + int(ends.argmax()) + 1
-        _need(known in (None, count), "its GNU hash table")
+        need(known in (None, count), "its GNU hash table")
         return count
 
     def _check_relocations(
@@ -228,43 +226,43 @@ class _Image:
         count = tags.get(_RELATIVES, 0)
         for place, size in ((_RELA, _RELA_SIZE), (_PLT, _PLT_SIZE)):
             nbytes = tags.get(size, 0)
-            _need(not nbytes % _RELOCATION.itemsize, "its relocations")
+            need(not nbytes % RELOCATION.itemsize, "its relocations")
             if not nbytes:
                 continue
-            found = np.frombuffer(self.table(tags[place], nbytes), _RELOCATION)
+            found = np.frombuffer(self.table(tags[place], nbytes), RELOCATION)
             at, kinds = found["offset"], found["type"]
             inside = np.zeros(len(found), bool)
             for load in self.loads:
                 if load.flags & _WRITE and load.room >= 8:
                     inside |= (at >= load.start) & (at <= load.end - 8)
             inside &= (at >= dynamic.start + dynamic.room) | (at + 8 <= dynamic.start)
-            _need(bool(inside.all()), "the place of a relocation")
-            _need(self.kinds.issuperset(kinds.tolist()), "the kind of a relocation")
-            _need(bool((found["symbol"] < symbols).all()), "the symbol of a relocation")
+            need(bool(inside.all()), "the place of a relocation")
+            need(self.kinds.issuperset(kinds.tolist()), "the kind of a relocation")
+            need(bool((found["symbol"] < symbols).all()), "the symbol of a relocation")
             moved = found["addend"][kinds == self.relative]
-            _need(bool(((moved >= 0) & (moved <= self.loads[-1].end)).all()), "a relocation")
+            need(bool(((moved >= 0) & (moved <= self.loads[-1].end)).all()), "a relocation")
             if place == _RELA:
-                _need(count <= len(found), "its relocations")
-                _need(bool((kinds[:count] == self.relative).all()), "its relocations")
+                need(count <= len(found), "its relocations")
+                need(bool((kinds[:count] == self.relative).all()), "its relocations")
                 count = 0
-        _need(not count, "its relocations")
+        need(not count, "its relocations")
 
     def table(self, start: int, nbytes: int, writable: bool = False) -> memoryview:
         """The bytes at an address: of a segment, and in the file."""
         load = self._load(start, nbytes, writable)
         at = load.offset + start - load.start
-        _need(start + nbytes <= load.start + load.nbytes, "the place of a table")
+        need(start + nbytes <= load.start + load.nbytes, "the place of a table")
         return self.raw[at : at + nbytes]
 
     def _load(self, start: int, nbytes: int, writable: bool = False) -> _ProgramHeader:
         for load in self.loads:
             if load.start <= start and start + nbytes <= load.end:
-                _need(bool(load.flags & _WRITE) == writable, "the place of a table")
+                need(bool(load.flags & _WRITE) == writable, "the place of a table")
                 return load
         raise ValueError("a table lies outside of the image")
 
 
-def _need(holds: bool, what: str) -> None:
+def need(holds: bool, what: str) -> None:
     if not holds:
         raise ValueError(f"{what}: damaged, or not as linkers make it")
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treadle.backends.cpu.elf import _MAGIC, _MOST_SPAN, _RELOCATION, _SYMBOL, Bytes, _need
+from treadle.backends.cpu.elf import MAGIC, MOST_SPAN, RELOCATION, SYMBOL, Bytes, need
 
 _OBJECT = struct.Struct("<9s7xHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -83,44 +83,44 @@ class _Object:
         found = _OBJECT.unpack_from(raw)
         magic, kind, machine, version, entry, segments, at, flags = found[:8]
         header, _, count, size, number, self.names = found[8:]
-        _need(magic in _MAGIC, "its magic number")
-        _need(kind == version == 1 and machine in _WIDTHS and not flags, "its kind")
-        _need(entry == segments == count == 0 and header == _OBJECT.size, "its header")
-        _need(size == _SECTION.size and 0 < number <= _MOST_SECTIONS, "its section headers")
-        _need(self.names < number and at <= len(raw) and not at % 8, "its section headers")
+        need(magic in MAGIC, "its magic number")
+        need(kind == version == 1 and machine in _WIDTHS and not flags, "its kind")
+        need(entry == segments == count == 0 and header == _OBJECT.size, "its header")
+        need(size == _SECTION.size and 0 < number <= _MOST_SECTIONS, "its section headers")
+        need(self.names < number and at <= len(raw) and not at % 8, "its section headers")
         self.widths, self.opening = _WIDTHS[machine], _OPENINGS[machine]
         self.sections = [_Section(*_SECTION.unpack_from(raw, at + n * size)) for n in range(number)]
 
     def check(self) -> None:
         """Raise ValueError for whatever is not as it should be."""
-        _need(not any(self.sections[0]), "its first section")
+        need(not any(self.sections[0]), "its first section")
         for section in self.sections:
             self._check_section(section)
         names = self._names_in(self.names)
         for section in self.sections:
             name = names[section.name :].partition(b"\0")[0]
             known = section.name < len(names) and _NAMED.fullmatch(name)
-            _need(bool(known), "the name of a section")
+            need(bool(known), "the name of a section")
             frames = name.startswith(b".eh_frame")
-            _need(frames or section.kind != _FRAMES, "the name of a section")
+            need(frames or section.kind != _FRAMES, "the name of a section")
             if frames:
                 self._check_frames(self._bytes(section))
         tables = [n for n, s in enumerate(self.sections) if s.kind == _SYMBOL_TABLE]
-        _need(len(tables) == 1, "its symbols")
+        need(len(tables) == 1, "its symbols")
         count = self._check_symbols(self.sections[tables[0]])
         for section in self.sections:
             if section.kind == _MOVED:
-                _need(section.link == tables[0], "its relocations")
+                need(section.link == tables[0], "its relocations")
                 self._check_relocations(section, count)
 
     def _check_section(self, section: _Section) -> None:
-        _need(section.kind in _SECTIONS, "the kind of a section")
-        _need(not section.flags & ~_SECTION_FLAGS and not section.start, "a section")
-        _need(section.flags & 5 != 5, "a section of code that is written")
+        need(section.kind in _SECTIONS, "the kind of a section")
+        need(not section.flags & ~_SECTION_FLAGS and not section.start, "a section")
+        need(section.flags & 5 != 5, "a section of code that is written")
         even = section.align <= _MOST_ALIGN and not section.align & (section.align - 1)
-        _need(not section.align or even, "the alignment of a section")
+        need(not section.align or even, "the alignment of a section")
         inside = section.offset + section.nbytes <= len(self.raw)
-        _need(inside or (section.kind == _ZEROS and section.nbytes <= _MOST_SPAN), "a section")
+        need(inside or (section.kind == _ZEROS and section.nbytes <= MOST_SPAN), "a section")
 
     def _check_frames(self, raw: memoryview) -> None:
         """Raise unless a table of frames is one opening, and entries that lead to it."""
@@ -128,58 +128,58 @@ class _Object:
         while at < len(raw):
             length, back = _FRAME.unpack_from(raw, at)
             end = at + 4 + length
-            _need(not length % 4 and length > 12 and end <= len(raw), "a frame")
+            need(not length % 4 and length > 12 and end <= len(raw), "a frame")
             if at:
-                _need(back == at + 4 and not raw[at + 16], "a frame")
+                need(back == at + 4 and not raw[at + 16], "a frame")
             else:
                 begins = bytes(raw[8 : 8 + len(self.opening)])
-                _need(not back and begins == self.opening, "a frame")
+                need(not back and begins == self.opening, "a frame")
             at = end
 
     def _names_in(self, number: int) -> bytes:
         """A table of names."""
-        _need(number < len(self.sections), "its names")
+        need(number < len(self.sections), "its names")
         section = self.sections[number]
         names = bytes(self._bytes(section))
         good = section.kind == _NAMES and names[:1] == b"\0" == names[-1:] and names.isascii()
-        _need(good, "its names")
+        need(good, "its names")
         return names
 
     def _check_symbols(self, table: _Section) -> int:
         """Return the number of symbols."""
-        symbols = np.frombuffer(self._rows(table, _SYMBOL.itemsize), _SYMBOL)
-        _need(len(symbols) > 0 and not symbols[0].tobytes().strip(b"\0"), "its symbols")
-        _need(table.info <= len(symbols), "its symbols")
+        symbols = np.frombuffer(self._rows(table, SYMBOL.itemsize), SYMBOL)
+        need(len(symbols) > 0 and not symbols[0].tobytes().strip(b"\0"), "its symbols")
+        need(table.info <= len(symbols), "its symbols")
         names = self._names_in(table.link)
-        _need(bool((symbols["name"] < len(names)).all()), "the name of a symbol")
+        need(bool((symbols["name"] < len(names)).all()), "the name of a symbol")
         kinds, places = symbols["info"] & 15, symbols["section"].astype(np.int64)
-        _need(bool((kinds <= _FILE).all()), "the kind of a symbol")
+        need(bool((kinds <= _FILE).all()), "the kind of a symbol")
         local = np.arange(len(symbols)) < table.info
-        _need(bool(((symbols["info"] >> 4 == 0) == local).all()), "the reach of a symbol")
-        _need(bool((symbols["info"] >> 4 <= 2).all()), "the reach of a symbol")
+        need(bool(((symbols["info"] >> 4 == 0) == local).all()), "the reach of a symbol")
+        need(bool((symbols["info"] >> 4 <= 2).all()), "the reach of a symbol")
         known = places < len(self.sections)
-        _need(bool((known | (places == _ABSOLUTE)).all()), "the place of a symbol")
+        need(bool((known | (places == _ABSOLUTE)).all()), "the place of a symbol")
         room = np.array([s.nbytes for s in self.sections], np.uint64)
         room = room[np.where(known, places, 0)]
         end = symbols["value"] + symbols["size"]
         inside = (symbols["value"] <= room) & (symbols["size"] <= room) & (end <= room)
-        _need(bool(inside.all()), "the place of a symbol")
+        need(bool(inside.all()), "the place of a symbol")
         return len(symbols)
 
     def _check_relocations(self, section: _Section, symbols: int) -> None:
-        _need(0 < section.info < len(self.sections), "its relocations")
+        need(0 < section.info < len(self.sections), "its relocations")
         target = self.sections[section.info]
-        _need(target.kind in (_DATA, _FRAMES), "its relocations")
-        found = np.frombuffer(self._rows(section, _RELOCATION.itemsize), _RELOCATION)
-        _need(self.widths.keys() >= set(found["type"].tolist()), "the kind of a relocation")
+        need(target.kind in (_DATA, _FRAMES), "its relocations")
+        found = np.frombuffer(self._rows(section, RELOCATION.itemsize), RELOCATION)
+        need(self.widths.keys() >= set(found["type"].tolist()), "the kind of a relocation")
         width = np.array([self.widths[kind] for kind in found["type"].tolist()], np.uint64)
         at = found["offset"]
         inside = (at < target.nbytes) & (at + width <= target.nbytes)
-        _need(bool(inside.all()), "the place of a relocation")
-        _need(bool((found["symbol"] < symbols).all()), "the symbol of a relocation")
+        need(bool(inside.all()), "the place of a relocation")
+        need(bool((found["symbol"] < symbols).all()), "the symbol of a relocation")
 
     def _rows(self, section: _Section, size: int) -> memoryview:
-        _need(section.entry == size and not section.nbytes % size, "the size of a table")
+        need(section.entry == size and not section.nbytes % size, "the size of a table")
         return self._bytes(section)
 
     def _bytes(self, section: _Section) -> memoryview:

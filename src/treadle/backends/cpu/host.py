@@ -59,7 +59,7 @@ _DESIGNS = (
 )
 """Microarchitectures that records are shipped for: vendor, family and models by /proc/cpuinfo.
 
-Source: the Linux kernel, arch/x86/kernel/cpu/amd.c, `bsp_determine_snp`.
+Source: LLVM, TargetParser/Host.cpp, `getAMDProcessorTypeAndSubtype`.
 """
 
 

@@ -12,7 +12,7 @@ from treadle.engine.compile.together import LaunchUnit
 from treadle.engine.compile.work import ValuePart, Work
 from treadle.engine.options import Options
 from treadle.engine.plan import Interface
-from treadle.graph.ir import Graph
+from treadle.graph.ir import Graph, Value
 
 Spans = Mapping[int, tuple[int, int]]
 
@@ -115,7 +115,7 @@ def _length(buffer: Buffer) -> int:
 
 
 def _overwritten(
-    value: object,
+    value: Value,
     readers: set[int],
     last: int,
     work: Sequence[Work],
@@ -131,7 +131,7 @@ def _overwritten(
     for i, j in item.lowered.in_place:
         home, offset = placement.home(item.outputs[j])
         alone = sum(placement.part(v).root is value for v in item.inputs) == 1
-        whole = placement.part(item.inputs[i]) == ValuePart(value)  # type: ignore[arg-type]
+        whole = placement.part(item.inputs[i]) == ValuePart(value)
         alike = item.inputs[i].type.open_nbytes == item.outputs[j].type.open_nbytes
         if home.kind == "arena" and not offset and alone and whole and alike:
             return schedule.root(home.index)
