@@ -236,8 +236,8 @@ test-plugins: $(VENV)/.ready ## install the sample plug-ins and run the conforma
 	PYTHONPATH=build/plugins $(PY) -m treadle.conformance.cli ctoy --quick --report build/treadle-ctoy $(ARGS)
 	$(PY) -m tests.sim $(ARGS)
 
-.PHONY: check check-format check-lint check-types check-imports check-budget check-names check-wording
-check: check-format check-lint check-types check-imports check-budget check-names check-wording ## format, lint, strict types, import contract, size budget, names, wording
+.PHONY: check check-format check-lint check-types check-imports check-budget check-names check-wording check-sources
+check: check-format check-lint check-types check-imports check-budget check-names check-wording check-sources ## format, lint, strict types, import contract, size budget, names, wording, tests that read the sources
 
 check-format: $(VENV)/.ready
 	$(PY) -m ruff format --check .
@@ -260,6 +260,12 @@ check-names: $(VENV)/.ready
 
 check-wording: $(VENV)/.ready
 	$(PY) -m tools.wording
+
+# Any change may break these, wherever it is made.
+check-sources: $(VENV)/.ready
+	$(PY) -m pytest -q -n $(TEST_JOBS) --dist worksteal tests/layout tests/docs/test_versions.py \
+		tests/engine/test_file_formats.py tests/engine/test_options.py tests/test_package.py \
+		tests/base/test_chinese.py tests/base/test_env.py tests/base/test_late.py
 
 .PHONY: format
 format: $(VENV)/.ready ## rewrite sources in the project's format, apply safe fixes

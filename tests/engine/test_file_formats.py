@@ -19,7 +19,7 @@ ROWS = re.findall(
 VERSIONS = {"MAGIC", "_MAGIC", "FORMAT", "_FORMAT", "SCHEMA", "_VERSION"}
 OTHERS = {
     ("base.log", "_FORMAT"),  # how lines of logs look
-    ("backends.cpu.elf", "_MAGIC"),  # that of a format of others
+    ("backends.cpu.elf", "MAGIC"),  # that of a format of others
 }
 
 

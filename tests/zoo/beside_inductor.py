@@ -4,8 +4,9 @@
 process of its own, with empty caches: forward, and gradients for every fourth. A line says how far
 results are from PyTorch's, what stays with PyTorch, how long both took to compile (processor time,
 compilers that they start included), the least time of a call of either, in turn on one thread, and
-the minutes that all of it took. With `--record FILE` lines are kept, and a run goes on where the
-last one ended, whatever ended it; ctrl-c prints the table of what there is.
+the minutes that all of it took. The order is random and always the same, so that the lines of a
+part of the run are a sample of all. With `--record FILE` lines are kept, and a run goes on where
+the last one ended, whatever ended it; ctrl-c prints the table of what there is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -206,6 +208,7 @@ def main(arguments: list[str]) -> int:
     names += [f"transformers/{n}" for n in (*TRANSFORMERS, *MORE_TRANSFORMERS)]
     names = [n for n in names if not options.only or any(o in n for o in options.only)]
     wanted = [(n, False) for n in names] + [(n, True) for n in names[::EVERY]]
+    random.Random(0).shuffle(wanted)
     try:
         for name, gradients in wanted:
             if (name, gradients) in known:
