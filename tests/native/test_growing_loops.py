@@ -16,7 +16,7 @@ from treadle import jit
 from treadle.autodiff import GradManager
 from treadle.base import tree
 from treadle.base.errors import NoGradient, ShapeError, TraceError, TreadleError
-from treadle.engine.phases import programs
+from treadle.engine.phases import phase_programs, programs
 from treadle.utils.comp_graph_tools import GraphInference
 
 Function = Callable[[mge.Tensor], Any]
@@ -201,9 +201,39 @@ def test_turns_of_other_sizes_share_programs() -> None:
     (only,) = compiled.variants
     assert isinstance(only.runner, programs.PhasedRunner)
     (loop,) = (n for p in only.runner.phases.programs for n in p.phase.deciding)
-    body = only.runner.phases._regions[id(loop.op.body)]
+    body = only.runner.phases._regions[id(loop.op.body)].phases
     assert [p.count for p in body.programs] == [3]
     assert compiled.counters.phases == 1 + 141 + 140
+
+
+def test_turns_look_at_what_changes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    found = programs.bind
+    monkeypatch.setattr(programs, "bind", lambda *given: (looked.append(given), found(*given)))
+    counts = []
+    for turns in (3, 30):
+        compiled = jit.compile(
+            lambda x, n: jit.while_loop(
+                lambda i, s: i < n, lambda i, s: (i + 1, F.concat([s, x])), (mge.tensor(0), x)
+            )
+        )
+        looked.clear()
+        assert compiled(table(3, 0.0), mge.tensor(turns))[1].shape == (3 + 3 * turns, 4)
+        counts.append(len(looked))
+    assert counts[0] == counts[1] > 0
+
+
+def test_more_sizes_than_are_kept_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phase_programs, "MOST_INSTANCES", 2)
+    compiled = jit.compile(decoded)
+    for rows in (6, 3, 6):
+        agree(decoded, compiled, table(rows, 0.0))
+    runners = [v.runner for v in compiled.variants]
+    regions = [r for x in runners if x is not None for r in x.phases._regions.values()]
+    inside = [p for r in regions for p in r.phases.programs]
+    # Sizes 0 and 1 have programs of their own, which are counted apart.
+    assert max(len(p._shared) for p in inside) == 2
+    assert all(len(p._ready) == len(p._shared) + len(p._alone) for p in inside)
 
 
 def test_each_turn_is_held_to_what_the_body_needs() -> None:

@@ -14,7 +14,7 @@ import treadle.optimizer as optim
 from treadle import jit
 from treadle.autodiff import GradManager
 from treadle.base.errors import IndexRangeError, ShapeError, TraceError
-from treadle.engine.phases import programs
+from treadle.engine.phases import phase_programs, programs
 
 Function = Callable[[mge.Tensor], Any]
 SHIFTS = (0.0, -9.0, 9.0, -1.2)
@@ -148,7 +148,7 @@ def test_numbers_of_rows_share_programs() -> None:
 
 def test_programs_of_one_number_of_rows_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """On devices each number has its own: a server must not collect them for ever."""
-    monkeypatch.setattr(programs, "MOST_RUNNERS", 1)
+    monkeypatch.setattr(phase_programs, "MOST_RUNNERS", 1)
     function = jit.compile(lambda x: x[x > 0].sum())
     for _ in range(2):
         for numbers in ([-1.0, -2.0], [-1.0, 2.0]):

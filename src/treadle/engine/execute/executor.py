@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from treadle.engine.plan import Loaded
 from treadle.runtime.host import HostBuffer, address, memory
 
 _OWN_BASES = 3  # constants, what is packed, scratch memory: behind inputs and results
+_WATCH = SlotWatch((), "", (), [], ())
+_NOTHING = cast(npt.NDArray[np.int64], _WATCH.words)
+"""No object that native code looks at before it runs on arrays that are given."""
 _UNUSED = 3
 """References to what is packed where only the executor has it: a local name, and two for
 counting."""
@@ -147,11 +150,17 @@ class Executor:
         """
         frame = self._frame(at)
         try:
-            results = self._bind(frame, inputs, varying, version)
-            packed = self._pack(frame, inputs, version)
+            packed = None
+            if self.loaded.prelude is None:
+                results, reached = self._called(frame, inputs, varying, version)
+            else:
+                results = self._bind(frame, inputs, varying, version)
+                packed = self._pack(frame, inputs, version)
+                reached = self.loaded.main.run(frame.bases)
             frame.tally.iterations += 1
             frame.tally.entries += 1
-            self._go_on(frame, inputs, results, self.loaded.main.run(frame.bases))
+            if reached >= 0:
+                self._go_on(frame, inputs, results, reached)
             del packed
             return results
         finally:
@@ -249,21 +258,37 @@ class Executor:
         version: object = None,
     ) -> list[Array]:
         """Write the addresses of inputs, and of new arrays for the results, which it returns."""
-        bases, empty = frame.bases, self.loaded.empty
-        known = version is not None and frame.version is version
-        given = varying if known else len(inputs)
-        frame.tally.transfers += given + len(self._results)
-        for i in range(given):
-            bases[i] = inputs[i].__array_interface__["data"][0]
-        frame.version = version
-        results = []
-        place = len(inputs)
-        for shape, dtype in self._results if frame.at is None else frame.at.results:
-            made = empty(shape, dtype)
-            bases[place] = made.__array_interface__["data"][0]
-            results.append(made)
-            place += 1
+        results, given = self._new(frame, inputs, varying, version)
+        _write(frame.bases, inputs, given, results)
         return results
+
+    def _called(
+        self, frame: Frame, inputs: Sequence[Array], varying: int, version: object
+    ) -> tuple[list[Array], int]:
+        """Run a program that packs nothing; native code reads addresses off the arrays.
+
+        Returns:
+            New arrays for the results, and the number of the host task reached, or -1.
+        """
+        results, given = self._new(frame, inputs, varying, version)
+        arrays, main = (*inputs[:given], *results), self.loaded.main
+        reached = main.call(frame.bases, arrays, given, len(inputs), _NOTHING)
+        if reached < -1:  # Arrays of another class, or another kind of code.
+            _write(frame.bases, inputs, given, results)
+            reached = main.run(frame.bases)
+        return results, reached
+
+    def _new(
+        self, frame: Frame, inputs: Sequence[Array], varying: int, version: object
+    ) -> tuple[list[Array], int]:
+        """New arrays for the results, and how many inputs are to be given anew."""
+        known = version is not None and frame.version is version
+        given, empty = varying if known else len(inputs), self.loaded.empty
+        frame.version = version
+        kinds = self._results if frame.at is None else frame.at.results
+        results = [empty(shape, dtype) for shape, dtype in kinds]
+        frame.tally.transfers += given + len(results)
+        return results, given
 
     def repeat(
         self,
@@ -427,3 +452,13 @@ class ProgramInstance:
     def close(self) -> None:
         """Give memory back that is kept between runs, whatever extents they had."""
         self.executor.close()
+
+
+def _write(
+    bases: npt.NDArray[np.int64], inputs: Sequence[Array], given: int, results: Sequence[Array]
+) -> None:
+    """Write the addresses of the first inputs, and of results, which are behind all inputs."""
+    for i in range(given):
+        bases[i] = inputs[i].__array_interface__["data"][0]
+    for i, made in enumerate(results, len(inputs)):
+        bases[i] = made.__array_interface__["data"][0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -11,135 +10,74 @@ from typing import Any, cast
 import numpy as np
 
 from treadle.backends.program import Compiler
-from treadle.base.errors import EngineError, ShapeError, TreadleError
+from treadle.base.errors import EngineError, TreadleError
 from treadle.base.guards import recording_guards
-from treadle.base.symbol import Relation, evaluate
+from treadle.base.symbol import evaluate
 from treadle.base.table import lines
 from treadle.base.types import TensorType
 from treadle.engine.devices.names import CompNode, resolve
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.eager.dispatch import eager_type, run
-from treadle.engine.execute import ProgramInstance, Runner
+from treadle.engine.execute import Runner
 from treadle.engine.execute.counters import Counters
-from treadle.engine.extents.plans import Plans
-from treadle.engine.extents.regime import Regime
 from treadle.engine.options import Options
 from treadle.engine.phases.parting import (
-    Phase,
     finds_extents,
     finds_inside,
     phases_of,
     renumbered,
     standalone,
 )
+from treadle.engine.phases.phase_programs import PhasePrograms
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.engine.spread import ValuePlaces
 from treadle.engine.targets import EngineTarget, StagedProgram
-from treadle.graph.analysis import changing_in, found_by, has_effect
+from treadle.graph.analysis import changing_in, found_by
 from treadle.graph.evaluate import bind, op_at, specialize
-from treadle.graph.ir import Graph, Node, Value, regions_of, symbols_in
+from treadle.graph.ir import Graph, Node, Value, lone_symbol, regions_of
 from treadle.ops.control import Cond, ControlFlow, FindingWhile, Region, Scan, While
 from treadle.runtime.array import to_device, to_host
 
-MOST_RUNNERS = 256
-"""Numbers of rows at which a phase keeps what runs it ready, programs of their own included."""
 
-
-class _Programs:
-    """The programs of one phase.
+class _Inside:
+    """A branch, or a region of a loop.
 
     Args:
-        phase: the part of the whole.
-        options: of the compilation.
-        home: where it runs; None for the host.
+        phases: its programs.
+        carried: values of the graph around that it is given behind its inputs.
+        changing: extents that are others in each turn.
     """
 
-    def __init__(self, phase: Phase, options: Options, home: CompNode | None) -> None:
-        self.phase = phase
-        self._options, self._home = options, home
-        frozen = (False,) * (len(phase.inputs) - phase.frozen) + (True,) * phase.frozen
-        self._interface = Interface(frozen)
-        self._names = sorted({s.name for v in phase.inputs for s in symbols_in(v.type)})
-        self._plans: dict[tuple[tuple[str, int], ...], Plans] = {}
-        self._ready: OrderedDict[tuple[int, ...], Runner] = OrderedDict()
-        self._made: dict[int, Runner] = {}
-        self._given_up, self._past = 0, Counters()
-        self._lock = threading.RLock()
-        self._look: Callable[[], Stages] | None = None
+    def __init__(
+        self, phases: Phases, carried: tuple[Value, ...], changing: Collection[str]
+    ) -> None:
+        self.phases = phases
+        self._carried = carried
+        places = {
+            lone.name: (i, axis)
+            for i, type_ in enumerate(phases.graph.input_types)
+            for axis, d in enumerate(type_.shape)
+            if (lone := lone_symbol(d)) is not None and lone.name in changing
+        }
+        self._places = tuple([(name, *place) for name, place in places.items()])
 
-    @property
-    def is_empty(self) -> bool:
-        """True if there is nothing to compute, to check or to print."""
-        graph = self.phase.graph
-        return not graph.outputs and not any(has_effect(n.op) for n in graph.nodes)
+    def begin(
+        self, inputs: Sequence[Any], known: Mapping[Value, Any], extents: Mapping[str, int]
+    ) -> tuple[dict[str, int], list[Any]]:
+        """Return all extents as they are in the first turn, and the values it is given besides."""
+        graph, fixed = self.phases.graph, dict(extents)
+        more = [known[v] for v in self._carried]
+        for type_, array in zip(graph.input_types, [*inputs, *more], strict=True):
+            bind(graph, type_, array, fixed)
+        return fixed, more
 
-    @property
-    def counters(self) -> Counters:
-        """Counters of all its programs, whatever they were made for."""
-        return sum((r.counters for r in list(self._made.values())), self._past)
-
-    @property
-    def count(self) -> int:
-        """Programs that were made."""
-        return self._given_up + len(self._made)
-
-    @property
-    def latest(self) -> Stages | None:
-        """The program that was asked for last, for those who look."""
-        return None if self._look is None else self._look()
-
-    def at(self, extents: Mapping[str, int]) -> Runner:
-        """The runner of the phase at extents, by symbol."""
-        key = tuple([extents[n] for n in self._names])
-        found = self._ready.get(key)
-        if found is None:
-            with self._lock:
-                found = self._ready.get(key) or self._new(dict(zip(self._names, key, strict=True)))
-                self._ready[key] = found
-                while len(self._ready) > MOST_RUNNERS:
-                    self._give_up(self._ready.popitem(last=False)[1])
-        return found
-
-    def _give_up(self, runner: Runner) -> None:
-        """Drop a program that serves one number of rows, but for what it counted."""
-        if self._made.pop(id(runner), None) is not None:
-            self._past, self._given_up = self._past + runner.counters, self._given_up + 1
-
-    def _new(self, extents: dict[str, int]) -> Runner:
-        """A program that many extents share, or one of their own; 0 and 1 are numbers in both."""
-        small = {n: x for n, x in extents.items() if x < 2}
-        others = {n: x for n, x in extents.items() if x >= 2}
-        if others:
-            key = tuple(small.items())
-            if key not in self._plans:
-                graph = self._graph(small)
-                self._plans[key] = Plans(graph, self._options, self._interface, self._home)
-            shared = self._plans[key].at(others)
-            if shared is not None:
-                regime, instance = shared
-                self._look = lambda: _stages_at(regime, instance)
-                self._made[id(instance.executor)] = instance
-                return instance
-        stages = Stages(self._graph(extents), self._interface, self._options, self._home)
-        self._look = lambda: stages
-        runner = stages.compile()
-        self._made[id(runner)] = runner
-        return runner
-
-    def _graph(self, extents: Mapping[str, int]) -> Graph:
-        """The phase with numbers for some extents."""
-        with recording_guards():  # Those of the capture stay.
-            return specialize(self.phase.graph, extents) if extents else self.phase.graph
-
-    def close(self) -> None:
-        """Give memory back that is kept between runs."""
-        for runner in list(self._made.values()):
-            runner.close()
-
-
-def _stages_at(regime: Regime, instance: ProgramInstance) -> Stages:
-    return regime.stages(instance.at)
+    def at(self, inputs: Sequence[Any], fixed: Mapping[str, int]) -> dict[str, int]:
+        """Return all extents as they are in a turn, by symbol; `fixed` are those of another."""
+        made = dict(fixed)
+        for name, i, axis in self._places:
+            made[name] = inputs[i].shape[axis]
+        return made
 
 
 class Phases:
@@ -168,7 +106,7 @@ class Phases:
         self.options = options
         self.home = home
         self.programs = [
-            _Programs(p, options, home)
+            PhasePrograms(p, options, home)
             for p in phases_of(
                 self.graph,
                 interface.frozen,
@@ -183,8 +121,7 @@ class Phases:
         self._where = home or resolve("cpux")
         self._device = None if self._where.on_host else self._where
         frozen = {v for v, yes in zip(self.graph.inputs, interface.frozen, strict=False) if yes}
-        self._regions: dict[int, Phases] = {}
-        self._carried: dict[int, tuple[Value, ...]] = {}
+        self._regions: dict[int, _Inside] = {}
         deciding = [n for p in self.programs for n in p.phase.deciding]
         known = (*self.graph.inputs, *(v for n in deciding for v in n.outputs))
         for node in deciding:
@@ -192,9 +129,9 @@ class Phases:
             own = [s.name for s in changing_in(node)]
             for region in regions_of(node.op):
                 inside, carried = standalone(region, node, self.graph, known)
-                self._carried[id(region)] = carried
                 made = Phases(inside, options, fixed, home, named=True, changing=own)
-                self._regions[id(region)] = made
+                self._regions[id(region)] = _Inside(made, carried, own)
+        self._direct = self._places()
 
     @property
     def counters(self) -> Counters:
@@ -206,20 +143,20 @@ class Phases:
     def _run(self) -> Counters:
         """Counters of the programs, those of branches and loops included."""
         own = sum((p.counters for p in self.programs), Counters())
-        return sum((r._run for r in self._regions.values()), own)
+        return sum((r.phases._run for r in self._regions.values()), own)
 
     @property
     def latest(self) -> tuple[Stages, ...]:
         """The programs that ran last, for those who look."""
         own = [s for p in self.programs if (s := p.latest) is not None]
-        return (*own, *(s for r in self._regions.values() for s in r.latest))
+        return (*own, *(s for r in self._regions.values() for s in r.phases.latest))
 
     def close(self) -> None:
         """Give memory back that is kept between runs, whatever extents they had."""
         for programs in self.programs:
             programs.close()
-        for phases in self._regions.values():
-            phases.close()
+        for inside in self._regions.values():
+            inside.phases.close()
 
     def at(self, extents: Mapping[str, int]) -> PhasedRunner:
         """The runner of the whole at extents of its inputs, by symbol."""
@@ -234,13 +171,50 @@ class Phases:
         self, inputs: Sequence[Any], extents: dict[str, int], version: object = None
     ) -> list[Any]:
         """Run all phases, and decide extents between them."""
+        made = self._at_once(inputs, extents, version)
+        if made is None:
+            made = self._in_turn(inputs, extents, version)
+        with self._counting:
+            self.iterations += 1
+            self.found = extents
+        return made
+
+    def _places(self) -> tuple[list[int], list[int]] | None:
+        """Return where a program of one phase, behind which nothing is decided, has its ends.
+
+        Returns:
+            For each input of the one phase the whole's input, for each result of the whole the
+            phase's output, or ~i for the whole's input i. None where there is more than a phase.
+        """
+        first = self.programs[0]
+        phase, inputs = first.phase, self.graph.inputs
+        if len(self.programs) > 1 or first.is_empty or phase.deciding:
+            return None
+        places = {v: ~i for i, v in enumerate(inputs)} | {v: i for i, v in enumerate(phase.outputs)}
+        return [~places[v] for v in phase.inputs], [places[v] for v in self.graph.outputs]
+
+    def _at_once(
+        self, inputs: Sequence[Any], extents: Mapping[str, int], version: object
+    ) -> list[Any] | None:
+        """Run the only phase; None where there are others."""
+        if self._direct is None:
+            return None
+        taken, left = self._direct
+        programs = self.programs[0]
+        varying = len(taken) - programs.phase.frozen
+        made = programs.at(extents).run([inputs[i] for i in taken], varying, version)
+        return [made[i] if i >= 0 else inputs[~i] for i in left]
+
+    def _in_turn(
+        self, inputs: Sequence[Any], extents: dict[str, int], version: object
+    ) -> list[Any]:
+        """Run one phase after the other."""
         known: dict[Value, Any] = dict(zip(self.graph.inputs, inputs, strict=True))
         for programs in self.programs:
             phase = programs.phase
-            for guard in phase.guards:
-                if not guard.holds(extents):
-                    raise _misfit(phase, guard, extents)
-            if not programs.is_empty:
+            if programs.is_empty:
+                programs.check(extents)
+            else:
                 given = [known[v] for v in phase.inputs]
                 varying = len(given) - phase.frozen
                 made = programs.at(extents).run(given, varying, version)
@@ -259,9 +233,6 @@ class Phases:
                         bind(self.graph, value.type, known[value], extents)
                 elif node not in phase.bounded:
                     self._decide(node, known, extents)
-        with self._counting:
-            self.iterations += 1
-            self.found = extents
         return [known[v] for v in self.graph.outputs]
 
     def _controlled(
@@ -274,12 +245,14 @@ class Phases:
     ) -> list[Any]:
         """A branch or loop in which data decide extents: its regions run in phases."""
 
+        bound: dict[int, tuple[dict[str, int], list[Any]]] = {}
+
         def ran(region: Region, inputs: Sequence[Any]) -> list[Any]:
-            phases, own = self._regions[id(region)], dict(extents)
-            given = [*inputs, *(known[v] for v in self._carried[id(region)])]
-            for type_, array in zip(phases.graph.input_types, given, strict=True):
-                bind(self.graph, type_, array, own)
-            return phases.run(given, own, version)
+            inside, started = self._regions[id(region)], bound.get(id(region))
+            if started is None:  # What no turn changes is looked at in the first.
+                bound[id(region)] = started = inside.begin(inputs, known, extents)
+            fixed, more = started
+            return inside.phases.run([*inputs, *more], inside.at(inputs, fixed), version)
 
         op, made = node.op, given
         if isinstance(op, Cond):
@@ -440,23 +413,6 @@ def _copied(x: Any) -> Any:
 
 def _decision(node: Node) -> str:
     return f"{node.op.name} -> {', '.join(str(v.type) for v in node.outputs)}"
-
-
-def _misfit(phase: Phase, guard: Relation, extents: Mapping[str, int]) -> TreadleError:
-    """The error of the op that does not take the extents that data have decided."""
-    for node in specialize(phase.graph, extents).nodes:
-        try:
-            node.op.infer(*[v.type for v in node.inputs])
-        except TreadleError as error:
-            error.locate(node.loc)
-            return error
-    named = ", ".join(f"{s.name} = {extents[s.name]}" for s in symbols_in(guard.expr))
-    return ShapeError(
-        phase.graph.name.rpartition(".")[0],
-        f"data decide an extent that the program does not take: {guard} does not hold",
-        saw=named,
-        hint="an extent of 1 that data decide does not stretch: use broadcast_to",
-    )
 
 
 def decisions_of(graph: Graph) -> list[str]:
