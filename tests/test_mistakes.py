@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import re
 import traceback
 from collections.abc import Iterator
@@ -333,3 +334,24 @@ def test_programs_that_are_right_say_nothing() -> None:
         with logged() as lines:
             eval(program, known())
         assert not lines, (program, lines)
+
+
+def test_asking_whether_an_attribute_exists_looks_for_no_advice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> list[str]:
+        raise RuntimeError("advice was looked for")
+
+    monkeypatch.setattr("difflib.get_close_matches", fail)
+    for thing in (M.Linear(2, 2), mge.tensor([1.0])):
+        assert not hasattr(thing, "wieght")
+        assert getattr(thing, "wieght", 3) == 3
+
+
+def test_an_error_of_a_missing_attribute_can_be_pickled() -> None:
+    with pytest.raises(AttributeError) as caught:
+        _ = M.Linear(2, 2).state_dic
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert type(again) is AttributeError
+    assert str(again) == str(caught.value)
+    assert "did you mean" in str(again)

@@ -323,12 +323,7 @@ class Tensor(ArrayMethods, HandleMembers):
         return format(self.item(), spec) if spec else str(self)
 
     def __getattr__(self, name: str) -> Any:
-        advice = spelling.of_method(name, [n for n in dir(type(self)) if n[0] != "_"])
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}{advice}",
-            name=name,
-            obj=self,
-        )
+        raise spelling.MissingAttribute(self, name, spelling.of_method)
 
     def __contains__(self, item: object) -> bool:
         raise NotImplementedError("`in` compares by value; use F.equal(tensor, item) and reduce")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import abc
 import difflib
+import functools
 import inspect
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 KNOWN: set[str] = set()
@@ -264,6 +265,33 @@ def of_top_level(name: str, known: Collection[str]) -> str:
     if name in KNOWN:
         return _question(f"treadle.functional.{name}")
     return of_member(name, "treadle", known) or of_function(name)
+
+
+class MissingAttribute(AttributeError):
+    """A missing attribute of an object, whose message ends with advice.
+
+    The advice is looked for when the message is read: `hasattr` and `getattr` with a default, which
+    programs call in loops, drop the error.
+
+    Args:
+        owner: the object.
+        name: the attribute.
+        advise: gives the advice, or nothing, for a name and the public ones of the object's class.
+    """
+
+    def __init__(
+        self, owner: object, name: str, advise: Callable[[str, Collection[str]], str]
+    ) -> None:
+        problem = f"{type(owner).__name__!r} object has no attribute {name!r}"
+        super().__init__(problem, name=name, obj=owner)
+        self._advice = functools.partial(advise, name)
+
+    def __str__(self) -> str:
+        public = [n for n in dir(type(self.obj)) if n[0] != "_"]
+        return f"{self.args[0]}{self._advice(public)}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AttributeError, (str(self),)
 
 
 def of_member(name: str, owner: str, known: Collection[str]) -> str:

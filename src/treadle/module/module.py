@@ -16,7 +16,7 @@ from treadle.base.layers import note_layer
 from treadle.base.modes import ACTIVE, capturing
 from treadle.base.observer import OBSERVER
 from treadle.base.saved_objects import allow
-from treadle.base.spelling import Constructed, note_call, of_module_method
+from treadle.base.spelling import Constructed, MissingAttribute, note_call, of_module_method
 from treadle.module import state
 from treadle.module.hook import Hook, HookHandler
 from treadle.tensor import Parameter, Tensor
@@ -126,10 +126,7 @@ class Module(metaclass=Constructed):
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):  # A property has failed: let it say why.
                 return object.__getattribute__(self, name)
-            public = [n for n in dir(type(self)) if n[0] != "_"]
-            advice = "" if name[0] == "_" else of_module_method(name, public)
-            problem = f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
-            raise AttributeError(problem, name=name, obj=self)
+            raise MissingAttribute(self, name, of_module_method)
 
     def _note(self, name: str, value: Any) -> None:
         """Keep `_modules` up to date; containers count, as they may be filled later."""
