@@ -15,6 +15,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle import jit
 from treadle.base.errors import CheckpointError, GraphError, ShapeError, TraceError, TreadleError
+from treadle.engine.package import models
 from treadle.utils import comp_graph_tools as cgtools
 from treadle.utils import network_node
 from treadle.utils.network import (
@@ -79,6 +80,24 @@ A, B = np.array([1.0, -2.0], np.float32), np.array([3.0, 4.0], np.float32)
 
 
 # -- dump ------------------------------------------------------------------------------------
+
+
+def test_other_sizes_are_read_when_they_are_asked_for(
+    dumped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    parse = models.parse
+
+    def counted(text: str, *rest: Any) -> Any:
+        texts.append(text)
+        return parse(text, *rest)
+
+    monkeypatch.setattr(models, "parse", counted)
+    net = Network.load(dumped[0])
+    assert len(texts) == 1
+    net.reset_batch_size(5)
+    net.reset_batch_size(3)
+    assert len(texts) == 2
 
 
 def test_dump_tells_what_it_wrote(tmp_path: Path) -> None:

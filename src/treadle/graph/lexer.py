@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from treadle.base.errors import GraphError
 from treadle.base.loc import UNKNOWN, Loc
@@ -32,8 +32,7 @@ _TOKEN = re.compile(
 _AT = re.compile(r"#\s*at (?P<file>.+?):(?P<line>\d+)(?: in (?P<function>.+?))?\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """A word of the text; `kind` "end" stands behind the last one."""
 
     kind: str

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import IO, Any
 
 from treadle.base.errors import DTypeError, GraphError
@@ -71,7 +72,7 @@ class Network:
         self._declared: set[int] = set()
         self._beside: list[VarNode] = []
         self._model: Model | None = None
-        self._open: OpenOperators | None = None
+        self._known: dict[Value, VarNode] = {}
 
     # -- files -----------------------------------------------------------------------------
 
@@ -92,18 +93,20 @@ class Network:
     @classmethod
     def _from(cls, model: Model, outspec: Sequence[str] | None) -> Network:
         self = cls()
-        self._model = model
-        known = variables_of(model)
-        self._open = OpenOperators.of(model, known)
-        self._outputs = [known[v] for v in model.graph.outputs]
+        self._model, self._known = model, variables_of(model)
+        self._outputs = [self._known[v] for v in model.graph.outputs]
         for var, name in zip(self._outputs, model.outputs, strict=True):
             var.name = name
-        self._extra = [known[v] for v in model.graph.inputs]
-        if outspec is None:
-            self._declared = {v.key for v in self._extra}
-        else:
+        self._extra = [self._known[v] for v in model.graph.inputs]
+        self._declared = {v.key for v in self._extra} if outspec is None else set()
+        if outspec is not None:
             self._outputs = [self.get_var_by_name(name) for name in outspec]
         return self
+
+    @cached_property
+    def _open(self) -> OpenOperators | None:
+        """Facts of the file about other sizes; reading them takes as long as all else."""
+        return None if self._model is None else OpenOperators.of(self._model, self._known)
 
     @property
     def metadata(self) -> dict[str, Any] | None:

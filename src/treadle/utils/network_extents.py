@@ -47,10 +47,8 @@ class OpenOperators:
         for value, other in zip(graph.inputs, opened.inputs, strict=True):
             self.types[known[value].key] = other.type
         for node, again in zip(graph.nodes, opened.nodes, strict=True):
-            owner = known[node.outputs[0]].owner
-            if owner.op is not None:
-                types = tuple(v.type for v in again.outputs)
-                self.ops[owner.key] = owner.op, again.op, types
+            types = tuple(v.type for v in again.outputs)
+            self.ops[known[node.outputs[0]].owner.key] = node.op, again.op, types
         return self
 
     def graph(self, ordered: Sequence[OpNode], outputs: Sequence[VarNode]) -> Graph | None:
