@@ -1,7 +1,9 @@
-"""Writes `traced_modules.zip` with MegEngine 1.13: `python make_traced_modules.py`.
+"""Writes `traced_modules.zip` with MegEngine 1.13: `python make_traced_modules.py [CASE ...]`.
 
-Of each case: the traced module as `megengine.save` writes it, what it was called with, and what it
-gave. It needs Python 3.8 to 3.10 and `pip install megengine==1.13.0`.
+Cases that are named are added to the file, else it is written anew. Of each case: the traced module
+as `megengine.save` writes it, what it was called with, and what it gave.
+
+It needs Python 3.8 to 3.10 and `pip install megengine==1.13.0`.
 """
 
 import functools
@@ -396,6 +398,31 @@ def vision():
     return Vision(), (floats(2, 2, 5, 5), *map(mge.Tensor, (rois, grid, matrix))), {}
 
 
+class Recurrent(M.Module):
+    def __init__(self):
+        super().__init__()
+        both = {"bidirectional": True}
+        self.layers = [
+            M.RNN(3, 4),
+            M.RNN(3, 4, 2, nonlinearity="relu", batch_first=True, **both),
+            M.RNN(3, 4, 2, bias=False),
+            M.LSTM(3, 4),
+            M.LSTM(3, 4, 3, dropout=0.5, **both),
+            M.LSTM(3, 4, 2, bias=False, batch_first=True, **both),
+            M.LSTM(3, 4, 2, proj_size=2, **both),  # which it does not project
+        ]
+        self.rnn = M.RNN(3, 4, 1, **both)
+        self.lstm = M.LSTM(3, 4, 2)
+
+    def forward(self, x, h, c):
+        return [layer(x) for layer in self.layers], self.rnn(x, h), self.lstm(x, (h, c))
+
+
+@case
+def recurrent():
+    return Recurrent(), (floats(5, 2, 3), floats(2, 2, 4), floats(2, 2, 5)[:, :, :4]), {}
+
+
 def arrays(values):
     file = io.BytesIO()
     leaves, _ = tree_flatten(values)
@@ -406,8 +433,9 @@ def arrays(values):
 def main():
     sys.setrecursionlimit(10_000)
     target = Path(__file__).with_name("traced_modules.zip")
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, make in CASES.items():
+    added = sys.argv[1:]
+    with zipfile.ZipFile(target, "a" if added else "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, make in ((key, CASES[key]) for key in added or CASES):
             mge.random.seed(3)
             np.random.seed(3)
             module, args, kwargs = make()

@@ -439,6 +439,27 @@ def _code(module: Any, classes: Any) -> None:
     module.state["more"] = named("os", "system", classes)("true")
 
 
+def _recurrent(module: Any, field: str, value: Any) -> None:
+    next(s for s in _layers(module) if "_flatten_weights" in s)[field] = value
+
+
+def _other_sizes(module: Any, _: Any) -> None:
+    _recurrent(module, "hidden_size", 5)
+
+
+def _fewer_cells(module: Any, _: Any) -> None:
+    _recurrent(module, "cells", [])
+
+
+def _no_weights(module: Any, _: Any) -> None:
+    _recurrent(module, "_flatten_weights", 3)
+
+
+def _other_cells(module: Any, _: Any) -> None:
+    cells = [s["cells"] for s in _layers(module) if "_flatten_weights" in s]
+    cells[0][0][0] = next(c[0][0] for c in cells if c[0][0].state["gate_hidden_size"] == 16)
+
+
 def _unknown_layer(module: Any, _: Any) -> None:
     made = named("megengine.traced_module.serialization", "_ModuleState", {})()
     made.state = {"module": ("subprocess", "Popen"), "state": {}, "version": "1.13.0"}
@@ -471,6 +492,29 @@ def test_refuses_and_says_which_op_and_node(edit: Edit, message: str) -> None:
     data = edited("functions", edit)
     with pytest.raises(CheckpointError, match=message):
         load(data)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (_other_sizes, "does not have as many weights as its sizes say"),
+        (_fewer_cells, "are not those of its layers"),
+        (_other_cells, "are not those of its layers"),
+        (_no_weights, "are not a matrix"),
+    ],
+)
+def test_refuses_recurrent_layers_with_other_weights(edit: Edit, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        load(edited("recurrent", edit))
+
+
+def test_says_in_which_order_weights_of_several_cells_are_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("WARNING", "treadle"):
+        load(read("recurrent.tm"))
+    said = [r.getMessage() for r in caplog.records if "order of MegEngine's CPU" in r.getMessage()]
+    assert len(said) == 5  # Those with biases, and more than one cell.
 
 
 def test_refuses_ops_that_have_no_counterpart() -> None:

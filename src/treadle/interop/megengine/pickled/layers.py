@@ -8,7 +8,10 @@ from typing import Any
 
 import treadle.module as M
 import treadle.quantization as Q
+from treadle.base.log import get_logger
 from treadle.module.module import Module
+from treadle.serialization.pickle_machine import Malformed
+from treadle.tensor import Parameter, Tensor
 from treadle.traced_module import catalog, fake_quant
 
 _BOOKS = frozenset(
@@ -46,8 +49,10 @@ _ADDED: dict[str, dict[str, Any]] = {
 }
 """Attributes of later versions, and Treadle's own, with what earlier files mean."""
 _WINDOW = ("kernel_size", "stride", "padding", "dilation")
-FLATTENED = ("RNN", "LSTM")
-"""Layers that compute with all weights in one tensor, in an order that differs between devices."""
+_RECURRENT = {"RNN": (M.RNNCell, 1), "LSTM": (M.LSTMCell, 4)}
+"""Layers that compute with all weights in one tensor: what their cells are, with how many gates."""
+
+_CELL = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 @functools.cache
@@ -106,6 +111,56 @@ def adapted(home: str, name: str, state: dict[str, Any]) -> dict[str, Any]:
         if key in _CHANGED:
             _CHANGED[key](found)
     return found
+
+
+def fill_cells(layer: Module, weights: Any, where: str) -> None:
+    """Give the cells of a recurrent layer the weights that MegEngine computes with.
+
+    These are in one tensor, one cell after the other, each with its weights of the input, weights
+    of the state and, if it has any, the biases of both; the cells' own are not used there.
+
+    Args:
+        layer: an `RNN` or `LSTM` whose other attributes are set.
+        weights: the tensor.
+        where: its path, for messages.
+
+    Raises:
+        Malformed: cells and weights are not those of the layer.
+    """
+    kind, gates = _RECURRENT[type(layer).__name__]
+    own = vars(layer)
+    cells = [cell for row in own["cells"] for cell in row]
+    counts = [len(row) for row in own["cells"]]
+    ways = 2 if own["bidirectional"] else 1
+    hidden, has_bias = own["hidden_size"], bool(own["bias"])
+    if counts != [ways] * own["num_layers"] or any(type(cell) is not kind for cell in cells):
+        raise Malformed(f"the cells of {where} are not those of its layers")
+    if type(weights) not in (Tensor, Parameter) or weights.ndim != 2 or weights.shape[0] < 1:
+        raise Malformed(f"the weights of {where} are not a matrix")
+    rows = gates * hidden
+    inputs = [ways * hidden if i >= ways else own["input_size"] for i in range(len(cells))]
+    widths = [(width, hidden, *([1, 1] if has_bias else [])) for width in inputs]
+    if weights.shape != (rows, sum(map(sum, widths))):
+        raise Malformed(f"{where} does not have as many weights as its sizes say")
+    flat, begin = weights.numpy().reshape(-1), 0
+    for cell, parts in zip(cells, widths, strict=True):
+        for name, width in zip(_CELL, parts, strict=False):
+            part = flat[begin : begin + rows * width]
+            begin += rows * width
+            part = part.reshape((rows, width) if name.startswith("weight") else (rows,))
+            setattr(cell, name, Parameter(part, device=weights.device))
+    layer.proj_size = 0  # MegEngine takes it and does not project.
+    if has_bias and len(cells) > 1:
+        get_logger().warning(
+            "%s: its weights are read in the order of MegEngine's CPU; a model that was trained on "
+            "a GPU may have them in another one (compare a result with MegEngine's)",
+            where,
+        )
+
+
+def is_recurrent(cls: type[Module]) -> bool:
+    """Return whether a class is that of a layer whose weights are in one tensor."""
+    return cls.__name__ in _RECURRENT and cls.__module__ == M.RNN.__module__
 
 
 def _of_tuples(keys: tuple[str, ...], count: int) -> Callable[[dict[str, Any]], None]:

@@ -38,6 +38,7 @@ class Modules:
 
     def __init__(self, source: SizedStream, tensors: Tensors) -> None:
         self._source = source
+        self._tensors = tensors
         self._made: dict[int, Module | None] = {}
         self._depth = 0
         self._values = Values(tensors, self.module)
@@ -96,15 +97,17 @@ class Modules:
                 f"{where} is a {home}.{name}",
                 "import the code that calls register_as_builtin for it, then load",
             )
-        if cls.__name__ in layers.FLATTENED:
-            raise self._refused(
-                f"{where} is a {name}, whose weights are in one tensor in an order of the device",
-                "trace in MegEngine with cells in its place",
-            )
         _check_hooks(state, where)
         made: Module = cls.__new__(cls)
         Module.__init__(made)
-        self._set(made, layers.adapted(home, name, dict(state)), where)
+        attributes = layers.adapted(home, name, dict(state))
+        if not layers.is_recurrent(cls):
+            self._set(made, attributes, where)
+            return made
+        weights = self._values.plain(attributes.pop("_flatten_weights"), where)
+        self._set(made, attributes, where)
+        self._tensors.meter.copy(getattr(weights, "nbytes", 0))
+        layers.fill_cells(made, weights, where)
         return made
 
     def _set(self, made: Module, attributes: Mapping[str, Any], where: str) -> None:
