@@ -115,8 +115,12 @@ _RAN: dict[tuple[str, str], Ran] = {}
 def fallen(op: str, device: str, code: str, reason: str, purpose: str = "") -> Fallen:
     """The row of an op that falls back for a reason."""
     with _LOCK:
-        key, failed = (op, device, code, purpose), code == "failure"
-        return _FALLEN.setdefault(key, Fallen(op, device, reason, failed=failed, purpose=purpose))
+        key = (op, device, code, purpose)
+        row = _FALLEN.get(key)
+        if row is None:
+            failed = code == "failure"
+            row = _FALLEN[key] = Fallen(op, device, reason, failed=failed, purpose=purpose)
+        return row
 
 
 def ran(op: str, device: str) -> Ran:

@@ -7,7 +7,7 @@ on its other arguments. It is written once and kept.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from treadle.base.process import RUNTIME
 from treadle.interop.torch.device import fallback, hot, private, scalars
 from treadle.interop.torch.device.forms import form_of
 from treadle.interop.torch.device.planned import DeviceCall
-from treadle.interop.torch.device.plans import OperatorRefused
+from treadle.interop.torch.device.plans import DeviceLacksAll, OperatorRefused
 from treadle.interop.torch.device.untraced import untraced
 
 _MOST = 8192
@@ -46,6 +46,26 @@ class _Known(NamedTuple):
     opens: bool
     sees_bits: bool
     composed: bool
+
+
+class ComposedCall:
+    """A kind of call that PyTorch does by other operators.
+
+    Args:
+        op: the operator.
+        why: it is not written in ops.
+
+    Attributes:
+        why: as given.
+    """
+
+    def __init__(self, op: Any, why: str) -> None:
+        self._op = op
+        self.why = why
+
+    def __call__(self, args: Any, kwargs: Any) -> Any:
+        """Run it."""
+        return self._op._op_dk(_COMPOSED, *args, **kwargs)
 
 
 _OPERATORS: dict[Any, _Known] = {}
@@ -89,7 +109,7 @@ def _note(value: Any, parts: list[Any], tensors: list[Any], opens: bool) -> None
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on our tensors."""
     known = _OPERATORS.get(op) or _look_at(op)
-    if known.sees_bits and _has_bits((args, kwargs)):
+    if known.sees_bits and (_has_bits(args) or _has_bits(kwargs.values())):
         return _without_bits(op, args, kwargs)
     parts: list[Any] = [op]
     tensors: list[Any] = []
@@ -101,7 +121,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
             parts.append(name)
             _note(value, parts, tensors, opens)
     except _Unkeyed:
-        return _other(op, known, args, kwargs, "an argument is not a plain value")
+        return _refused(op, args, kwargs, "an argument is not a plain value")(args, kwargs)
     key = tuple(parts)
     found = _PLANS.get(key)
     if found is None:
@@ -109,8 +129,8 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         if len(_PLANS) >= _MOST:  # Shapes that never come back would grow it for ever.
             _PLANS.clear()
         _PLANS[key] = found
-    if found.__class__ is str:
-        return _other(op, known, args, kwargs, found)
+    if found.__class__ is not DeviceCall:
+        return found(args, kwargs)
     found.calls += 1
     try:
         if found.calls == hot.HOT:
@@ -120,19 +140,15 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         raise torch.OutOfMemoryError(str(error)) from error
 
 
-def _other(op: Any, known: _Known, args: Any, kwargs: Any, why: str) -> Any:
-    """Run what is not written in ops: by other operators, or on the host."""
-    if known.composed:
-        return op._op_dk(_COMPOSED, *args, **kwargs)
-    return fallback.on_host(op, args, kwargs, why)
-
-
 def _has_bits(given: Any) -> bool:
     """Return whether a tensor is conjugated, negated or zero by a bit rather than in memory."""
-    return any(
-        isinstance(x, torch.Tensor) and (x.is_conj() or x.is_neg() or x._is_zerotensor())
-        for x in pytree.tree_leaves(given)
-    )
+    for x in given:
+        if isinstance(x, torch.Tensor):
+            if x.is_conj() or x.is_neg() or x._is_zerotensor():
+                return True
+        elif isinstance(x, (list, tuple)) and _has_bits(x):
+            return True
+    return False
 
 
 def _without_bits(op: Any, args: Any, kwargs: Any) -> Any:
@@ -152,18 +168,33 @@ def _without_bits(op: Any, args: Any, kwargs: Any) -> Any:
 
 def refusals() -> dict[str, str]:
     """Return why calls ran on the host so far, by operator."""
-    return {key[0].name(): found for key, found in _PLANS.items() if found.__class__ is str}
+    calls = [(key, found) for key, found in _PLANS.items() if type(found) is not DeviceCall]
+    return {key[0].name(): call.why for key, call in calls}
+
+
+def _refused(
+    op: Any, args: Any, kwargs: Any, why: str, *, is_bare: bool = False
+) -> Callable[[Any, Any], Any]:
+    """Return how a call runs that is not written in ops: by other operators, or on the host.
+
+    Args:
+        op, args, kwargs, why: see `HostCall`.
+        is_bare: whether the device runs none of those operators.
+    """
+    if _OPERATORS[op].composed and not is_bare:
+        return ComposedCall(op, why)
+    return fallback.HostCall(op, args, kwargs, why)
 
 
 def _planned(op: Any, args: Any, kwargs: Any, tensors: Sequence[Any]) -> Any:
-    """Return the plan of a call, or why it has none."""
+    """Return the plan of a call, on the device or else the host."""
     # PyTorch's own propagation of shapes asks this device for nothing, but let it not ask for ever.
     if getattr(_BUSY, "now", False):
-        return "PyTorch asked while it looked at another call"
+        return _refused(op, args, kwargs, "PyTorch asked while it looked at another call")
     _BUSY.now = True
     try:
         return DeviceCall(op, args, kwargs, tensors)
     except OperatorRefused as error:
-        return str(error)
+        return _refused(op, args, kwargs, str(error), is_bare=isinstance(error, DeviceLacksAll))
     finally:
         _BUSY.now = False

@@ -14,10 +14,12 @@ from treadle.interop.torch.device import generators, private
 from treadle.interop.torch.device.memory import (
     adopt,
     host_alias,
+    host_twin,
     memory_of,
     set_storage,
 )
 from treadle.interop.torch.device.places import NAME
+from treadle.interop.torch.native.entries import DLPACK_TYPES
 
 
 class Traits(NamedTuple):
@@ -135,8 +137,9 @@ class _Call:
                 if alias.dtype is not made.dtype:
                     made = made.clone()
                     break
+                offset = made.storage_offset() - alias.storage_offset() + given.storage_offset()
                 view: torch.Tensor = torch.ops.aten.as_strided.default.redispatch(
-                    private.CPU_KEY, given, made.size(), made.stride(), made.storage_offset()
+                    private.CPU_KEY, given, made.size(), made.stride(), offset
                 )
                 return view
         return adopt(made, max(self.index, 0))
@@ -194,6 +197,98 @@ def on_host(op: Any, args: Sequence[Any], kwargs: dict[str, Any], why: str) -> A
     if row is not None:
         fallback.count(row, call.moved, time.perf_counter() - started)
     return results
+
+
+class HostCall:
+    """A kind of call that runs on the host, as `on_host` does, with what stays from call to call.
+
+    Args:
+        op: the operator.
+        args, kwargs: its arguments.
+        why: the device does not run it.
+
+    Attributes:
+        why: as given.
+    """
+
+    def __init__(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], why: str) -> None:
+        self._op = op
+        self._traits = traits = traits_of(op)
+        self.why = why
+        keyed: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        found = [(i, a) for i, a in keyed if isinstance(a, torch.Tensor)]
+        self._tensors = [(i, i in traits.written) for i, _ in found]
+        known = [i for i in traits.tensors if i < len(args)]
+        self._numbers = [i for i in known if not isinstance(args[i], torch.Tensor)]
+        self._index = found[0][1].device.index if found else 0
+        self._is_plain = _is_plain(op, args, kwargs, dict(found))
+        self._keeps_storages = not traits.written
+
+    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run it, with arguments that differ from those in what tensors hold, at most."""
+        if not self._is_plain:
+            return on_host(self._op, args, kwargs, self.why)
+        if not self._keeps_storages:
+            return self._watched(args, kwargs)
+        started = time.perf_counter()
+        call, traits, index = _Call(), self._traits, self._index
+        call.index = index
+        given, named = list(args), dict(kwargs)
+        for key, written in self._tensors:
+            of: Any = given if key.__class__ is int else named
+            tensor = of[key]
+            if index:
+                memory = memory_of(tensor)
+                call.moved += memory.missing
+                memory.host(written=written)
+            of[key] = twin = host_twin(tensor)
+            call.aliases.append((tensor, twin, written))
+        for i in self._numbers:
+            given[i] = torch.tensor(given[i], device="cpu")
+        row = _row(traits.name, index, self.why)
+        made = self._op(*given, **named)
+        if traits.written:
+            results = _returned(traits, call, made, args, kwargs)
+        else:
+            results = call.result(made)
+        fallback.count(row, call.moved, time.perf_counter() - started)
+        return results
+
+    def _watched(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run it as it may need, and see whether arguments that it writes to stay as large."""
+        given = [args[k] if isinstance(k, int) else kwargs[k] for k, w in self._tensors if w]
+        before = [(t.data_ptr(), t.size(), t.stride()) for t in given]
+        results = on_host(self._op, args, kwargs, self.why)
+        self._keeps_storages = before == [(t.data_ptr(), t.size(), t.stride()) for t in given]
+        return results
+
+
+def _is_plain(
+    op: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: dict[int | str, torch.Tensor]
+) -> bool:
+    """Return whether a call reads a tensor, and takes plain ones of one device, and numbers."""
+    traits = traits_of(op)
+    others = [a for a in [*args, *kwargs.values()] if not isinstance(a, torch.Tensor)]
+    return (
+        traits.generator is None
+        and not tensors.keys() <= traits.written
+        and all(map(_is_number, others))
+        and all(map(_has_twin, tensors.values()))
+        and len({t.device for t in tensors.values()}) == 1
+    )
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether the host takes an argument as it is."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_number, value))
+    return isinstance(value, (int, float, str, type(None), torch.dtype))
+
+
+def _has_twin(tensor: torch.Tensor) -> bool:
+    """Return whether `host_twin` takes a tensor."""
+    known = tensor.dtype in DLPACK_TYPES and not tensor.dtype.is_complex
+    return known and tensor.device.type == NAME and tensor.numel() > 0
 
 
 def _generate(where: int | None, index: int, given: list[Any], named: dict[str, Any]) -> None:

@@ -18,11 +18,13 @@ from treadle.interop.torch.device.forms import OperatorForm, form_of
 from treadle.interop.torch.device.memory import StorageBytes, adopt, allocate, host_alias, memory_of
 from treadle.interop.torch.device.places import NAME, place
 from treadle.interop.torch.device.plans import (
+    DeviceLacksAll,
     GraphSteps,
     OperatorRefused,
     ReturnedTensor,
     element_type,
     fakes,
+    left_to_host,
     write,
 )
 from treadle.interop.torch.native.entries import DLPACK_TYPES, EXTERNAL, dlpack_device, dlpack_type
@@ -104,6 +106,11 @@ class DeviceCall:
         named = {k: v for k, v in kwargs.items() if k not in form.drops}
         compute = form.opened if self._opens else form.compute
         written = write(compute, given, named, opens=self._opens)
+        if self._index:
+            # PyTorch's own kernel is one step on the host where ops would be several.
+            why = left_to_host(written.graph, place(self._index))
+            if why:
+                raise DeviceLacksAll(why)
         self._results = written.results
         self._is_single = written.is_single
         self._targets = self._find_targets(args, kwargs, tensors, written.lengths)

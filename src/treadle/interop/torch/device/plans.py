@@ -13,8 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from treadle.backends import registry
 from treadle.base.errors import TreadleError
 from treadle.engine.devices.names import CompNode
+from treadle.engine.eager.choice import choose_on_device
 from treadle.engine.eager.dispatch import EagerType, eager_type, run, run_nullary
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph
@@ -30,6 +32,10 @@ _LOCK = threading.RLock()
 
 class OperatorRefused(Exception):
     """The operator has no counterpart for these arguments; the message says why."""
+
+
+class DeviceLacksAll(OperatorRefused):
+    """The device has no kernel for anything that the operator would be written in."""
 
 
 class ReturnedTensor(NamedTuple):
@@ -207,6 +213,19 @@ def _result(builder: GraphBuilder, made: Any, value: Any) -> ReturnedTensor | No
     operand = output_of(made)
     builder.output(place.in_order_of_memory(operand) if place else operand)
     return ReturnedTensor(value.dtype, tuple(value.shape), place)
+
+
+def left_to_host(graph: Graph, where: CompNode) -> str:
+    """Return why a device without engines runs no op of a graph; empty where it runs one."""
+    why = ""
+    for node in graph.nodes if not registry.engines(where.kind) else ():
+        if node.inputs:
+            types = tuple([v.type for v in node.inputs])
+            found = choose_on_device(node.op, types, node.op.infer(*types), where.kind)
+            if found.kernel is not None or found.launch is not None:
+                return ""
+            why = why or found.why.message or found.why.reason
+    return why
 
 
 # -- running -----------------------------------------------------------------------------------

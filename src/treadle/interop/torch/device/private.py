@@ -18,6 +18,7 @@ NAMES = (
     "torch._C._get_privateuse1_backend_name",
     "torch._C._acc.PrivateUse1Hooks",
     "torch._C._from_dlpack",
+    "torch._C._to_dlpack",
     "torch._C.DispatchKeySet",
     "torch._C.DispatchKey.CPU",
     "torch._ops.OpOverload.redispatch",
@@ -72,6 +73,7 @@ setup: Any = torch.utils.backend_registration._setup_privateuseone_for_python_ba
 slot_name: Any = torch._C._get_privateuse1_backend_name
 Hooks: Any = torch._C._acc.PrivateUse1Hooks
 from_dlpack: Any = torch._C._from_dlpack
+to_dlpack: Any = torch._C._to_dlpack
 storage_at: Any = torch._C._construct_storage_from_data_pointer
 set_multithreading: Any = torch._C._set_multithreading_enabled
 registrations: Any = torch._C._dispatch_get_registrations_for_dispatch_key

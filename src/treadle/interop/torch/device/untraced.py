@@ -7,6 +7,7 @@ whatever a backend runs for it, would be taken for the user's code and captured.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -37,8 +38,14 @@ _PASSED: set[str] = set()
 
 
 def pass_over(*names: str) -> None:
-    """Make Dynamo skip all files of modules, or of packages."""
+    """Make Dynamo skip all files of modules, or of packages.
+
+    A script is not skipped, even if it has a backend in it: its functions are to be compiled. Nor
+    is a module without a spec, whose files are not known.
+    """
     for name in names:
-        if name not in _PASSED:
+        module = sys.modules.get(name)
+        is_found = module is None or getattr(module, "__spec__", None) is not None
+        if name not in _PASSED and name != "__main__" and is_found:
             _PASSED.add(name)
             private.skip_files_of(name)
