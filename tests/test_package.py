@@ -37,6 +37,13 @@ def test_importing_the_package_imports_hardly_anything() -> None:
     assert "numpy" not in modules
 
 
+def test_training_imports_nothing_that_writes_models() -> None:
+    code = "import treadle.module, treadle.optimizer, treadle.jit, treadle.data, sys"
+    found = fresh(f"{code}; print(*(n for n in sys.modules if n.startswith('treadle')))").split()
+    assert "treadle.jit.trace" in found
+    assert not {"treadle.engine.package", "treadle.jit.dump", "treadle.graph.parser"} & {*found}
+
+
 def test_every_public_name_is_there() -> None:
     missing = [name for name in treadle.__all__ if getattr(treadle, name, None) is None]
     assert missing == []

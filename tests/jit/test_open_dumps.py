@@ -16,8 +16,10 @@ from treadle.base.errors import ShapeError
 from treadle.engine.package.models import read_models, write_models
 from treadle.graph.printer import to_text
 from treadle.jit import trace
+from treadle.jit.dump import Ends
 from treadle.lite import LiteNetwork
 from treadle.ops.check import ValuesDiffer
+from treadle.ops.constant import Constant
 from treadle.tensor import Tensor
 from treadle.utils.comp_graph_tools import GraphInference
 from treadle.utils.network import Network
@@ -414,3 +416,18 @@ def test_models_of_one_size_may_have_extents_that_data_decide() -> None:
     for x in (given, -given, np.abs(given), -np.abs(given)):
         for ours, wanted in zip(infer.run(x).values(), (x + added, x[x > 0] * 2), strict=True):
             np.testing.assert_array_equal(ours, wanted)
+
+
+def test_both_graphs_of_a_model_have_one_copy_of_its_weights() -> None:
+    layer = M.Linear(8, 8)
+    traced = trace(lambda x: layer(x), symbolic=True, capture_as_const=True)
+    traced(mge.tensor(np.ones((3, 8), np.float32)))
+    model = traced.model(Ends())
+    assert model.opened is not None
+    assert not model.opened.is_fixed
+    held = [
+        [node.op.data for node in graph.nodes if isinstance(node.op, Constant)]
+        for graph in (model.graph, model.opened.graph)
+    ]
+    assert len(held[0]) == len(held[1]) == 2
+    assert all(a is b for a, b in zip(*held, strict=True))

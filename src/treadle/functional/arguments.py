@@ -79,7 +79,8 @@ def _learn(op: Op, x: Tensor) -> None:
 
 def unary(op: Op, x: Any) -> Tensor:
     """Apply an op to one tensor."""
-    result = _known(op, x)
+    # Ops with attributes are never learnt.
+    result = None if op._fields else _known(op, x)
     return _general(op, as_tensor(x)) if result is None else result
 
 

@@ -96,6 +96,13 @@ def pad(
 def _pairs(x: Tensor, given: Any) -> list[Shape]:
     """(before, after) of the leading axes."""
     rows = given if isinstance(given, tuple | list) else ()
+    plain: list[Shape] = [
+        (w[0], w[1])
+        for w in rows
+        if type(w) in (tuple, list) and len(w) == 2 and type(w[0]) is type(w[1]) is int
+    ]
+    if rows and len(plain) == len(rows):
+        return plain  # As nearly all calls have them.
     if any([isinstance(v, Expr) for w in rows if isinstance(w, tuple | list) for v in w]):
         return [extents(w) for w in given]
     if np.ndim(given) > 1:

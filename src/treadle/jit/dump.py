@@ -23,12 +23,12 @@ from treadle.engine.package.open_graph import OpenGraph
 from treadle.engine.phases import finds_extents, renumbered
 from treadle.graph.analysis import live_nodes
 from treadle.graph.halves import with_halves
-from treadle.graph.ir import Graph, Node, Value, constant, remake, with_types
+from treadle.graph.ir import Graph, Node, Value, remake, with_types
 from treadle.jit.captured import Argument, CapturedCall, HostValue, Output, State
 from treadle.jit.naming import numbered
 from treadle.jit.printing import without_prints
 from treadle.ops.batch_norm import BatchNormTrain
-from treadle.ops.constant import Constant
+from treadle.ops.constant import ArrayData, Constant
 from treadle.runtime.array import to_host
 from treadle.tensor import Tensor
 
@@ -96,10 +96,28 @@ def argument_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     return list(tree.flatten((found, named))[0])
 
 
+class Weights:
+    """Data of constants by the arrays that they are copies of: two graphs share them."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object, ArrayData]] = {}
+
+    def of(self, payload: object) -> ArrayData:
+        """The data of a tensor's array, which is copied when it is first asked for."""
+        if id(payload) not in self._known:
+            self._known[id(payload)] = payload, ArrayData(to_host(payload))
+        return self._known[id(payload)][1]
+
+
 def model_of(
-    name: str, captured: CapturedCall, arguments: Sequence[str], ends: Ends, fast: bool = False
+    name: str,
+    captured: CapturedCall,
+    arguments: Sequence[str],
+    ends: Ends,
+    fast: bool = False,
+    weights: Weights | None = None,
 ) -> Model:
-    """A captured call as a model: state becomes constants.
+    """A captured call as a model: state becomes constants, whose data `weights` may have.
 
     With `fast`, rewrites that hold in real arithmetic only are applied before it is written.
 
@@ -115,7 +133,7 @@ def model_of(
         )
     results, _ = tree.flatten(captured.results)
     wanted = [r.index for r in results if isinstance(r, Output)]
-    graph = inference_graph(name, captured, wanted)
+    graph = inference_graph(name, captured, wanted, weights)
     graph = rewritten(graph) if fast else graph
     # The capture of a call numbers found extents by marks that no text can have.
     graph = renumbered(graph) if finds_extents(graph) else graph
@@ -151,8 +169,11 @@ def _refuse(name: str, captured: CapturedCall) -> None:
         )
 
 
-def inference_graph(name: str, captured: CapturedCall, wanted: Sequence[int]) -> Graph:
+def inference_graph(
+    name: str, captured: CapturedCall, wanted: Sequence[int], weights: Weights | None = None
+) -> Graph:
     """The graph of some outputs, as a function of the arguments alone."""
+    weights = Weights() if weights is None else weights
     old = without_prints(captured.graph, f"dump {name}")
     inputs: dict[int, Value] = {}
     values: dict[Value, Value] = {}
@@ -161,8 +182,8 @@ def inference_graph(name: str, captured: CapturedCall, wanted: Sequence[int]) ->
         if isinstance(source, Argument):
             made = inputs[source.index] = Value(value.type, None, source.index, value.name)
         elif isinstance(source, State):
-            node = constant(to_host(source.tensor._data), value.type.device)
-            node = Node(node.op, (), node.loc, (value.name,))
+            op = Constant(weights.of(source.tensor._data), value.type.device)
+            node = Node(op, (), names=(value.name,))
             nodes.append(node)
             made = node.outputs[0]
         else:

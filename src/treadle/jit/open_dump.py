@@ -29,7 +29,7 @@ from treadle.graph.ir import Graph, lone_symbol
 from treadle.graph.silent import silent
 from treadle.jit.capture import capture
 from treadle.jit.captured import CapturedCall, Output
-from treadle.jit.dump import inference_graph, rewritten
+from treadle.jit.dump import Weights, inference_graph, rewritten
 from treadle.jit.naming import scoped
 from treadle.ops.constant import Constant
 from treadle.ops.control import Scan
@@ -227,23 +227,25 @@ def _number(guard: Any) -> tuple[Symbol, int] | None:
     return atom, -constant // coefficient
 
 
-def _opened_model(model: Model, name: str, found: CapturedCall, fast: bool) -> Model:
+def _opened_model(
+    model: Model, name: str, found: CapturedCall, fast: bool, weights: Weights | None = None
+) -> Model:
     """The model with the graph for other extents out of a capture with symbols, if there is one."""
     results, _ = tree.flatten(found.results)
     wanted = [r.index for r in results if isinstance(r, Output)]
     try:
         with recording_guards():  # They are known: those of the capture.
             quiet = replace(found, graph=silent(found.graph))  # The first capture told of prints.
-            graph = _settled(inference_graph(name, quiet, wanted))
+            graph = _settled(inference_graph(name, quiet, wanted, weights))
             graph = rewritten(graph) if fast and graph is not None else graph
         if graph is None:
-            return replace(model, opened=OpenGraph.fixed(model.graph))
+            return model.fixed()
         own = [v.type.shape for v in model.graph.inputs]
         extents = bound_extents(zip([v.type.shape for v in graph.inputs], own, strict=True))
         closed = specialize(graph, extents or {})  # Node by node the same: networks know both.
     except TreadleError as error:  # An op needs to know more than the guards say.
         get_logger("jit").info("dump: %s has no program for other extents: %s", name, error)
-        return replace(model, opened=OpenGraph.fixed(model.graph))
+        return model.fixed()
     return replace(model, graph=closed, opened=OpenGraph(closed, lambda: graph))
 
 
@@ -253,6 +255,7 @@ def model_for_extents(
     call: ExampleCall,
     captured: CapturedCall,
     fast: bool,
+    weights: Weights | None = None,
 ) -> Model:
     """A model that takes other extents than those of the call that it was recorded from.
 
@@ -262,12 +265,13 @@ def model_for_extents(
         call: what it was recorded from.
         captured: the program of that call, which the one with symbols is at its extents.
         fast: whether rewrites that hold in real arithmetic only are applied.
+        weights: data of the model's constants.
     """
     name = model.graph.name
     found = _open_capture(function, call, captured, name, model.inputs)
     if found is None:
-        return replace(model, opened=OpenGraph.fixed(model.graph))
-    return _opened_model(model, name, found, fast)
+        return model.fixed()
+    return _opened_model(model, name, found, fast, weights)
 
 
 def model_for_axes(

@@ -24,8 +24,6 @@ from treadle.engine.devices.names import CompNode
 from treadle.engine.eager.dispatch import EagerType
 from treadle.engine.execute import Timeline
 from treadle.engine.options import Options
-from treadle.engine.package.models import Model
-from treadle.engine.package.open_graph import OpenGraph
 from treadle.engine.phases import finds_extents, renumbered
 from treadle.engine.plan import Interface
 from treadle.graph.builder import GraphOperand
@@ -38,16 +36,6 @@ from treadle.jit.captured import CapturedCall, Source
 from treadle.jit.choosing import replaced
 from treadle.jit.compiled import Compiled, signature
 from treadle.jit.course import Course, Left, course_of
-from treadle.jit.dump import (
-    CompGraphDumpResult,
-    DumpOptions,
-    Ends,
-    argument_names,
-    checked_options,
-    model_of,
-    without_names,
-    write,
-)
 from treadle.jit.inspection import profile_data, without_values
 from treadle.jit.memory import (
     DTRConfig,
@@ -56,8 +44,6 @@ from treadle.jit.memory import (
     memory_budget,
 )
 from treadle.jit.naming import Fixing, Traced, scoped
-from treadle.jit.open_dump import ExampleCall as Call
-from treadle.jit.open_dump import asked, model_for_extents
 from treadle.jit.sequence import SequenceWatch
 from treadle.jit.variants import Single, Variant, interface_of
 from treadle.ops.gather import numbering_anew
@@ -65,7 +51,14 @@ from treadle.ops.op import Op
 from treadle.tensor import Tensor
 
 if TYPE_CHECKING:
+    from treadle.engine.package.models import Model
     from treadle.inspect.profile import Profile
+    from treadle.jit.dump import CompGraphDumpResult, Ends
+    from treadle.jit.open_dump import ExampleCall as Call
+
+
+_Recorded = tuple[CapturedCall, list[str]]
+"""A call for `dump`, with the names of its arguments."""
 
 
 class _Level(int):
@@ -130,7 +123,7 @@ class trace:
         self._for_dump = capture_as_const or record_only
         self._record_only = record_only
         self._profiling = profiling
-        self._last: tuple[CapturedCall, list[str]] | None = None
+        self._last: _Recorded | None = None
         self._opened = symbolic_shape
         self._call: Call | None = None
         self._profile: Profile | Timeline | None = None
@@ -197,8 +190,8 @@ class trace:
         if recorded is not None:
             self._recorded_calls[key] = recorded
         if self._for_dump:
-            self._last = captured, argument_names(args, kwargs)
-            self._call = asked(args, kwargs) if self._opened else None
+            self._last, call = _noted(captured, args, kwargs)
+            self._call = call if self._opened else None
         is_open, graph = self._renumbered(captured.graph)
         captured = replace(captured, graph=graph) if is_open else captured
         if self._record_only:
@@ -374,6 +367,8 @@ class trace:
             TraceError: the function does more than compute results from arguments and state.
             OSError: the file cannot be written.
         """
+        from treadle.jit.dump import DumpOptions, Ends, checked_options, without_names, write
+
         chosen = checked_options(options, optimize_for_inference)
         names = [output_names] if isinstance(output_names, str) else output_names
         model = self.model(Ends(arg_names, names))
@@ -403,15 +398,39 @@ class trace:
             raise ValueError("dump: trace the function with capture_as_const=True")
         if self._last is None:
             raise ValueError(f"dump: {self._why or 'call the traced function first'}")
-        captured, arguments = self._last
-        model = model_of(self._name, captured, arguments, ends, self._options.fast)
+        call = None if self._fixed else self._call
+        model = _model_of(self._function, self._name, self._last, call, self._options.fast, ends)
         if self._fixed:
             get_logger("jit").warning(_FIXED, self._name)
-            return replace(model, opened=OpenGraph.fixed(model.graph))
-        if self._call is None:
-            return model
-        fast = self._options.fast
-        return model_for_extents(self._function, model, self._call, captured, fast)
+        return model.fixed() if self._fixed else model
+
+
+def _noted(captured: CapturedCall, args: Any, kwargs: Any) -> tuple[_Recorded, Call]:
+    """Return what a dump needs to know of a call."""
+    from treadle.jit.dump import argument_names
+    from treadle.jit.open_dump import asked
+
+    return (captured, argument_names(args, kwargs)), asked(args, kwargs)
+
+
+def _model_of(
+    function: Callable[..., Any],
+    name: str,
+    recorded: _Recorded,
+    call: Call | None,
+    fast: bool,
+    ends: Ends,
+) -> Model:
+    """Return the model of a call, for other extents as well where `call` says how it was made."""
+    from treadle.jit.dump import Weights, model_of
+    from treadle.jit.open_dump import model_for_extents
+
+    captured, arguments = recorded
+    weights = Weights()
+    model = model_of(name, captured, arguments, ends, fast, weights)
+    if call is None:
+        return model
+    return model_for_extents(function, model, call, captured, fast, weights)
 
 
 def _captured(
@@ -503,7 +522,7 @@ _FIXED = (
 
 def _fixed(
     function: Callable[..., Any], leaves: list[Any], args: Any, kwargs: Any, name: str
-) -> tuple[tuple[CapturedCall, list[str]] | None, str]:
+) -> tuple[_Recorded | None, str]:
     """A program for `dump` in which what this call reads is constant; or None, and why."""
     given, named = replaced(args, kwargs, leaves)
     try:
@@ -511,7 +530,7 @@ def _fixed(
             captured = capture(function, given, named, name, kind=kind)
     except (TraceError, ShapeError) as error:
         return None, f"there is no program: {error.problem}"
-    return (captured, argument_names(args, kwargs)), ""
+    return _noted(captured, args, kwargs)[0], ""
 
 
 def _check_types(name: str, kinds: dict[Any, Any], key: Any) -> None:

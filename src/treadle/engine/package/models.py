@@ -92,6 +92,10 @@ class Model:
         """
         return at_shapes(self.graph, self.opened, shapes)
 
+    def fixed(self) -> Model:
+        """The model for its own extents only."""
+        return replace(self, opened=OpenGraph.fixed(self.graph))
+
     @property
     def has_code(self) -> bool:
         """True if there is more in it than a graph and arrays: what may run as it is."""
