@@ -228,6 +228,7 @@ def test_a_report_has_text_data_and_a_page(
         (["--shape", "data="], "input data has 4 axes, not 0", 1),
         (["--portable", "--target", "avx2"], "leaves out the code", 2),
         (["--emit", "library", "--batch", "1,2"], "use --emit model", 2),
+        (["--system", "windows"], "add --emit library", 2),
         (["--emit", "library", "--target", "generic", "--target", "avx2"], "use --emit model", 2),
         (["--emit", "wasm", "--batch", "1,2"], "use --emit model", 2),
         (["--emit", "wasm", "--target", "avx2"], "no other instructions", 2),

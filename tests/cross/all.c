@@ -11,7 +11,8 @@ int main(int argc, char **argv) {
   if (ops_create(&model, atoi(argv[3]), NULL)) return puts(ops_error()), 1;
   for (int i = 0; i < ops_inputs(); i++) {
     const ops_tensor *tensor = ops_input(i);
-    void *data = aligned_alloc(64, (tensor->nbytes + 64) / 64 * 64);
+    char *data = malloc(tensor->nbytes + 64); /* Windows has no aligned_alloc */
+    if (data) data += 63 - ((uintptr_t)data + 63) % 64;
     if (!data || fread(data, 1, tensor->nbytes, in) != tensor->nbytes) return 3;
     if (ops_set_input(model, i, data)) return puts(ops_error()), 1;
   }

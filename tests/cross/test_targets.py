@@ -1,13 +1,15 @@
-"""Every op that is compiled, in a library for another processor, run by an emulator of it.
+"""Every op that is compiled, in a library for another processor or system, run by an emulator.
 
 Installed by `make setup-cross`; run by `make test-cross`.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,16 @@ MACHINES = {
     "neon": _EMULATED,
     "generic": (["cc"], []),
 }
+"""Targets: a C compiler for them, and what runs programs."""
+_ZIG = [sys.executable, "-m", "ziglang", "cc", "-target"]
+SYSTEMS = {
+    **{name: (name, "", *how) for name, how in MACHINES.items()},
+    "musl": ("avx2", "linux-musl", [*_ZIG, "x86_64-linux-musl"], ["/lib/ld-musl-x86_64.so.1"]),
+    "windows": ("avx2", "windows", [*_ZIG, "x86_64-windows-gnu"], ["wine"]),
+}
+"""The same with a name: target, system, compiler and what runs programs."""
+_BUILT = Path(__file__).parents[2] / "build"
+_WINE = {"WINEPREFIX": str(_BUILT / "wine"), "WINEDEBUG": "-all"}
 pytestmark = pytest.mark.cross
 
 
@@ -90,24 +102,24 @@ def real(array: Array) -> Array:
     return np.stack([array.real, array.imag]) if array.dtype.kind == "c" else array
 
 
-def outputs(
-    model: Model, inputs: list[Array], target: str, folder: Path, options: Options
-) -> bytes:
+def outputs(model: Model, inputs: list[Array], name: str, folder: Path, options: Options) -> bytes:
     """What the library for a target gives, in an emulator; equal for any number of threads."""
-    compiler, emulator = MACHINES[target]
+    target, system, compiler, emulator = SYSTEMS[name]
     for program in (compiler[0], *emulator[:1]):
         if shutil.which(program) is None:
             pytest.skip(f"there is no {program}; see make setup-cross")
-    write_library(model, folder, "ops", options, target)
-    source, run = Path(__file__).with_name("all.c"), folder / "run"
-    flags = ["-I", str(folder), "-L", str(folder), "-lops", f"-Wl,-rpath,{folder}"]
-    subprocess.run([*compiler, str(source), *flags, "-o", str(run)], check=True)
+    write_library(model, folder, "ops", options, target, system=system)
+    source, run = Path(__file__).with_name("all.c"), folder / "run.exe"
+    flags = ["-L", str(folder), "-lops", f"-Wl,-rpath,{folder}"]
+    linked = [str(folder / "ops.lib")] if system == "windows" else flags
+    includes = ["-O2", "-I", str(folder)]  # Zig adds checks where nothing is optimized
+    subprocess.run([*compiler, *includes, str(source), *linked, "-o", str(run)], check=True)
     (folder / "in").write_bytes(b"".join(a.tobytes() for a in inputs))
     found = []
     for threads in ("1", "2"):
-        out = folder / f"out{threads}"
-        subprocess.run([*emulator, str(run), str(folder / "in"), str(out), threads], check=True)
-        found.append(out.read_bytes())
+        command = [*emulator, str(run), "in", f"out{threads}", threads]
+        subprocess.run(command, check=True, cwd=folder, env=os.environ | _WINE)
+        found.append((folder / f"out{threads}").read_bytes())
     assert found[0] == found[1]
     return found[0]
 
@@ -128,13 +140,13 @@ def check_results(cases: Sequence[tuple[Sample, list[Array]]], found: bytes, tar
     assert len(seen) > 120
 
 
-@pytest.mark.parametrize("target", MACHINES)
+@pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.timeout(1200)
-def test_every_op_gives_numpys_results(target: str, tmp_path: Path) -> None:
-    cases = list(compiled(target))
+def test_every_op_gives_numpys_results(name: str, tmp_path: Path) -> None:
+    cases = list(compiled(SYSTEMS[name][0]))
     arrays = [a for _, given in cases for a in given]
-    found = outputs(traced(cases), arrays, target, tmp_path, PLAIN)
-    check_results(cases, found, target)
+    found = outputs(traced(cases), arrays, name, tmp_path, PLAIN)
+    check_results(cases, found, name)
 
 
 class Maps(M.Module):
@@ -186,7 +198,7 @@ class FewBits(M.Module):
         return self.dynamic(x.astype("float32"))
 
 
-@pytest.mark.parametrize("target", MACHINES)
+@pytest.mark.parametrize("target", SYSTEMS)
 def test_few_bits_by_the_instructions_that_there_are(target: str, tmp_path: Path) -> None:
     mge.random.seed(1)
     module = FewBits()
@@ -207,7 +219,7 @@ def test_few_bits_by_the_instructions_that_there_are(target: str, tmp_path: Path
             assert bool(re.search(rf"\t{name}\t", text)) == (target == "neon-dot")
 
 
-@pytest.mark.parametrize("target", MACHINES)
+@pytest.mark.parametrize("target", SYSTEMS)
 @pytest.mark.parametrize(("network", "shape"), [(Maps, (2, 3, 64, 64)), (Tokens, (2, 33, 64))])
 def test_fused_programs_give_the_results_of_eager_code(
     target: str, network: type[M.Module], shape: tuple[int, ...], tmp_path: Path

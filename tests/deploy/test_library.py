@@ -1,5 +1,7 @@
 """Models as shared libraries: built, linked into C and C++ programs, and run without Python."""
 
+import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +14,7 @@ from tests.deploy.networks import Net
 import treadle as mge
 import treadle.functional as F
 from treadle.base.errors import CompileError
-from treadle.deploy import compiler_command, write_library
+from treadle.deploy import compiler_command, library, write_library
 from treadle.engine.package.models import Model
 from treadle.jit.capture import capture
 from treadle.jit.dump import Ends, argument_names, model_of
@@ -141,6 +143,52 @@ def test_only_functions_of_the_header_are_seen(built: tuple[Path, Any, Any]) -> 
     assert {n for n in names if not n.startswith("net_")} == set()
     header = (folder / "net.h").read_text(encoding="utf-8")
     assert all(f"{n}(" in header for n in names)
+
+
+_ASKED = """
+#include <stdint.h>
+#include <stdio.h>
+#include <cpuid.h>
+HAS
+int main(void) { return printf("ANSWERS" VALUES) < 0; }
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="cpuid is of x86-64")
+def test_the_processor_is_asked_for_what_the_system_lists(tmp_path: Path) -> None:
+    model = (Path(library.__file__).parent / "model.c").read_text(encoding="utf-8")
+    [function] = re.findall(r"static inline int has\(.*?\n}", model, re.DOTALL)
+    values = "".join(f", has({', '.join(map(str, row))})" for row in library._CPUID.values())
+    text = _ASKED.replace("HAS", function).replace("VALUES", values)
+    (tmp_path / "asks.c").write_text(text.replace("ANSWERS", "%d " * len(library._CPUID)))
+    subprocess.run([*compiler_command(), "asks.c", "-o", "asks"], cwd=tmp_path, check=True)
+    done = subprocess.run([tmp_path / "asks"], check=True, capture_output=True, text=True)
+    found = {n for n, x in zip(library._CPUID, done.stdout.split(), strict=True) if x == "1"}
+    listed = re.search(r"^flags.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    assert listed
+    assert found == set(listed.group().split()) & set(library._CPUID)
+
+
+def test_a_processor_that_lacks_instructions_is_refused(
+    built: tuple[Path, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, x, _ = built
+    monkeypatch.setitem(library._CPUID, "fma", (7, 0, 3, 31, 1 << 40))
+    network = Net()
+    network.eval()
+    write_library(traced(network, x), tmp_path, "net", target="avx2")
+    x.tofile(tmp_path / "x.bin")
+    command = [compiled(tmp_path, "run.c"), tmp_path / "x.bin", "1"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode
+    assert "the processor lacks avx2" in done.stdout + done.stderr
+
+
+def test_a_system_that_there_is_not_is_named(tmp_path: Path) -> None:
+    model = traced(lambda x: x + 1, np.ones(3, np.float32))
+    with pytest.raises(CompileError, match="no system 'amiga'") as caught:
+        write_library(model, tmp_path, "net", system="amiga")
+    assert "windows" in str(caught.value)
 
 
 def test_what_needs_python_is_refused(tmp_path: Path) -> None:

@@ -555,11 +555,16 @@ class ShippingCompiler(Compiler, Protocol):
         """Build a program that this host runs, whatever target its ops are lowered for."""
         ...
 
-    def toward(self, target: str, /) -> ShippingCompiler:
+    def toward(self, target: str = "", system: str = "", /) -> ShippingCompiler:
         """A compiler for this target, which ships; what it builds runs here nevertheless.
 
+        Args:
+            target: "" for the one that it has.
+            system: that the code is for; "" for this one.
+
         Raises:
-            CompileError: there is no target of this name, or LLVM has no code generator for it.
+            CompileError: there is no target or system of this name, or LLVM has no code generator
+                for it.
         """
         ...
 

@@ -38,26 +38,54 @@ from treadle.engine.package.native_part import Gear
 from treadle.graph.ir import Value
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
-_SUPPORTED = {
-    "avx2": "avx2",
-    "fma": "fma",
-    "bmi1": "bmi",
-    "bmi2": "bmi2",
-    "avx512f": "avx512f",
-    "avx512dq": "avx512dq",
-    "avx512bw": "avx512bw",
-    "avx512vl": "avx512vl",
-    "avx512cd": "avx512cd",
-    "avx512_vnni": "avx512vnni",
-    "avx512_bf16": "avx512bf16",
-    "avx_vnni": "avxvnni",
+_CPUID = {
+    "f16c": (1, 0, 2, 29, 0x6),
+    "fma": (1, 0, 2, 12, 0x6),
+    "movbe": (1, 0, 2, 22, 0),
+    "avx2": (7, 0, 1, 5, 0x6),
+    "bmi1": (7, 0, 1, 3, 0),
+    "bmi2": (7, 0, 1, 8, 0),
+    "avx512f": (7, 0, 1, 16, 0xE6),
+    "avx512dq": (7, 0, 1, 17, 0xE6),
+    "avx512cd": (7, 0, 1, 28, 0xE6),
+    "avx512bw": (7, 0, 1, 30, 0xE6),
+    "avx512vl": (7, 0, 1, 31, 0xE6),
+    "avx512_vnni": (7, 0, 2, 11, 0xE6),
+    "avx512_bf16": (7, 1, 0, 5, 0xE6),
+    "avx_vnni": (7, 1, 0, 4, 0x6),
+    "amx_bf16": (7, 0, 3, 22, 0x60000),
+    "amx_tile": (7, 0, 3, 24, 0x60000),
+    "amx_int8": (7, 0, 3, 25, 0x60000),
 }
-"""Names that compilers have for features. They know no other ones of old; processors with these
-have those as well."""
+"""Features as `cpuid` tells of them: leaf, part of it, register (eax to edx), bit; and what of XCR0
+the system must have set to keep the registers. Source: Intel 64 and IA-32 Architectures Software
+Developer's Manual, volume 1, chapters 13 and 20, and volume 2A, CPUID."""
 _MATRICES = "syscall(158, 0x1023, 18) == 0"
 """Linux is asked for matrix registers (`arch_prctl`), and refuses where there are none."""
 _ARM = {"i8mm": 13, "bf16": 14}
 """Bits of what Linux tells of Arm processors (`AT_HWCAP2`)."""
+_SYSTEMS = {
+    "linux": ("lib{}.so", "linux-gnu"),
+    "linux-musl": ("lib{}.so", "linux-musl"),
+    "macos": ("lib{}.dylib", "macos"),
+    "windows": ("{}.dll", "windows-gnu"),
+}
+"""Systems: what files of libraries are called there, and what Zig calls the system."""
+_ZIGS = ["-lapi-ms-win-core-synch-l1-2-0"]
+"""Windows' synchronization library, as Zig names it."""
+_FOREIGN = {
+    "linux": ("{}-linux-gnu-gcc",),
+    "linux-musl": ("{}-linux-musl-gcc",),
+    "macos": (),
+    "windows": ("{}-w64-mingw32-gcc-posix", "{}-w64-mingw32-clang"),
+}
+"""Names of C compilers for other systems and architectures."""
+_WEIGHTS = {
+    "macos": (".section __TEXT,__const", ".p2align 6", "_"),
+    "windows": ('.section .rdata,"dr"', ".balign 64", ""),
+}
+"""Of weights as assembly: the section, its alignment, and what the names of C begin with."""
+_OF_ELF = '.section .rodata,"a",%progbits', ".balign 64", ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +113,7 @@ def write_library(
     options: Options | None = None,
     target: str | None = None,
     ranges: Mapping[str, Wanted] | None = None,
+    system: str = "",
 ) -> Library:
     """Compile a model to `lib<name>.so` and `<name>.h`.
 
@@ -98,10 +127,13 @@ def write_library(
             `CC`, one that is named after it, or that of the extra `aot`.
         ranges: for each axis of inputs its extent, or the least and the largest one; see
             `compile_offline`. Callers choose extents by `<name>_set_extents`.
+        system: "linux", "linux-musl", "macos" (`lib<name>.dylib`) or "windows" (`<name>.dll` and
+            what linkers want for it, `<name>.lib`); "" for this one. For another system there must
+            be a C compiler, as for another architecture.
 
     Raises:
         CompileError: an op of the model needs Python, an extent is symbolic, there are no programs
-            for the ranges, there is no C compiler, or it fails.
+            for the ranges, there is no such target or system, there is no C compiler, or it fails.
         ShapeError: the model does not take the ranges.
     """
     if _NAME.fullmatch(name) is None:
@@ -109,7 +141,7 @@ def write_library(
     if target == WASM:
         raise CompileError("library", "WebAssembly has no shared libraries", hint="use write_wasm")
     chosen = options or Options()
-    compiler = compiler_for(chosen, target)
+    compiler = compiler_for(chosen, target, system)
     weights = PreparedWeights()
     make = Maker(chosen, compiler, weights, "library")
     declared = None
@@ -123,10 +155,11 @@ def write_library(
     gears = [gear for gear, _ in made]
     linked = compiler.linked([program for _, program in made], f"{name}_rt_")
     names = model.inputs, model.outputs
-    parts = _Parts(name, linked, gears, weights.joined(), names, declared)
+    parts = _Parts(name, linked, gears, weights.joined(), names, declared, system)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    library, header = place / f"lib{name}.so", place / f"{name}.h"
+    library = place / _SYSTEMS[system or "linux"][0].format(name)
+    header = place / f"{name}.h"
     with tempfile.TemporaryDirectory(prefix="treadle-") as scratch:
         parts.build(Path(scratch), library)
     header.write_text(_text("model.h", name), encoding="utf-8")
@@ -134,22 +167,22 @@ def write_library(
     return Library(library, header, weights.nbytes, max(g.arena for g in gears), extents)
 
 
-def compiler_for(options: Options, target: str | None) -> Any:
-    """The engine's compiler, for a target.
+def compiler_for(options: Options, target: str | None, system: str = "") -> Any:
+    """The engine's compiler, for a target on a system; None and "" for those that are here.
 
     Raises:
-        CompileError: it writes no libraries, or knows no other targets.
+        CompileError: it writes no libraries, or knows no such targets or systems.
     """
     found = find_compiler(options)
     if not isinstance(found, LibraryCompiler):
         raise CompileError(
             "library", "the engine cannot write libraries", hint="use the engine cpu"
         )
-    if target is None:
+    if target is None and not system:
         return found
     if not isinstance(found, ShippingCompiler):
         raise CompileError("library", "the engine knows no other targets", hint="leave it out")
-    return found.toward(target)
+    return found.toward(target or "", system)
 
 
 def named_ends(values: Sequence[Value], names: Sequence[str]) -> list[tuple[str, Value]]:
@@ -173,10 +206,9 @@ def _text(file: str, name: str) -> str:
     return source.read_text(encoding="utf-8").replace("NAME", name)
 
 
-def _functions(name: str) -> str:
+def _functions(name: str) -> list[str]:
     """The functions of the header, for the linker: nothing else is seen from outside."""
-    declared = re.findall(rf"\b({name}_\w+)\(", _text("model.h", name))
-    return " ".join(f"{function};" for function in dict.fromkeys(declared))
+    return list(dict.fromkeys(re.findall(rf"\b({name}_\w+)\(", _text("model.h", name))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +221,7 @@ class _Parts:
     weights: Array
     names: tuple[Sequence[str], Sequence[str]]
     ranges: Ranges | None
+    system: str
 
     def build(self, folder: Path, target: Path) -> None:
         """Write sources and objects into a folder, and have the system's compiler join them."""
@@ -198,8 +231,22 @@ class _Parts:
             f"{name}.c": _text("model.c", name),
             f"{name}_parts.h": self._parts(),
             "weights.s": self._weights(),
-            "exports.map": f"{{ global: {_functions(name)} local: *; }};\n",
         }
+        command = compiler_command(self.linked.architecture, self.system)
+        flags = ["-O2", "-shared", "-fvisibility=hidden"]
+        if self.system == "windows":
+            rest = ["-Wl,-Bstatic", "-lpthread", "-Wl,-Bdynamic"]
+            is_zig = "ziglang" in command
+            rest += _ZIGS if is_zig else ["-static-libgcc", "-lsynchronization"]
+            flags.append(f"-Wl,--out-implib={folder / name}.lib")
+        elif self.system == "macos":
+            files["exports.list"] = "".join(f"_{function}\n" for function in _functions(name))
+            rest = ["-fPIC", f"-Wl,-install_name,@rpath/{target.name}"]
+            rest.append(f"-Wl,-exported_symbols_list,{folder / 'exports.list'}")
+        else:
+            files["exports.map"] = f"{{ global: {'; '.join(_functions(name))}; local: *; }};\n"
+            rest = ["-fPIC", "-Wl,-z,noexecstack", "-lpthread", "-lm"]
+            rest.append(f"-Wl,--version-script={folder / 'exports.map'}")
         for file, text in files.items():
             (folder / file).write_text(text, encoding="utf-8")
         (folder / "weights.bin").write_bytes(self.weights.data)
@@ -208,19 +255,26 @@ class _Parts:
             objects.append(f"{number}.o")
             (folder / objects[-1]).write_bytes(image)
         made = folder / target.name
-        flags = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,noexecstack"]
-        flags += [f"-Wl,--version-script={folder / 'exports.map'}", "-o", str(made)]
         inputs = [f"{name}.c", "weights.s", *objects]
-        command = compiler_command(self.linked.architecture)
-        run_compiler(command, [*flags, *inputs, "-lpthread", "-lm"], folder)
+        run_compiler(command, [*flags, "-o", str(made), *inputs, *rest], folder)
         shutil.move(made, target)
+        if self.system == "windows":
+            shutil.move(folder / f"{name}.lib", target.with_suffix(".lib"))
 
     def _weights(self) -> str:
         """Weights as data that the system maps, not as text that a compiler reads."""
-        name = f"{self.name}_weights"
-        lines = ['.section .rodata,"a",%progbits', ".balign 64", f".global {name}", f"{name}:"]
-        lines += ['.incbin "weights.bin"', ".balign 64", ".byte 0"]
-        return "\n".join([*lines, '.section .note.GNU-stack,"",%progbits', ""])
+        section, aligned, before = _WEIGHTS.get(self.system, _OF_ELF)
+        name = f"{before}{self.name}_weights"
+        lines = [section, aligned, f".globl {name}", f"{name}:", '.incbin "weights.bin"']
+        lines += [aligned, ".byte 0"]
+        if self.system == "windows":
+            lines += [
+                ".section .drectve",
+                *(f'.ascii " -export:{f}"' for f in _functions(self.name)),
+            ]
+        elif self.system != "macos":
+            lines.append('.section .note.GNU-stack,"",%progbits')
+        return "\n".join([*lines, ""])
 
     def _parts(self) -> str:
         """The header that model.c reads."""
@@ -236,9 +290,7 @@ class _Parts:
         lines += [
             f"#define ABOUT {json.dumps(json.dumps(about))}",
             f"#define PROCESSOR {json.dumps(linked.target)}",
-            "extern long syscall(long, ...);",
-            "extern unsigned long getauxval(unsigned long);",
-            f"#define PROCESSOR_FITS {_question(linked.requires)}",
+            f"#define PROCESSOR_FITS {self._question()}",
             f"extern const unsigned char {name}_weights[];",
             f"extern int64_t {name}_rt_run(void *, const int64_t *, void *, int64_t);",
             f"extern void *{name}_rt_worker(void *);",
@@ -249,15 +301,20 @@ class _Parts:
         ]
         return "\n".join((*lines, ""))
 
-
-def _question(features: Sequence[str]) -> str:
-    """Return whether the processor has features, in C."""
-    names = [_SUPPORTED[f] for f in features if f in _SUPPORTED]
-    asked = [f'__builtin_cpu_supports("{n}")' for n in names]
-    if "amx_tile" in features:
-        asked.append(_MATRICES)
-    asked += [f"(getauxval(26) >> {_ARM[f]} & 1)" for f in features if f in _ARM]
-    return f"({' && '.join(asked) or 1})"
+    def _question(self) -> str:
+        """Return whether the processor has the features, in C."""
+        needs = self.linked.requires
+        on_linux = self.system in ("", "linux", "linux-musl")
+        asked = [f"has({', '.join(map(str, _CPUID[f]))})" for f in needs if f in _CPUID]
+        if "amx_tile" in needs:
+            asked.append(_MATRICES if on_linux else "0")
+        if on_linux:
+            asked += [f"(getauxval(26) >> {_ARM[f]} & 1)" for f in needs if f in _ARM]
+        elif self.system == "macos":
+            asked += [f'tells("hw.optional.arm.FEAT_{f.upper()}")' for f in needs if f in _ARM]
+        elif set(needs) & set(_ARM):
+            asked.append("0")
+        return f"({' && '.join(asked) or 1})"
 
 
 def run_compiler(command: Sequence[str], arguments: Sequence[str], folder: Path) -> None:
@@ -274,30 +331,35 @@ def run_compiler(command: Sequence[str], arguments: Sequence[str], folder: Path)
         raise CompileError("library", f"{command[0]} cannot be run: {error}") from error
     if done.returncode:
         told = done.stderr.strip().splitlines()
-        first = next((line for line in told if "error" in line), "\n".join(told[-3:]))
+        signs = ("error:", "cannot find", "undefined")
+        first = next((x for x in told if any(s in x for s in signs)), "\n".join(told[-3:]))
         raise CompileError("library", f"{command[0]} fails: {first}")
 
 
-def compiler_command(architecture: str = "") -> list[str]:
-    """The C compiler: `CC`, the system's for an architecture, or ziglang's.
+def compiler_command(architecture: str = "", system: str = "") -> list[str]:
+    """The C compiler: `CC`, the system's for an architecture and a system, or ziglang's.
 
-    `architecture` is spelled as `platform.machine()` does on Linux; "" for this machine's.
+    `architecture` is spelled as `platform.machine()` does on Linux; "" for this machine's. For
+    `system` see `write_library`.
 
     Raises:
         CompileError: there is none.
     """
-    foreign = architecture not in ("", platform.machine())
-    names = [f"{architecture}-linux-gnu-gcc"] if foreign else ["cc", "gcc", "clang"]
+    architecture = architecture or platform.machine()
+    foreign = architecture != platform.machine() or bool(system)
+    known = _FOREIGN[system or "linux"] if foreign else ("cc", "gcc", "clang")
+    names = [name.format(architecture) for name in known]
     own = C_COMPILER.get() if C_COMPILER.source() else ""
     found = own or next(filter(shutil.which, names), None)
     if found:
         return found.split()
     if importlib.util.find_spec("ziglang") is not None:
-        there = ["-target", f"{architecture}-linux-gnu"] if foreign else []
-        return [sys.executable, "-m", "ziglang", "cc", *there]
+        there = f"{architecture}-{_SYSTEMS[system or 'linux'][1]}"
+        return [sys.executable, "-m", "ziglang", "cc", *(["-target", there] if foreign else [])]
+    wanted = f" for {architecture} {system}".rstrip() if foreign else ""
     raise CompileError(
         "library",
-        f"there is no C compiler{f' for {architecture}' if foreign else ''}",
+        f"there is no C compiler{wanted}",
         hint="install one, name one in CC, or pip install treadle[aot]",
     )
 

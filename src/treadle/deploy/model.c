@@ -11,6 +11,18 @@
 #include <string.h>
 #include <unistd.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(_WIN32)
+#include <malloc.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#else
+extern long syscall(long, ...);
+extern unsigned long getauxval(unsigned long);
+#endif
+
 #include "NAME.h"
 
 /* A place where a program stops as an index is out of range: what the extent is, or the register
@@ -61,18 +73,50 @@ EXPORT const char *NAME_about(void) { return ABOUT; }
 EXPORT size_t NAME_scratch_bytes(void) { return ARENA_BYTES; }
 EXPORT size_t NAME_weight_bytes(void) { return WEIGHT_BYTES; }
 
+/* -- the processor ------------------------------------------------------------------------------ */
+
+#if defined(__x86_64__)
+/* Whether cpuid tells of a feature, and the system keeps its registers: these bits of XCR0 are set. */
+static inline int has(unsigned leaf, unsigned part, int number, int bit, uint64_t kept) {
+  unsigned found[4], low = 0, high = 0;
+  if (kept) {
+    if (!__get_cpuid(1, found, found + 1, found + 2, found + 3) || !(found[2] >> 27 & 1)) return 0;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((((uint64_t)high << 32 | low) & kept) != kept) return 0;
+  }
+  if (!__get_cpuid_count(leaf, part, found, found + 1, found + 2, found + 3)) return 0;
+  return found[number] >> bit & 1;
+}
+#endif
+
+#if defined(__APPLE__)
+static inline int tells(const char *name) {
+  int value = 0;
+  size_t size = sizeof value;
+  return !sysctlbyname(name, &value, &size, NULL, 0) && value;
+}
+#endif
+
 /* -- memory ------------------------------------------------------------------------------------ */
 
 static void *system_allocate(void *context, size_t nbytes, size_t alignment) {
-  void *memory = NULL;
   (void)context;
+#if defined(_WIN32)
+  return _aligned_malloc(nbytes, alignment);
+#else
+  void *memory = NULL;
   return posix_memalign(&memory, alignment, nbytes) ? NULL : memory;
+#endif
 }
 
 static void system_release(void *context, void *memory, size_t nbytes) {
   (void)context;
   (void)nbytes;
+#if defined(_WIN32)
+  _aligned_free(memory);
+#else
   free(memory);
+#endif
 }
 
 static void *allocate(const NAME_allocator *from, size_t nbytes) {
@@ -98,12 +142,14 @@ static int *pool_int(const Core *core, int offset) { return (int *)(core->pool +
 
 static void start_workers(Core *core, int wanted) {
   pthread_attr_t attributes;
+#if !defined(_WIN32)
   sigset_t all, before;
   sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are the caller's */
+#endif
   pthread_attr_init(&attributes);
   pthread_attr_setstacksize(&attributes, STACK_BYTES);
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are the caller's */
   for (core->threads = 1; core->threads < wanted; core->threads++) {
     pthread_t thread;
     int64_t *start = core->starts + 2 * core->threads;
@@ -115,8 +161,10 @@ static void start_workers(Core *core, int wanted) {
       break;
     }
   }
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
   pthread_attr_destroy(&attributes);
+#if !defined(_WIN32)
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+#endif
   *(int64_t *)(core->pool + POOL_THREADS) = core->threads;
 }
 
@@ -133,7 +181,11 @@ static void core_release(Core *core) {
 }
 
 static Core *core_new(int threads, const NAME_allocator *from) {
+#if defined(_WIN32)
+  long cores = pthread_num_processors_np();
+#else
   long cores = sysconf(_SC_NPROCESSORS_ONLN);
+#endif
   int available = cores > 0 ? (int)cores : 1;
   int wanted = threads ? threads : available;
   Core *core = allocate(from, sizeof *core);

@@ -128,3 +128,10 @@ WASM = Target(
 """WebAssembly with vectors of 128 bits, which every browser has since 2023; addresses have 32."""
 
 TARGETS = {t.name: t for t in (GENERIC, AVX2, AVX512, NEON, NEON_DOT, WASM)}
+TRIPLES = {
+    "linux": "{}-unknown-linux-gnu",
+    "linux-musl": "{}-unknown-linux-musl",
+    "macos": "{}-apple-macosx11.0.0",
+    "windows": "{}-pc-windows-gnu",
+}
+"""LLVM's triples of a processor's architecture on the systems that libraries can be written for."""

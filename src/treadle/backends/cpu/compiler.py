@@ -13,7 +13,7 @@ import numpy as np
 
 from treadle.backends.api import Support
 from treadle.backends.codegen import tuned
-from treadle.backends.codegen.target import GENERIC, TARGETS, Target
+from treadle.backends.codegen.target import GENERIC, TARGETS, TRIPLES, WASM, Target
 from treadle.backends.cpu import tuning_record
 from treadle.backends.cpu.allocator import HOST
 from treadle.backends.cpu.encoding import encode
@@ -236,21 +236,36 @@ class NativeCompiler:
         made, kernels = self._encoded(programs)
         texts = {symbol: _Text(kernel, target) for symbol, kernel in kernels.items()}
         machine = machine_of(target)
-        runtime = self._toolchain.object(executor(prefix, machine.architecture))
-        objects = (*self._toolchain.objects(texts), runtime)
+        text = executor(prefix, machine.architecture, machine.system)
+        objects = (*self._toolchain.objects(texts), self._toolchain.object(text))
         found = made, tuple(kernels), objects
         return Linked(*found, target.name, machine.requires, machine.architecture, LAYOUT)
 
-    def toward(self, target: str, /) -> NativeCompiler:
-        found = TARGETS.get(target)
+    def toward(self, target: str = "", system: str = "", /) -> NativeCompiler:
+        found = TARGETS.get(target) if target else self._toolchain.target
         if found is None:
             raise CompileError(
                 "cpu", f"there is no target {target!r}", hint=f"one of {', '.join(TARGETS)}"
             )
-        if not found.triple and found.vector_bytes > GENERIC.vector_bytes:
+        if system:
+            found = replace(found, triple=self._triple(found, system))
+        elif not found.triple and found.vector_bytes > GENERIC.vector_bytes:
             foreign = platform.machine() not in ("x86_64", "AMD64")
             found = replace(found, triple="x86_64-unknown-linux-gnu" if foreign else "")
         return NativeCompiler(Toolchain(found, self._here.cache))
+
+    @staticmethod
+    def _triple(target: Target, system: str) -> str:
+        """A target's triple on a system."""
+        if system not in TRIPLES or target.name == WASM.name:
+            raise CompileError(
+                "cpu",
+                f"there is no system {system!r} for {target.name}",
+                hint=f"one of {', '.join(TRIPLES)}",
+            )
+        is_wide = target.vector_bytes > GENERIC.vector_bytes
+        here = "x86_64" if is_wide and not target.triple else machine_of(target).architecture
+        return TRIPLES[system].format(here)
 
     def shipped(self, programs: Sequence[Program], /) -> NativeCode:
         target = self._toolchain.target

@@ -39,19 +39,19 @@ LAYOUT = {
 """Layout of the runtime, for one in another language that starts threads and runs programs."""
 
 
-def executor(prefix: str, machine: str = "") -> str:
+def executor(prefix: str, machine: str = "", system: str = "") -> str:
     """The text of the executor and the pool alone, for programs that leave this process.
 
-    `machine` is the architecture that it is for; "" for this one.
+    `machine` is the architecture that it is for, and `system` its system; "" for these.
     """
-    text = "\n".join((pool_text(machine), executor_text()))
+    text = "\n".join((pool_text(machine, system), executor_text()))
     return text.replace("@treadle_", f"@{prefix}")
 
 
 @functools.cache
-def version(machine: str = "") -> str:
+def version(machine: str = "", system: str = "") -> str:
     """Names how programs are written and run: it changes with the text of the executor."""
-    return hashlib.sha256(executor("treadle_", machine).encode()).hexdigest()[:16]
+    return hashlib.sha256(executor("treadle_", machine, system).encode()).hexdigest()[:16]
 
 
 @RUNTIME.cached("environment")

@@ -6,8 +6,9 @@ emptied its own share takes from the others', half of what is left at a time, so
 sleeps or was preempted delays nobody, while threads that are awake keep to the same items from job
 to job (and find them in their caches). The gate counts the workers inside; the caller closes it and
 waits until those inside have left. A caller that finds the pool busy (because another thread runs
-a program) runs its job alone. Workers spin for a while, then sleep on the epoch by futex; where
-there is no futex they sleep in short slices, which costs a slice at the first job after a pause.
+a program) runs its job alone. Workers spin for a while, then sleep on the epoch, by futex or by
+Windows' `WaitOnAddress`; where there is neither they sleep in short slices, which costs a slice at
+the first job after a pause.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _OPEN = 1 << 20
 """Bit of the gate beside the count of workers inside: more may enter."""
 _JOIN_SPINS = 2000
 _SLICE_MICROSECONDS = 100
-_CLOCK_MONOTONIC = 1 if sys.platform == "linux" else 6
+SYSTEM = {"darwin": "macos", "win32": "windows"}.get(sys.platform, sys.platform)
+"""The system that this runs on, as targets spell it."""
 
 _PAUSE = {
     "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
@@ -44,19 +46,24 @@ _FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}
 _WAIT_PRIVATE, _WAKE_PRIVATE = 128, 129
 
 
-def pool_text(machine: str = "") -> str:
+def pool_text(machine: str = "", system: str = "") -> str:
     """The part of the module for a machine: `@launch`, `@nanoseconds`, `@treadle_worker`.
 
-    `machine` is its architecture as `platform` spells it; "" for the one that this runs on.
+    `machine` is its architecture as `platform` spells it, and `system` is "linux", "macos" or
+    "windows"; "" for those that this runs on.
     """
     machine = machine or platform.machine()
     machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
     if machine == "wasm32":
         return _ALONE
+    system = system or SYSTEM
     declare_pause, pause = _PAUSE.get(machine, ("", "fence seq_cst"))
-    number = _FUTEX_NUMBER.get(machine) if sys.platform == "linux" else None
-    waiting = _SLICES if number is None else _futex(number)
-    return f"{declare_pause}\n{waiting}\n{_POOL.replace('PAUSE', pause)}"
+    number = _FUTEX_NUMBER.get(machine) if system == "linux" else None
+    if system == "windows":
+        around = _WINDOWS
+    else:
+        around = (_SLICES if number is None else _futex(number)) + _posix(system)
+    return f"{declare_pause}\n{around}\n{_POOL.replace('PAUSE', pause)}"
 
 
 def _futex(number: int) -> str:
@@ -73,6 +80,62 @@ define internal void @wake(ptr %word, i32 %most) {{
 }}
 """
 
+
+def _posix(system: str) -> str:
+    return f"""
+declare i32 @sched_yield()
+declare i32 @clock_gettime(i32, ptr)
+define internal void @yield() {{
+  %y = call i32 @sched_yield()
+  ret void
+}}
+define internal i64 @nanoseconds() {{
+  %time = alloca [2 x i64], align 8
+  %r = call i32 @clock_gettime(i32 {1 if system == "linux" else 6}, ptr %time)
+  %seconds = load i64, ptr %time, align 8
+  %rest.at = getelementptr i8, ptr %time, i64 8
+  %rest = load i64, ptr %rest.at, align 8
+  %scaled = mul i64 %seconds, 1000000000
+  %sum = add i64 %scaled, %rest
+  ret i64 %sum
+}}
+"""
+
+
+_WINDOWS = """
+declare i32 @WaitOnAddress(ptr, ptr, i64, i32)
+declare void @WakeByAddressAll(ptr)
+declare i32 @SwitchToThread()
+declare i32 @QueryPerformanceCounter(ptr)
+declare i32 @QueryPerformanceFrequency(ptr)
+define internal void @wait_for_change(ptr %word, i32 %known) {
+  %seen = alloca i32, align 4
+  store i32 %known, ptr %seen, align 4
+  %r = call i32 @WaitOnAddress(ptr %word, ptr %seen, i64 4, i32 -1)
+  ret void
+}
+define internal void @wake(ptr %word, i32 %most) {
+  call void @WakeByAddressAll(ptr %word)
+  ret void
+}
+define internal void @yield() {
+  %y = call i32 @SwitchToThread()
+  ret void
+}
+define internal i64 @nanoseconds() {
+  %at = alloca i64, align 8
+  %r = call i32 @QueryPerformanceFrequency(ptr %at)
+  %frequency = load i64, ptr %at, align 8
+  %s = call i32 @QueryPerformanceCounter(ptr %at)
+  %count = load i64, ptr %at, align 8
+  %per.second = sitofp i64 %frequency to double
+  %counted = sitofp i64 %count to double
+  %scaled = fmul double %counted, 1.0e9
+  %time = fdiv double %scaled, %per.second
+  %whole = fptosi double %time to i64
+  ret i64 %whole
+}
+"""
 
 _SLICES = f"""
 declare i32 @usleep(i32)
@@ -100,8 +163,6 @@ define internal i64 @nanoseconds() {
 _POOL = f"""
 declare i64 @llvm.umax.i64(i64, i64)
 declare i64 @llvm.umin.i64(i64, i64)
-declare i32 @sched_yield()
-declare i32 @clock_gettime(i32, ptr)
 
 define internal void @drain(ptr %share, ptr %kernel, ptr %args) {{
 entry:
@@ -290,21 +351,10 @@ wait:
   PAUSE
   br label %join
 yield:
-  %y = call i32 @sched_yield()
+  call void @yield()
   br label %join
 finish:
   store atomic i32 0, ptr %busy release, align 4
   ret void
-}}
-
-define internal i64 @nanoseconds() {{
-  %time = alloca [2 x i64], align 8
-  %r = call i32 @clock_gettime(i32 {_CLOCK_MONOTONIC}, ptr %time)
-  %seconds = load i64, ptr %time, align 8
-  %rest.at = getelementptr i8, ptr %time, i64 8
-  %rest = load i64, ptr %rest.at, align 8
-  %scaled = mul i64 %seconds, 1000000000
-  %sum = add i64 %scaled, %rest
-  ret i64 %sum
 }}
 """

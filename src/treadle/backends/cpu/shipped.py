@@ -8,6 +8,7 @@ of whoever came first, which is why only code of this Treadle's program format i
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,21 +23,23 @@ from treadle.backends.cpu.executable import Encoded, NativeExecutable, evaluator
 from treadle.backends.cpu.host import flags, host_target, processor, required
 from treadle.backends.cpu.native import CORE, adopt, version
 from treadle.backends.cpu.pool import PROCESS, get_threads, set_threads, start
+from treadle.backends.cpu.pool_text import SYSTEM
 from treadle.backends.cpu.toolchain import LinkedObjects, LoadedCode, linking, opened
 from treadle.backends.native_code import Machine, NativeCode
 from treadle.base.array import Array
 from treadle.base.errors import CompileError, LoadError
 
 _SPELLED = {"AMD64": "x86_64", "arm64": "aarch64"}
-_SYSTEM = {"linux": "linux", "darwin": "macos", "win32": "windows"}
 
 
 def machine_of(target: Target) -> Machine:
     """Return the machine that code for a target needs."""
     architecture = target.triple.partition("-")[0] or platform.machine()
     architecture = _SPELLED.get(architecture, architecture)
-    system = "linux" if "linux" in target.triple else _SYSTEM.get(sys.platform, sys.platform)
-    return Machine(target.name, architecture, system, required(target), version(architecture))
+    named = re.search("linux|macos|windows", target.triple)
+    system = named.group() if named else SYSTEM
+    form = version(architecture, system)
+    return Machine(target.name, architecture, system, required(target), form)
 
 
 def prefix_of(machine: Machine) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,16 @@ class InstructionSet(enum.StrEnum):
     AVX512 = "avx512"
     NEON = "neon"
     NEON_DOT = "neon-dot"
+
+
+class TargetSystem(enum.StrEnum):
+    """Systems that libraries are made for."""
+
+    NATIVE = "native"
+    LINUX = "linux"
+    LINUX_MUSL = "linux-musl"
+    MACOS = "macos"
+    WINDOWS = "windows"
 
 
 Gear = Annotated[
@@ -116,6 +127,14 @@ Targets = Annotated[
         rich_help_panel=a.CONTENTS,
     ),
 ]
+ForSystem = Annotated[
+    TargetSystem,
+    typer.Option(
+        metavar="NAME",
+        help=f"System that a library is for: {', '.join(TargetSystem)}.",
+        rich_help_panel=a.CONTENTS,
+    ),
+]
 Native = Annotated[
     bool | None,
     typer.Option(
@@ -153,6 +172,7 @@ def command(
     report: Report = None,
     as_json: a.Json = False,
     target: Targets = None,
+    system: ForSystem = TargetSystem.NATIVE,
     native: Native = None,
     sign: Sign = None,
     precision: a.Mode = None,
@@ -185,4 +205,6 @@ def command(
     targets = [t.value for t in target or (InstructionSet.NATIVE,)]
     wanted = (targets, native, case, keyed(info or ()), output, name, report)
     wish = Wish(source, change, tuning, gear or (), batch, *wanted, emit.value, sign, ranges=ranges)
+    if system is not TargetSystem.NATIVE:
+        wish = replace(wish, system=system.value)
     make(wish, context.obj or (), started, as_json)

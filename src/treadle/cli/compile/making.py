@@ -60,6 +60,7 @@ class Wish:
         form: "model" for a file, "library", or "wasm".
         sign: file of the private key that signs it.
         command: the command line, for the record.
+        system: that a library is for; "" for this one.
     """
 
     source: Path
@@ -78,6 +79,7 @@ class Wish:
     sign: Path | None = None
     command: str = ""
     ranges: Mapping[str, tuple[Range, ...]] = field(default_factory=dict)
+    system: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,11 @@ def make(wish: Wish, command: Sequence[str], started: float, as_json: bool) -> N
     """Make it, and print what was made.
 
     Raises:
+        Misuse: what is no library is to be for another system.
         TreadleError, OSError: something cannot be read, compiled or written.
     """
+    if wish.system and wish.form != "library":
+        raise Misuse("--system", "only libraries are made for it", hint="add --emit library")
     wish = replace(wish, command=command_line(command))
     with progress(f"reading {wish.source.name}") as now:
         found = read(wish)
@@ -364,7 +369,8 @@ def write_native_library(wish: Wish, found: Read, tell: Tell) -> Facts:
     prefix = wish.name or "".join(c if c.isalnum() else "_" for c in wish.source.stem)
     folder = wish.output or wish.source.parent
     target = next((t for t in wish.targets if t != "native"), None)
-    made = write_library(found.model, folder, prefix, found.options, target, found.ranges)
+    how = found.options, target, found.ranges, wish.system
+    made = write_library(found.model, folder, prefix, *how)
     return {
         "library": str(made.library),
         "header": str(made.header),
