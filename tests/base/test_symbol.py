@@ -213,6 +213,12 @@ def test_what_is_simplified(expr: Dim, simple: Dim) -> None:
 def test_what_ranges_and_divisors_decide() -> None:
     assert always(less_equal(2, M)) and always(less_equal(M, 9))
     assert equal(2 * N, 2 * M * K + 7).truth() is False
+    low, high = maximum(N - 7, 0), minimum(N, 2)  # x[-7:2] of N elements
+    assert always(less_equal(low, N)) and always(less_equal(maximum(low, high), N))
+    assert always(less_equal(low, maximum(low, high)))
+    assert maximum(N, maximum(N - 1, 0)) is N and minimum(N + 1, minimum(N, 5)) is minimum(N, 5)
+    assert less_equal(N + 1, maximum(low, N)).truth() is False
+    assert less_equal(low, high).truth() is None
     assert equal(K, 12).truth() is False
     assert equal(N, 4).truth() is None
     assert divisor(K // 4) == 2 and divisor(minimum(K, 12 * N)) == 4

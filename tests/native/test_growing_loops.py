@@ -13,9 +13,8 @@ import pytest
 import treadle as mge
 import treadle.functional as F
 from treadle import jit
-from treadle.autodiff import GradManager
 from treadle.base import tree
-from treadle.base.errors import NoGradient, ShapeError, TraceError, TreadleError
+from treadle.base.errors import ShapeError, TraceError, TreadleError
 from treadle.engine.phases import phase_programs, programs
 from treadle.utils.comp_graph_tools import GraphInference
 
@@ -65,6 +64,15 @@ def until_it_is_much(x: mge.Tensor) -> Any:
     return jit.while_loop(
         lambda s: s.sum() < 30, lambda s: F.concat([s, F.abs(x[:1]) + 0.5]), (F.abs(x),)
     )
+
+
+def last_ones(x: mge.Tensor) -> Any:
+    """Slices that count from the end of what grows, and beyond its beginning."""
+
+    def turn(i: Any, s: Any) -> Any:
+        return i + 1, F.concat([s, s[-1:] * 0.5, s[-7:2], s[:-2][:1]])
+
+    return jit.while_loop(lambda i, s: i < 3, turn, (mge.tensor(0), x))
 
 
 def lagging(x: mge.Tensor) -> Any:
@@ -142,6 +150,7 @@ def from_outside(x: mge.Tensor) -> Any:
 
 
 FUNCTIONS = (
+    last_ones,
     appended, decoded, filtered, until_it_is_much, lagging, apart, limited, scanned, nested,
     followed, drawing, never, from_outside,
 )  # fmt: skip
@@ -268,20 +277,6 @@ def test_what_a_loop_cannot_carry_is_said() -> None:
         jit.compile(lambda x: jit.scan(lambda s, row: (F.concat([s, s]), s), (x,), (x,)))(x)
     with pytest.raises(TraceError, match="data decide an extent of what the body"):
         jit.compile(lambda x: jit.scan(lambda s, row: (s, row[row > 0]), (x,), (x,)))(x)
-
-
-def test_loops_that_grow_have_no_gradient() -> None:
-    w = mge.Parameter(table(4, 0.0).numpy())
-    manager = GradManager().attach([w])
-
-    @jit.compile
-    def step(x: mge.Tensor) -> Any:
-        with manager:
-            manager.backward(appended(x @ w)[1].sum())
-        return w.grad
-
-    with pytest.raises(NoGradient, match="has a state whose extents change"):
-        step(table(6, 0.0))
 
 
 def test_branches_take_extents_of_the_call_that_no_value_of_theirs_has() -> None:

@@ -14,7 +14,16 @@ from functools import lru_cache, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from treadle.base.errors import TreadleError
-from treadle.base.symbol import DECISIONS, Decisions, Dim, Expr, Relation, evaluate, minimum
+from treadle.base.symbol import (
+    DECISIONS,
+    Decisions,
+    Dim,
+    Expr,
+    Relation,
+    evaluate,
+    is_identical,
+    minimum,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,6 +103,11 @@ def is_equal(x: Dim, y: Dim) -> bool:
     if isinstance(x, int) and isinstance(y, int):
         return x == y
     return x is y or (not data_decide(x - y) and bool(x == y))
+
+
+def is_stretched(x: Dim, y: Dim) -> bool:
+    """Return whether an axis of extent x was broadcast to another extent y."""
+    return not is_identical(x, y) and is_equal(x, 1) and not is_equal(y, 1)
 
 
 def at_most(x: Dim, most: Dim) -> Dim:

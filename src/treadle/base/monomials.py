@@ -37,3 +37,11 @@ def term_divisor(monomial: Iterable[Any], coefficient: int) -> int:
     """A number that is known to divide a coefficient times a monomial."""
     made: int = math.prod((a.divisor for a in monomial), start=abs(coefficient))
     return made
+
+
+def is_never_zero(terms: Sequence[tuple[Sequence[Any], int]]) -> bool:
+    """Return whether the constant term is not a multiple of what divides all the others."""
+    *others, (monomial, constant) = terms or (((), 0),)
+    if monomial or not others:
+        return False
+    return constant % math.gcd(*(term_divisor(m, c) for m, c in others)) != 0

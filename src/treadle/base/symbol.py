@@ -26,7 +26,7 @@ from treadle.base import interval
 from treadle.base.errors import ShapeError
 from treadle.base.interval import Interval
 from treadle.base.loc import Loc, user_location
-from treadle.base.monomials import sum_bounds, term_divisor, without
+from treadle.base.monomials import is_never_zero, sum_bounds, term_divisor, without
 
 Dim: TypeAlias = Union[int, "Expr"]
 D = TypeVar("D", int, Union[int, "Expr"])
@@ -423,12 +423,12 @@ class Relation:
         if self.kind == "!=0":
             zero = Relation("==0", self.expr).truth()
             return None if zero is None else not zero
-        low, high = bounds(self.expr)
         if self.kind == ">=0":
-            return True if low >= 0 else False if high < 0 else None
+            return _is_natural(self.expr)
+        low, high = bounds(self.expr)
         if low == high == 0:
             return True
-        return False if low > 0 or high < 0 or _is_never_zero(self.expr) else None
+        return False if low > 0 or high < 0 or is_never_zero(_terms(self.expr)) else None
 
     def holds(self, values: Mapping[str, int]) -> bool:
         """Return whether the relation is true for concrete values of the symbols."""
@@ -438,12 +438,20 @@ class Relation:
         return (value == 0) == (self.kind == "==0")
 
 
-def _is_never_zero(x: Dim) -> bool:
-    """Return whether the constant term is not a multiple of what divides all the others."""
-    *others, (monomial, constant) = _terms(x)
-    if monomial or not others:
-        return False
-    return constant % math.gcd(*(term_divisor(m, c) for m, c in others)) != 0
+def _is_natural(x: Dim, levels: int = 2) -> bool | None:
+    """The truth of `x >= 0`, from ranges and from the cases of a maximum or minimum in it."""
+    low, high = bounds(x)
+    if low >= 0 or high < 0:
+        return low >= 0
+    for monomial, factor in _terms(x) if levels else ():
+        atom = monomial[0] if len(monomial) == 1 else None
+        if isinstance(atom, Applied) and atom.function in ("max", "min"):
+            # Both cases have to hold for a minimum, which a maximum times less than 0 is, too.
+            rest, both = x - _sum([(monomial, factor)]), (atom.function == "min") == (factor > 0)
+            cases = [_is_natural(rest + factor * case, levels - 1) for case in (atom.x, atom.y)]
+            if (not both) in cases or None not in cases:
+                return cases[0] if cases[0] == cases[1] else not both
+    return None
 
 
 def equal(x: Dim, y: Dim) -> Relation:
@@ -460,11 +468,7 @@ def equal(x: Dim, y: Dim) -> Relation:
 
 
 def less_equal(x: Dim, y: Dim) -> Relation:
-    """x <= y; a minimum is at most each of its operands."""
-    (monomial, factor), *others = _terms(x)
-    atom = monomial[0] if len(monomial) == factor == 1 and not others else None
-    if isinstance(atom, Applied) and atom.function == "min" and (atom.x is y or atom.y is y):
-        return Relation(">=0", 0)
+    """x <= y."""
     return Relation(">=0", y - x)
 
 

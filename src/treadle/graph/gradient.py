@@ -9,13 +9,24 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from treadle.base import dtype as dt
 from treadle.base.errors import NoGradient
 from treadle.base.guards import asking_nothing
+from treadle.base.symbol import Dim, is_identical, symbol, symbols_of
 from treadle.base.types import TensorType
 from treadle.graph.builder import GraphBuilder, GraphOperand, reordered
-from treadle.graph.ir import Graph, Node, Value
+from treadle.graph.ir import Graph, Node, Value, symbols_in
 from treadle.graph.silent import silent
-from treadle.ops.control import Cond, Scan, While
+from treadle.ops.control import (
+    Cond,
+    FindingCond,
+    FindingWhile,
+    FindingWhileGradient,
+    Scan,
+    While,
+)
+from treadle.ops.creation import Iota
+from treadle.ops.gather import Take, numbering
 from treadle.ops.movement import Flip
 from treadle.ops.op import Op, Pullback
 from treadle.ops.reverse import TapeEntry, backpropagate
@@ -43,25 +54,49 @@ def value_and_gradient(graph: Graph, wanted: Sequence[int] | None = None) -> Gra
     return builder.build()
 
 
-def pullback(graph: Graph, needs: Sequence[bool] | None = None) -> Graph:
+def pullback(
+    graph: Graph,
+    needs: Sequence[bool] | None = None,
+    cotangents: Sequence[TensorType] | None = None,
+) -> Graph:
     """The vector-Jacobian product of a graph, as a graph.
 
     Its inputs are those of the graph, then one cotangent per floating output; its outputs are the
     cotangents of the inputs for which `needs` holds (None: all floating ones), zero where
     nothing depends on them. What it computes of the graph once more is not printed again.
+
+    Args:
+        graph: what is differentiated.
+        needs: for each input, whether its cotangent is wanted.
+        cotangents: types of the cotangents of floating outputs, where extents that the graph finds
+            have other names in them; None: those of the outputs.
     """
     graph = silent(graph)
     builder, inside = _continued(graph)
     seeds: dict[Hashable, GraphOperand] = {}
-    for value in graph.outputs:
-        if is_differentiable(value.type):
-            dy = builder.input(value.type, "d_" + value.name if value.name else "")
-            seeds[value] = seeds[value] + dy if value in seeds else dy
+    floating = [v for v in graph.outputs if is_differentiable(v.type)]
+    given = [v.type for v in floating] if cotangents is None else cotangents
+    inputs = [
+        builder.input(type_, "d_" + value.name if value.name else "")
+        for value, type_ in zip(floating, given, strict=True)
+    ]
     chosen = [is_differentiable(t) for t in graph.input_types] if needs is None else needs
     wanted = [v for v, need in zip(graph.inputs, chosen, strict=True) if need]
     with asking_nothing():  # As in type rules: data may decide extents in it.
+        for value, dy in zip(floating, inputs, strict=True):
+            seed = _sized(dy, value.type)
+            seeds[value] = seeds[value] + seed if value in seeds else seed
         builder.output(*_gradients(graph, inside, seeds, wanted))
     return builder.build()
+
+
+def _sized(dy: GraphOperand, wanted: TensorType) -> GraphOperand:
+    """A cotangent whose extents are called as those of a type, which they equal."""
+    for axis, extent in enumerate(wanted.shape):
+        if not is_identical(dy.type.shape[axis], extent):
+            (every,) = dy.apply(Iota(0, 1, extent, dt.int32), ())
+            dy = Take(axis)(dy, every)
+    return dy
 
 
 def is_differentiable(type_: TensorType) -> bool:
@@ -129,6 +164,10 @@ def differentiable(op: Op) -> Op:
     """The op with its gradient rule, where that needs graphs; any other op itself."""
     if type(op) is Cond:
         return _Cond(op.then, op.otherwise)
+    if type(op) is FindingCond:
+        return _FindingCond(op.then, op.otherwise, op.found)
+    if type(op) is FindingWhile:
+        return _FindingWhile(op.condition, op.body, op.found)
     if type(op) is Scan:
         return _Scan(op.body, op.n_carried, op.length)
     if type(op) is While:
@@ -138,7 +177,7 @@ def differentiable(op: Op) -> Op:
 
 def undifferentiable(op: Op) -> Op:
     """The op as it stands in graphs: what `differentiable` was given."""
-    if type(op) in (_Cond, _Scan, _While):
+    if type(op) in (_Cond, _FindingCond, _FindingWhile, _Scan, _While):
         plain: Op = type(op).__bases__[0](*[getattr(op, name) for name in op._fields])
         return plain
     return op
@@ -154,6 +193,43 @@ class _Cond(Cond):
         op = Cond(pullback(then, needs), pullback(otherwise, needs))
         given = (predicate, *xs, *_cotangents(at.outputs, at.dys))
         return None, *_spread(_outputs(op, given), needs)
+
+
+class _FindingCond(FindingCond):
+    """As `_Cond`: in each branch the cotangents are called as what that branch finds."""
+
+    def vjp(self, at: Pullback[Any]) -> tuple[Any, ...]:
+        predicate, *xs = at.inputs
+        needs, dys = at.needs[1:], _cotangents(at.outputs, at.dys)
+        types = [_unplaced(y.type) for y in dys]
+        then, otherwise = (
+            pullback(_region(self, r), needs, types) for r in (self.then, self.otherwise)
+        )
+        return None, *_spread(_outputs(Cond(then, otherwise), (predicate, *xs, *dys)), needs)
+
+
+class _FindingWhile(FindingWhile):
+    """The turns are run once more, keeping the state of every turn, then walked backwards."""
+
+    def vjp(self, at: Pullback[Any]) -> tuple[Any, ...]:
+        condition, body = _region(self, self.condition), silent(_region(self, self.body))
+        carried = [is_differentiable(t) for t in body.input_types]
+        known = {s.name for s in symbols_in(body.input_types)}
+        later: dict[Dim, Dim] = {}
+        for extent in (body.output_types[i].shape[axis] for i, axis in self.found):
+            if extent not in later and not symbols_of(extent) <= known:
+                later[extent] = symbol(f"later{numbering().fresh()}", 0)
+        types = [
+            _unplaced(t).with_shape(tuple(later.get(d, d) for d in t.shape))
+            for t in body.output_types
+            if is_differentiable(t)
+        ]
+        back = pullback(body, carried, types)
+        op = FindingWhileGradient(silent(condition), body, self.found, back, tuple(later.values()))
+        results = _outputs(op, (*at.inputs, *_cotangents(at.outputs, at.dys)))
+        return tuple(
+            x if need else None for x, need in zip(_spread(results, carried), at.needs, strict=True)
+        )
 
 
 class _Scan(Scan):
@@ -180,14 +256,10 @@ class _Scan(Scan):
 
 
 class _While(While):
-    """The number of turns is not known, so neither is the room for their states."""
+    """As `_FindingWhile`: Python keeps the states, as many as there are turns."""
 
     def vjp(self, at: Pullback[Any]) -> tuple[Any, ...]:
-        raise NoGradient(
-            "while_loop",
-            "the number of turns is not known before it runs",
-            hint="name the most turns there may be: while_loop(..., most=100)",
-        )
+        return _FindingWhile(self.condition, self.body, ()).vjp(at)
 
 
 def _outputs(op: Op, operands: Sequence[Any]) -> tuple[Any, ...]:
@@ -221,3 +293,8 @@ def _keeping(body: Graph, n: int) -> Graph:
     """The body with the state it was given as further results."""
     body = silent(body)
     return Graph(body.name, body.inputs, body.nodes, (*body.outputs, *body.inputs[:n]), body.guards)
+
+
+def _unplaced(type_: TensorType) -> TensorType:
+    """The type without a device: regions run where their op does."""
+    return TensorType(type_.dtype, type_.shape)

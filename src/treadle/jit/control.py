@@ -15,7 +15,7 @@ import numpy as np
 from treadle.base import dtype as dt
 from treadle.base import tree
 from treadle.base.errors import ShapeError, TraceError
-from treadle.base.guards import is_equal
+from treadle.base.guards import data_decide, is_equal
 from treadle.base.modes import LOCAL
 from treadle.base.symbol import Dim, is_identical, symbol, symbols_of
 from treadle.base.types import TensorType
@@ -96,14 +96,15 @@ def while_loop(
     """`state = body(*state)` as long as `condition(*state)` is true.
 
     A state may grow: the extents of its tensors may be others in every turn. A compiled function
-    then runs turn by turn, and holds the states of two turns at a time; it has no gradient.
+    then runs turn by turn, and holds the states of two turns at a time, for a gradient of all.
 
     Args:
         condition: takes the state, returns one bool.
         body: takes the state, returns the next one, of the same element types and numbers of axes.
         state: tensors.
-        most: turns after which it ends in any case. With it the loop has gradients in compiled
-            functions, which keep the states of so many turns: choose it no larger than needed.
+        most: turns after which it ends in any case. With it gradients in compiled functions need no
+            Python between turns, if the state keeps its extents, and have gradients themselves;
+            they keep the states of so many turns: choose it no larger than needed.
 
     Raises:
         ValueError: `most` is negative.
@@ -535,13 +536,18 @@ def _apply(op: Op, tensors: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _found_extents(first: _Region, second: _Region) -> tuple[tuple[int, int], ...]:
-    """Return results and axes whose extent data decide in one of the branches, or both."""
+    """Return results and axes whose extent data decide in one of the branches, or both.
+
+    So it is where the branches return what has extents that data have decided before, but others.
+    """
     names = first.found(), second.found()
     return tuple(
         (i, axis)
         for i, pair in enumerate(zip(first.types, second.types, strict=False))
-        for axis, extents in enumerate(zip(*(t.shape for t in pair), strict=False))
-        if any(symbols_of(d) & own for d, own in zip(extents, names, strict=True))
+        for axis, (d, e) in enumerate(zip(*(t.shape for t in pair), strict=False))
+        if symbols_of(d) & names[0]
+        or symbols_of(e) & names[1]
+        or (not is_identical(d, e) and (data_decide(d) or data_decide(e)))
     )
 
 

@@ -196,7 +196,6 @@ class FindingCond(Cond):
     """The result and axis of each such extent."""
 
     name = "finding_cond"
-    no_gradient = "has results whose extents its branches find: return what has a known size"
 
     def infer(self, predicate: TensorType, *xs: TensorType) -> Types:
         check_predicate(self.name, "the predicate", predicate)
@@ -319,12 +318,11 @@ class FindingWhile(ControlFlow):
 
     condition: Region
     body: Region
-    found: tuple[tuple[int, int], ...] = ()
+    found: tuple[tuple[int, int], ...]
     """The value of the state and the axis of each extent that changes."""
 
     name = "finding_while"
     operands = ("*state",)
-    no_gradient = "has a state whose extents change: carry what has a known size"
 
     def results(self) -> Types:
         return self.body.output_types
@@ -343,7 +341,7 @@ class FindingWhile(ControlFlow):
                     f"value {i} has {before.ndim} axes before a turn and {after.ndim} after it",
                     (before,),
                     "keep the number of axes, as x[mask] with one bool per row does, or "
-                    "F.where(mask, x, 0)",
+                    "F.where(mask, x, F.zeros_like(x))",
                 )
         match_types(self.name, "the condition", self.condition.input_types, inside)
         given, wanted, results = (
@@ -419,10 +417,87 @@ class FindingWhile(ControlFlow):
     def bad_samples(cls) -> tuple[BadSample, ...]:
         list_ = (Arg((2, 3)),)
         return (
-            BadSample(lambda: cls(_FEW, _APPENDED), list_, ShapeError, "the body: value 0"),
+            BadSample(lambda: cls(_FEW, _APPENDED, ()), list_, ShapeError, "the body: value 0"),
             BadSample(lambda: cls(_APPENDED, _APPENDED, ((0, 0),)), list_, DTypeError, "be bool"),
             BadSample(
                 lambda: cls(_FEW, _APPENDED, ((0, 0), (0, 1))), list_, ShapeError, "axis 1 of value"
+            ),
+        )
+
+
+@op
+class FindingWhileGradient(FindingWhile):
+    """The gradient of a `FindingWhile`, or `While`, by the floating values of its state.
+
+    The turns are run once more, and their states kept; then `back` walks them backwards, from the
+    last to the first: it takes a turn's state and the cotangents of what the turn returns, the next
+    state first, and returns those of the state. Operands: the first state, then the cotangents of
+    the loop's floating results, in order.
+    """
+
+    back: Region
+    later: tuple[Dim, ...] = ()
+    """Symbols in `back` for extents of the next state that only the turn finds."""
+
+    name = "finding_while_gradient"
+    operands = ("*given",)
+    no_gradient = "is a gradient of a loop whose turns are not known, and has none itself"
+
+    def results(self) -> Types:
+        return self.back.output_types
+
+    @property
+    def changing(self) -> tuple[Dim, ...]:
+        """The extents that change, as the regions have them."""
+        return *super().changing, *self.later
+
+    @property
+    def carried(self) -> tuple[int, ...]:
+        """The values of the state that have cotangents."""
+        return tuple(i for i, t in enumerate(self.body.input_types) if t.dtype.is_inexact)
+
+    def infer(self, *given: TensorType) -> Types:
+        count = len(self.body.input_types)
+        state = given[:count]
+        results = [t for t in super().infer(*state) if t.dtype.is_inexact]
+        if [t.ndim for t in results] != [t.ndim for t in given[count:]]:
+            raise self.error(
+                f"takes cotangents of {len(results)} floating results",
+                given,
+                "give each result one of its type",
+            )
+        return tuple(state[i] for i in self.carried)
+
+    def reference(self, *given: Array) -> tuple[Array, ...]:
+        count, n = len(self.body.input_types), len(self.carried)
+        state, dys, rows = given[:count], given[count : count + n], given[count + n :]
+        turns: list[Sequence[Array]] = []
+        while self.condition.evaluate(state)[0]:
+            turns.append(state)
+            state = self.body.evaluate(state)[:count]
+        for i, before in reversed(list(enumerate(turns))):
+            dys = self.back.evaluate((*before, *dys, *(r[i] for r in rows)))
+        return tuple(np.asarray(d) for d in dys)
+
+    @classmethod
+    def samples(cls) -> tuple[Sample, ...]:
+        op_ = cls(_FEW, _APPENDED, ((0, 0),), _TAKEN)
+        return tuple(
+            Sample(
+                op_,
+                (Arg((n, 3), dt.float32, low=0.9, high=1.0), Arg((after, 3), dt.float32)),
+                gradient=False,
+                label=f"rows({n})",
+            )
+            for n, after in ((1, 7), (0, 7), (9, 9))
+        )
+
+    @classmethod
+    def bad_samples(cls) -> tuple[BadSample, ...]:
+        rows = (Arg((2, 3)),)
+        return (
+            BadSample(
+                lambda: cls(_FEW, _APPENDED, ((0, 0),), _TAKEN), rows, ShapeError, "1 floating"
             ),
         )
 
@@ -518,3 +593,5 @@ _LIST = TensorType(dt.float32, (symbol("rows", 0), 3))
 _FEW = FunctionRegion("few", (_LIST,), lambda x: Sum((0, 1), False)(x) < 20.0)
 _ROW = np.ones((1, 3), np.float32)
 _APPENDED = FunctionRegion("appended", (_LIST,), lambda x: Concat(0)(x, x.constant(_ROW)))
+_LONGER = TensorType(dt.float32, (symbol("rows", 0) + 1, 3))
+_TAKEN = FunctionRegion("taken", (_LIST, _LONGER), lambda x, dy: Sum((0, 1), False)(dy) * 0.1 * x)

@@ -20,9 +20,10 @@ from treadle.base.dtype import (
     promote_scalar,
 )
 from treadle.base.errors import DTypeError, ShapeError
+from treadle.base.guards import is_stretched
 from treadle.base.shape import Shape
 from treadle.base.spelling import none_operand
-from treadle.base.symbol import Expr
+from treadle.base.symbol import Expr, is_identical
 from treadle.base.types import TensorType
 from treadle.ops import elementwise as ew
 from treadle.ops import logic
@@ -96,11 +97,10 @@ class Operators:
 
     def sum_to(self: T, shape: Shape, /) -> T:
         """Sum the axes along which `shape` was broadcast to this operand's shape."""
-        mine = self.type.shape
-        if mine == shape:
+        mine, lead = self.type.shape, self.type.ndim - len(shape)
+        if not lead and all(map(is_identical, mine, shape)):
             return self
-        lead = len(mine) - len(shape)
-        axes = [i for i, d in enumerate(mine) if i < lead or (shape[i - lead] == 1 and d != 1)]
+        axes = [i for i, d in enumerate(mine) if i < lead or is_stretched(shape[i - lead], d)]
         return Sum(tuple(axes))(self).reshape(shape) if axes else self.reshape(shape)
 
     def __add__(self: T, other: Any, /) -> T:

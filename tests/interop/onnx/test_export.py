@@ -97,6 +97,7 @@ NEVER = {
         "cond",
         "finding_cond",
         "finding_while",
+        "finding_while_gradient",
         "fused",
         "scan",
         "while",

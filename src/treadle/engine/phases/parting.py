@@ -14,6 +14,7 @@ from treadle.graph.evaluate import specialize
 from treadle.graph.ir import Graph, Node, Value, lone_symbol, regions_of, symbols_in, symbols_of
 from treadle.ops.check import CheckIndices
 from treadle.ops.constant import Constant
+from treadle.ops.control import FindingWhile
 from treadle.ops.op import Op
 
 
@@ -46,8 +47,8 @@ def finds_extents(graph: Graph) -> bool:
 
 
 def finds_inside(node: Node) -> bool:
-    """Return whether data decide an extent in a branch or loop."""
-    return any(map(finds_extents, regions_of(node.op)))
+    """Return whether data decide an extent in a branch or loop, or from turn to turn."""
+    return isinstance(node.op, FindingWhile) or any(map(finds_extents, regions_of(node.op)))
 
 
 def standalone(
@@ -79,8 +80,9 @@ def renumbered(graph: Graph) -> Graph:
     names: dict[str, Dim] = {}
     for node in nodes_in(graph):
         for s in (*found_by(node), *changing_in(node)):
-            name = f"{node.op.name}_{len(names)}"
-            names[s.name] = symbol(name, s.low, s.high, s.multiple)
+            if s.name not in names:  # What a gradient computes once more has the same ones.
+                name = f"{node.op.name}_{len(names)}"
+                names[s.name] = symbol(name, s.low, s.high, s.multiple)
     with recording_guards():  # Those of the capture stay.
         return specialize(graph, names)
 

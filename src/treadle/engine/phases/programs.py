@@ -36,7 +36,15 @@ from treadle.engine.targets import EngineTarget, StagedProgram
 from treadle.graph.analysis import changing_in, found_by
 from treadle.graph.evaluate import bind, op_at, specialize
 from treadle.graph.ir import Graph, Node, Value, lone_symbol, regions_of
-from treadle.ops.control import Cond, ControlFlow, FindingWhile, Region, Scan, While
+from treadle.ops.control import (
+    Cond,
+    ControlFlow,
+    FindingWhile,
+    FindingWhileGradient,
+    Region,
+    Scan,
+    While,
+)
 from treadle.runtime.array import to_device, to_host
 
 
@@ -260,6 +268,8 @@ class Phases:
         elif isinstance(op, While):
             while _truth(ran(op.condition, made)[0]):
                 made = ran(op.body, made)
+        elif isinstance(op, FindingWhileGradient):
+            made = self._backwards(op, ran, given)
         elif isinstance(op, FindingWhile):
             made = self._collected(op, ran, given, extents)
         else:
@@ -281,6 +291,23 @@ class Phases:
             state = made[:count]
             rows.append([to_host(x) for x in made[count:]])
         return [*state, *self._stacked(rows, op.body.output_types[count:], extents)]
+
+    def _backwards(
+        self,
+        op: FindingWhileGradient,
+        ran: Callable[[Region, Sequence[Any]], list[Any]],
+        given: list[Any],
+    ) -> list[Any]:
+        count, n = len(op.body.input_types), len(op.carried)
+        state, dys, rows = given[:count], given[count : count + n], given[count + n :]
+        stacked, turns = [to_host(x) for x in rows], []
+        while _truth(ran(op.condition, state)[0]):
+            turns.append(state)
+            state = ran(op.body, state)[:count]
+        while turns:
+            i, state = len(turns) - 1, turns.pop()
+            dys = ran(op.back, [*state, *dys, *(self._placed(x[i]) for x in stacked)])
+        return dys
 
     def _scanned(
         self,
