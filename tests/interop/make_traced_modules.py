@@ -398,6 +398,22 @@ def vision():
     return Vision(), (floats(2, 2, 5, 5), *map(mge.Tensor, (rois, grid, matrix))), {}
 
 
+class Norms(M.Module):
+    def forward(self, x, scale, bias, mean, var):
+        def norm(mode, *stats):
+            options = {"epsilon": 1e-4, "avg_factor": 0.25, "param_dim": "dim_1c11"}
+            return apply(builtin.BatchNorm(fwd_mode=mode, **options), x, scale, bias, *stats)
+
+        every = norm("TRAINING", mean, var), norm("TRAINING"), norm("INFERENCE", mean, var)
+        return [[*found[:-2], found[-1]] for found in every]  # without what backward keeps
+
+
+@case
+def norms():
+    rows = [floats(1, 3, 1, 1), *[F.abs(floats(1, 3, 1, k)[:, :, :, :1]) for k in (2, 3, 4)]]
+    return Norms(), (floats(2, 3, 4, 5), *rows), {}
+
+
 class Recurrent(M.Module):
     def __init__(self):
         super().__init__()

@@ -31,6 +31,9 @@ AGAIN = 96
 
 _ALL_OBJECTS = 128 << 20
 _GROWTH, _SLACK = 4, 1 << 20
+_PER_BYTE, _ALL_GRANTED = 80, 256 << 20
+"""Bytes of objects that a file may have beyond, for what is known to have many: by byte of the
+file, and in all."""
 _PYTHON_ERRORS = (TypeError, ValueError, KeyError, IndexError, OverflowError, struct.error)
 
 
@@ -48,12 +51,19 @@ class Meter:
     def __init__(self, size: int) -> None:
         self._data = _GROWTH * size + _SLACK
         self._objects = _ALL_OBJECTS
+        self._granted = min(_PER_BYTE * size, _ALL_GRANTED)
 
     def copy(self, count: int) -> None:
         """Account for bytes of data: text becomes bytes, bytes an array, an array a tensor."""
         self._data -= count
         if self._data < 0:
             raise Malformed("its arrays are larger than its data: bytes are used again and again")
+
+    def grant(self, count: int) -> None:
+        """Allow for more bytes of Python objects, as far as a file of this size can have them."""
+        more = min(count, self._granted)
+        self._granted -= more
+        self._objects += more
 
     def objects(self, count: int) -> None:
         """Account for the bytes of Python objects."""

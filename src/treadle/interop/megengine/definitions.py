@@ -131,20 +131,21 @@ def _adaptive(p: SimpleNamespace, x: Tensor, shape: Any = None) -> Tensor:
     return F.adaptive_max_pool2d(x, size) if maximum else F.adaptive_avg_pool2d(x, size)
 
 
-def _batch_norm(p: SimpleNamespace, x: Tensor, scale: Any, bias: Any, *stats: Any) -> Any:
+def _batch_norm(p: SimpleNamespace, x: Tensor, scale: Any, bias: Any, *stats: Any) -> list[Any]:
+    """Return updated statistics if there are any, those of the batch, what backward keeps, and y.
+
+    In inference the batch's are the given ones, a variance where training has 1 / deviation.
+    """
     mean, var = stats if stats else (None, None)
-    training = str(p.fwd_mode).upper() == "TRAINING"
-    return F.batch_norm(
-        x,
-        mean,
-        var,
-        scale,
-        bias,
-        training=training,
-        momentum=1 - p.avg_factor,
-        eps=p.epsilon,
-        inplace=not training or mean is None,
-    )
+    kept = F.zeros((0,), dtype="uint8")
+    if str(p.fwd_mode).upper() != "TRAINING":
+        return [mean, var, kept, F.batch_norm(x, mean, var, scale, bias, eps=p.epsilon)]
+    options: dict[str, Any] = {"momentum": 1 - p.avg_factor, "eps": p.epsilon}
+    found = F.batch_norm(x, mean, var, scale, bias, training=True, inplace=mean is None, **options)
+    y, *new = [found] if mean is None else found
+    mean = F.mean(x, (0, 2, 3), keepdims=True)
+    deviation = F.mean((x - mean) ** 2, (0, 2, 3), keepdims=True) + p.epsilon
+    return [*new, mean, deviation**-0.5, kept, y]
 
 
 def _items(p: SimpleNamespace, numbers: Sequence[Any]) -> tuple[Any, ...]:
