@@ -138,3 +138,12 @@ def test_programs_see_a_version_of_megengine() -> None:
     finally:
         uninstall()
     assert mge.__version__ == VERSION
+
+
+def test_modules_that_stand_elsewhere_are_no_layers(alias: None) -> None:
+    from treadle.quantization.quantize import _get_quantable_module_names
+
+    assert hasattr(M.qat, "concat")
+    assert {type(getattr(M.qat, name)) for name in _get_quantable_module_names()} == {
+        type(M.Linear)
+    }

@@ -280,6 +280,8 @@ def install() -> None:
         starred = vars(host).get("__all__")
         if host.__name__.removeprefix(f"{_REAL}.") in _LISTED or name.startswith("_"):
             continue
+        if isinstance(meant, ModuleType):  # Tables of layers are made of these lists.
+            continue
         if isinstance(starred, list) and name not in starred:
             starred.append(name)  # `import *` brings what `dir` shows, as in MegEngine.
     numpy_names.keep()
