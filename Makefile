@@ -219,13 +219,15 @@ test-cudnn-plans: $(VENV)-cudnn/.ready ## have cuDNN build every plan we ask it 
 		tests/backends/cuda/test_cudnn_plans.py $(ARGS)
 
 .PHONY: setup-cross
-setup-cross: ## install emulators of Arm processors and of Windows, their C compiler, musl, and Node (Debian, Ubuntu)
+setup-cross: ## install emulators of Arm and of Windows, compilers, musl, Node and a browser (Debian, Ubuntu)
 	@command -v qemu-aarch64 >/dev/null && command -v aarch64-linux-gnu-gcc >/dev/null || { $(SUDO) apt-get update -qq \
 	&& $(SUDO) apt-get install -y -qq --no-install-recommends qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross; }
 	@command -v wine >/dev/null && test -e /lib/ld-musl-x86_64.so.1 || { $(SUDO) apt-get update -qq \
 	&& $(SUDO) apt-get install -y -qq --no-install-recommends musl wine wine64; }
 	@command -v node >/dev/null || { $(SUDO) apt-get update -qq \
 	&& $(SUDO) apt-get install -y -qq --no-install-recommends nodejs; }
+	@command -v chromium >/dev/null || { $(SUDO) apt-get update -qq \
+	&& $(SUDO) apt-get install -y -qq --no-install-recommends chromium; }
 
 .PHONY: test-cross
 test-cross: $(VENV)/.cross ## run every op and some networks as libraries for other processors and systems, emulated

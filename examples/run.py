@@ -13,13 +13,14 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 PEERS = (
     *("answer", "beside_torch", "digits_torch", "find_speech", "read_text", "resnet_torch"),
-    *("search", "transformer_torch"),
+    *("digits_web", "search", "transformer_torch"),
 )
-"""Examples that need another framework or foreign models; they run when they are named."""
+"""Examples that need another framework, foreign models or a visitor; they run when they are named.
+"""
 
 
 def names() -> list[str]:
-    """Examples that need Treadle alone."""
+    """Examples that need Treadle alone, and end."""
     found = sorted(p.stem for p in FOLDER.glob("*.py"))
     return [name for name in found if name not in (*PEERS, "run")]
 

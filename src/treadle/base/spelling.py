@@ -279,6 +279,9 @@ class MissingAttribute(AttributeError):
         advise: gives the advice, or nothing, for a name and the public ones of the object's class.
     """
 
+    # What tracebacks call it: to programs and people it is Python's own error.
+    __module__, __qualname__ = "builtins", "AttributeError"
+
     def __init__(
         self, owner: object, name: str, advise: Callable[[str, Collection[str]], str]
     ) -> None:
