@@ -10,6 +10,7 @@ import pytest
 import treadle as mge
 import treadle.functional as F
 from treadle.autodiff import GradManager
+from treadle.backends.program import Jump, Run, Together
 from treadle.engine.options import Options
 
 
@@ -47,3 +48,26 @@ def test_many_turns_are_a_loop(turns: int) -> None:
         w.grad = None
         run(mge.tensor(s), mge.tensor(x))
         np.testing.assert_allclose(grad, w.grad.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_turns_change_the_state_where_it_is() -> None:
+    """What a turn uses from outside is carried, but not copied; only what a product reads is."""
+    w = mge.tensor(np.eye(3, dtype="float32") * 0.5)
+
+    def scanned(s: Any, x: Any) -> Any:
+        return mge.jit.scan(lambda s, x: (F.exp(s @ w) * 0.1 + x,), (s,), (x,))[0][0]
+
+    def looped(s: Any, x: Any) -> Any:
+        """The two values change places, for which one is kept elsewhere."""
+        turn = mge.jit.while_loop
+        return turn(lambda s, t: s.sum() < 9, lambda s, t: (t, s * 3 + x[0] @ w), (s, s))
+
+    given = [mge.tensor(np.full(n, 0.25, "float32")) for n in ((1, 3), (600, 1, 3))]
+    for f, most in ((scanned, 1), (looped, 2)):
+        made = mge.jit.compile(options=Options(check=True))(f)
+        for got, want in zip(made(*given), f(*given), strict=True):
+            np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5)
+        steps = made.lower(*given).planned().steps
+        start = next(i for i, s in enumerate(steps) if isinstance(s, Jump))
+        runs = [r for s in steps[start:] for r in (s.runs if isinstance(s, Together) else [s])]
+        assert sum(r.label == "copy" for r in runs if isinstance(r, Run)) <= most

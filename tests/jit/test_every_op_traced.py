@@ -24,7 +24,7 @@ from treadle.ops.op import Sample
 PARTS = 8
 ENGINES_OWN = {
     **dict.fromkeys(
-        ("cond", "finding_cond", "finding_while", "while", "scan"),
+        ("cond", "finding_cond", "finding_while", "finding_while_gradient", "while", "scan"),
         "holds regions: tests/jit/test_control.py",
     ),
     **dict.fromkeys(("end", "placeholder"), "borders that the partition stage writes in pairs"),

@@ -11,7 +11,7 @@ from treadle.base.guards import is_open
 from treadle.base.symbol import Dim, Expr
 from treadle.engine.compile.buckets import fill_buckets, overlapped
 from treadle.engine.compile.contents import Contents
-from treadle.engine.compile.control import region_spaces, regions_of, write_control
+from treadle.engine.compile.control import interfaces_of, region_spaces, regions_of, write_control
 from treadle.engine.compile.donate import use_donated
 from treadle.engine.compile.early import plan_early
 from treadle.engine.compile.link import Linker
@@ -260,8 +260,10 @@ def _subplans(
     """The plans of the regions of each control-flow op."""
     return {
         number: tuple(
-            assemble(region, compiler, Interface(), options, report, f"{within}{number}.{i}.")
-            for i, region in enumerate(regions_of(item))
+            assemble(region, compiler, ends, options, report, f"{within}{number}.{i}.")
+            for i, (region, ends) in enumerate(
+                zip(regions_of(item), interfaces_of(item), strict=True)
+            )
         )
         for number, item in enumerate(work)
         if isinstance(item.op, ControlFlow) and not item.engine

@@ -14,7 +14,7 @@ from treadle.base.types import TensorType
 from treadle.engine.compile.link import Linker, Placed
 from treadle.engine.compile.place import Home
 from treadle.engine.compile.work import COPY, Work
-from treadle.engine.plan import Plan
+from treadle.engine.plan import Interface, Plan
 from treadle.graph.ir import Graph
 from treadle.ops.control import Cond, Scan, While
 from treadle.ops.creation import Extent
@@ -46,8 +46,18 @@ def regions_of(item: Work) -> tuple[Graph, ...]:
     return found
 
 
+def interfaces_of(item: Work) -> tuple[Interface, ...]:
+    """The border of each region: the body of a loop changes the state where it is."""
+    op = item.op
+    if isinstance(op, While | Scan):
+        count = op.n_carried if isinstance(op, Scan) else len(item.outputs)
+        body = Interface(updates=tuple((i, i) for i in range(count)))
+        return (body,) if isinstance(op, Scan) else (Interface(), body)
+    return tuple(Interface() for _ in regions_of(item))
+
+
 def region_spaces(item: Work, parts: Sequence[Plan]) -> list[Dim]:
-    """Bytes of what a control-flow op needs besides its results: arena, test, next state.
+    """Bytes of what a control-flow op needs besides its results: arena, test.
 
     A scan that is a loop needs the number of the turn, whether there are more, and rows.
     """
@@ -56,13 +66,10 @@ def region_spaces(item: Work, parts: Sequence[Plan]) -> list[Dim]:
     sizes: list[Dim] = [max([p.memory.peak for p in parts if not p.memory.open], default=0)]
     if isinstance(item.op, While):
         sizes.append(1)
-        sizes += [v.type.open_nbytes for v in item.outputs]
-    elif isinstance(item.op, Scan):
+    elif isinstance(item.op, Scan) and not _is_written_out(item.op):
         n = item.op.n_carried
-        sizes += [v.type.open_nbytes for v in item.outputs[:n]]
-        if not _is_written_out(item.op):
-            sizes += [COUNTER.nbytes, COUNTER.nbytes, 1]
-            sizes += [_row(v.type).open_nbytes for v in (*item.inputs[n:], *item.outputs[n:])]
+        sizes += [COUNTER.nbytes, COUNTER.nbytes, 1]
+        sizes += [_row(v.type).open_nbytes for v in (*item.inputs[n:], *item.outputs[n:])]
     return sizes
 
 
@@ -115,16 +122,14 @@ def _while(
     state: Sequence[Address],
     spaces: Sequence[Address],
 ) -> None:
-    arena, test, *following = spaces
+    arena, test = spaces
     for value, source, target in zip(item.outputs, inputs, state, strict=True):
         linker.copy(source, target, value)
     again = len(linker.steps)
     linker.splice(parts[0], state, [test], arena)
     leave = len(linker.steps)
     linker.write(Jump(0))
-    linker.splice(parts[1], state, following, arena)
-    for value, source, target in zip(item.outputs, following, state, strict=True):
-        linker.copy(source, target, value)
+    linker.splice(parts[1], state, [], arena)
     linker.write(Jump(again))
     linker.steps[leave] = Jump(len(linker.steps), test)
 
@@ -144,37 +149,33 @@ def _scan(
     op = item.op
     if not isinstance(op, Scan):
         return
-    n, arena, following = op.n_carried, spaces[0], spaces[1 : op.n_carried + 1]
+    n, arena = op.n_carried, spaces[0]
     state = list(outputs[:n])
     for value, source, target in zip(item.outputs, inputs[:n], state, strict=False):
         linker.copy(source, target, value)
     stacked = [(a, v.type) for a, v in zip(inputs[n:], item.inputs[n:], strict=True)]
     results = [(a, v.type) for a, v in zip(outputs[n:], item.outputs[n:], strict=True)]
     if not _is_written_out(op):
-        _looped(linker, item, op, body, (state, following), stacked, results, spaces)
+        _looped(linker, op, body, state, stacked, results, spaces)
         return
     turns = int(op.length)
     for turn in range(turns):
         entries = [_entry(a, kind, turn) for a, kind in stacked]
         made = [_entry(a, kind, turn) for a, kind in results]
-        linker.splice(body, [*state, *entries], [*following, *made], arena)
-        for value, source, target in zip(item.outputs, following, state, strict=False):
-            linker.copy(source, target, value)
+        linker.splice(body, [*state, *entries], made, arena)
 
 
 def _looped(
     linker: Linker,
-    item: Work,
     op: Scan,
     body: Plan,
-    carried: tuple[Sequence[Address], Sequence[Address]],
+    state: Sequence[Address],
     stacked: Sequence[Placed],
     results: Sequence[Placed],
     spaces: Sequence[Address],
 ) -> None:
     """A scan whose body stands in the program once."""
-    state, following = carried
-    rest = iter(spaces[1 + len(following) :])
+    rest = iter(spaces[1:])
     turn, last = (next(rest), COUNTER), (next(rest), COUNTER)
     more = next(rest), TensorType(dt.bool_, ())
     entries = [(next(rest), _row(kind)) for _, kind in stacked]
@@ -194,9 +195,7 @@ def _looped(
     for source, entry in zip(stacked, entries, strict=True):
         linker.apply(Take(0), (source, turn), entry)
     given = [at for at, _ in entries]
-    linker.splice(body, [*state, *given], [*following, *(at for at, _ in made)], spaces[0])
-    for value, after, before in zip(item.outputs, following, state, strict=False):
-        linker.copy(after, before, value)
+    linker.splice(body, [*state, *given], [at for at, _ in made], spaces[0])
     for row, result in zip(made, results, strict=True):
         linker.apply(IndexUpdate((0,)), (result, row, turn), result)
     linker.apply(Add(), (turn, one), turn)
