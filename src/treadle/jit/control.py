@@ -180,6 +180,16 @@ def is_growing(body: Callable[..., Any], state: Sequence[Tensor]) -> bool:
     return bool(_settled(_captured(), body, tuple(state))[1])
 
 
+def run_apart(function: Callable[[], None]) -> None:
+    """Run a function in a region of the capture that nothing is made of, to see what it gives."""
+
+    def run() -> tuple[Tensor, ...]:
+        function()
+        return ()
+
+    _Region(_captured(), "trial", []).run(run, ())
+
+
 def _settled(
     outer: Capture,
     body: Callable[..., Any],
@@ -584,4 +594,4 @@ def _listed(types: Sequence[TensorType]) -> str:
     return ", ".join(map(str, types)) or "nothing"
 
 
-__all__ = ["collecting_loop", "cond", "is_growing", "scan", "while_loop"]
+__all__ = ["collecting_loop", "cond", "is_growing", "run_apart", "scan", "while_loop"]

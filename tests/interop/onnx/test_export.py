@@ -277,6 +277,21 @@ def test_branches_and_loops_become_graphs_inside_of_nodes() -> None:
         np.testing.assert_allclose(load(made)(given).numpy(), expected, rtol=1e-6)
 
 
+def test_a_state_that_grows_is_written() -> None:
+    def step(x: Any) -> Any:
+        def turn(s: Any, row: Any) -> Any:
+            return F.concat([s, row.reshape(1, 3)]), s.sum(0)
+
+        (last,), (rows,) = jit.scan(turn, (x[:1],), (x,))
+        return last, rows
+
+    x = np.random.default_rng(0).standard_normal((5, 3)).astype("float32")
+    made = export(step, mge.tensor(x))
+    for got, again, want in zip(run(made, x), load(made)(x), step(mge.tensor(x)), strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(again.numpy(), want.numpy(), rtol=1e-5, atol=1e-6)
+
+
 def test_what_cannot_be_written_is_named_and_users_register_ways() -> None:
     x = mge.tensor(np.eye(3, dtype=np.float32) * 2)
 

@@ -1,4 +1,4 @@
-"""Branches, loops, sequences and optionals, run by Python; programs capture what ran."""
+"""Branches and loops, run by Python; programs capture what ran."""
 
 from __future__ import annotations
 
@@ -10,12 +10,22 @@ import numpy as np
 import onnx
 
 from treadle.base import dtype as dt
-from treadle.base.array import Array
 from treadle.base.errors import TreadleError, UnsupportedOp
 from treadle.base.guards import data_decide
 from treadle.base.modes import LOCAL
 from treadle.base.symbol import Dim, Expr, evaluate, symbols_of
-from treadle.interop.onnx.converters.shapes import extents, joined, part, reshaped
+from treadle.base.types import TensorType
+from treadle.graph.ir import symbols_in
+from treadle.interop.onnx.converters.sequences import (
+    Rows,
+    alike,
+    as_rows,
+    computed,
+    entry,
+    no_rows,
+    with_axis,
+)
+from treadle.interop.onnx.converters.shapes import extents, joined
 from treadle.interop.onnx.nodes import (
     OnnxNode,
     Value,
@@ -27,12 +37,12 @@ from treadle.interop.onnx.nodes import (
 )
 from treadle.interop.onnx.registry import converts
 from treadle.interop.onnx.sizes import Extents, Question
-from treadle.jit.control import collecting_loop, cond, is_growing, scan, while_loop
+from treadle.jit.control import collecting_loop, cond, is_growing, run_apart, scan, while_loop
 from treadle.ops import logic
 from treadle.ops.abstract import ArrayOperand
 from treadle.ops.check import AssertEqual
 from treadle.ops.creation import Iota
-from treadle.ops.gather import Counted
+from treadle.ops.gather import Counted, Take
 from treadle.ops.movement import Flip, Transpose
 from treadle.ops.select import Where
 from treadle.tensor import Tensor
@@ -108,6 +118,7 @@ class _Branches:
     def __init__(self, node: OnnxNode, test: Tensor) -> None:
         self._node = node
         self._test = test
+        self._sequences: set[int] = set()
         self.failed = ""
 
     def both(self, first: bool) -> tuple[Value, ...]:
@@ -121,15 +132,22 @@ class _Branches:
 
         def other() -> tuple[Tensor, ...]:
             never = self.failed == names[1]
-            return _never(self._test, first, held) if never else self._run(names[1])
+            return _never(self._test, first, held) if never else self._run(names[1], held)
 
         test = self._test if first else logic.LogicalNot()(self._test)
         made: tuple[Value, ...] = cond(test, one, other)
-        return made
+        return tuple(Rows(x) if i in self._sequences else x for i, x in enumerate(made))
 
-    def _run(self, name: str) -> tuple[Tensor, ...]:
+    def _run(self, name: str, like: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
+        """The results of a branch, sequences as rows; `like` are those of the other one."""
         try:
-            made = tuple(_held(v) for v in self._node.run(self._node.attributes[name], ()))
+            given = self._node.run(self._node.attributes[name], ())
+            self._sequences |= {i for i, v in enumerate(given) if isinstance(v, list | Rows)}
+            for i in self._sequences:
+                if given[i] == [] and like:
+                    given[i] = Rows(no_rows(like[i].type.dtype, like[i].shape[1:]))
+                given[i] = _uncounted(_held(as_rows(self._node, given[i])))
+            made = tuple(map(_held, given))
         except TreadleError:
             self.failed = name
             raise
@@ -143,6 +161,15 @@ class _Branches:
             f"its condition is known only at run time, and: {error.problem}",
             "give results of equal types from both branches, or run the model eagerly",
         )
+
+
+def _uncounted(rows: Tensor) -> Tensor:
+    """The rows, with a number that is found: the other branch may give more or fewer."""
+    length = rows.type.shape[0]
+    if not isinstance(length, int):
+        return rows
+    made: Tensor = Take(0)(rows, Counted()(Tensor(length, dtype=dt.int64)))
+    return made
 
 
 def _never(test: Tensor, wanted: bool, like: list[Tensor]) -> tuple[Tensor, ...]:
@@ -164,7 +191,7 @@ def _loop(
     node: OnnxNode, most: Value = None, condition: Value = None, *carried: Value
 ) -> tuple[Value, ...]:
     body: onnx.GraphProto = node.attributes["body"]
-    if isinstance(most, Extents) and is_known(condition) and _passes_on(body):
+    if isinstance(most, Extents) and is_known(condition) and _stays(node, body):
         results = _for_each(node, body, most, condition, carried)
         if results is not None:
             return results
@@ -217,7 +244,7 @@ def _for_each(
     length = most.array.reshape(-1)[0]
     if not isinstance(length, Expr) or not (condition is None or bool(condition.array)):
         return None
-    state = map(_computed, carried)
+    state = map(computed, carried)
     try:
         loop = _Turns(node, body, [_held(v) for v in (None, condition, *state)])
         return loop.collected(most.anchor.apply(Iota(0, 1, length, dt.int64), ())[0])
@@ -253,18 +280,57 @@ class _Turns:
     """
 
     def __init__(self, node: OnnxNode, body: onnx.GraphProto, values: list[Value]) -> None:
-        most, condition, *self._carried = values
-        if not all(isinstance(v, Tensor) for v in self._carried):
+        most, condition, *carried = values
+        self._sequences = {i for i, v in enumerate(carried) if isinstance(v, list | Rows)}
+        if not all(isinstance(v, Tensor) or i in self._sequences for i, v in enumerate(carried)):
             raise node.refuse("it carries more than tensors", "run the model eagerly")
         self._node, self._body = node, body
         self._most = None if most is None else most.reshape(()).astype(dt.int64)
         goes_on = known(np.array(True)) if condition is None else condition
         self._goes_on: Tensor = _held(goes_on).reshape(()).astype(dt.bool_)
+        self._carried = self._as_tensors(carried)
+
+    def _as_tensors(self, carried: Sequence[Value]) -> list[Tensor]:
+        """The carried values, sequences as rows; an empty one has those that a turn inserts."""
+        empty = [i for i, v in enumerate(carried) if isinstance(v, list) and not v]
+        found: list[Value] = []
+
+        def turn() -> None:
+            inputs = [self._zero(), self._goes_on, *carried][: len(self._body.input)]
+            made = self._node.run(self._body, inputs)
+            found[:] = [_first_of(made[1 + i]) for i in empty]
+
+        if empty:
+            run_apart(turn)
+        kinds = dict(zip(empty, found, strict=True))
+        known_here = {s.name for v in carried if isinstance(v, Tensor) for s in symbols_in(v.type)}
+        for kind in found:
+            apart = {n for d in kind.shape if data_decide(d) for n in symbols_of(d)}
+            if apart - known_here:
+                raise self._node.refuse(
+                    "a turn finds the extents of what it inserts into a sequence",
+                    "insert values of one shape, or run the model eagerly",
+                )
+        return [
+            v
+            if isinstance(v, Tensor)
+            else no_rows(kinds[i].dtype, kinds[i].shape)
+            if i in kinds
+            else _held(as_rows(self._node, v))
+            for i, v in enumerate(carried)
+        ]
+
+    def _with_sequences(self, state: Sequence[Tensor]) -> list[Value]:
+        """The state as the nodes take it."""
+        return [Rows(x) if i in self._sequences else x for i, x in enumerate(state)]
 
     def _run(self, turn: Tensor, goes_on: Tensor, state: Sequence[Tensor]) -> list[Value]:
         """One turn: the next condition, the next state, what is collected."""
-        inputs = [turn, goes_on, *state][: len(self._body.input)]
-        made = [_held(_computed(v)) for v in self._node.run(self._body, inputs)]
+        inputs = [turn, goes_on, *self._with_sequences(state)][: len(self._body.input)]
+        given = self._node.run(self._body, inputs)
+        for i in self._sequences:
+            given[1 + i] = as_rows(self._node, given[1 + i])
+        made = [_held(computed(v)) for v in given]
         return [made[0].reshape(()).astype(dt.bool_), *made[1:]]
 
     def _goes_on_at(self, turn: Tensor, condition: Tensor, *state: Tensor) -> Tensor:
@@ -293,14 +359,14 @@ class _Turns:
             return (turn + 1, *self._run(turn, given[0], given[1:]))
 
         state, rows = collecting_loop(self._goes_on_at, body, self._begin())
-        return *state[2:], *rows
+        return *self._with_sequences(state[2:]), *rows
 
     def _zero(self) -> Tensor:
         return Tensor(0, dtype=dt.int64)
 
     def state(self) -> tuple[Value, ...]:
         """The state behind the last turn."""
-        return self._ended()[2:]
+        return tuple(self._with_sequences(self._ended()[2:]))
 
     def collected(self, turns: Tensor | None = None) -> tuple[Value, ...]:
         """The same, and what all turns gave, stacked; `turns` are their numbers, if known."""
@@ -314,7 +380,7 @@ class _Turns:
             return tuple(self._run(turn, Tensor(True), state)[1:])
 
         state, rows = scan(body, self._carried, (turns,))
-        return *state[:count], *rows
+        return *self._with_sequences(state[:count]), *rows
 
     def _grows(self) -> bool:
         """Return whether the turns change the extents of what is carried."""
@@ -324,7 +390,7 @@ class _Turns:
 
     def _count(self) -> Tensor:
         """The number of turns."""
-        if self._most is not None and _passes_on(self._body):
+        if self._most is not None and _stays(self._node, self._body):
             most: Tensor = Where()(self._goes_on, self._most, self._zero())
             return most
         streams: Any = getattr(LOCAL.capture, "streams", None)
@@ -335,12 +401,37 @@ class _Turns:
         return found
 
 
+def _first_of(sequence: Any) -> TensorType:
+    """The type of the values of a sequence that a turn has made."""
+    if isinstance(sequence, Rows):
+        whole: TensorType = sequence.tensor.type
+        return whole.with_shape(whole.shape[1:])
+    if not sequence:
+        raise UnsupportedOp("onnx Loop", "a turn inserts nothing into an empty sequence")
+    found: TensorType = _held(computed(sequence[-1])).type
+    return found
+
+
 def _never_ends(body: onnx.GraphProto) -> bool:
     """Return whether the condition a turn returns is the one it was given, or a constant."""
     made = {name: node for node in body.node for name in node.output}
     constants = {i.name for i in body.initializer}
     constants.update(n for n, node in made.items() if node.op_type == "Constant")
     return _passes_on(body) or _condition(body) in constants
+
+
+def _stays(node: OnnxNode, body: onnx.GraphProto) -> bool:
+    """Return whether a condition that is true once stays so: turns pass it on, or give true."""
+    if _passes_on(body):
+        return True
+    name = _condition(body)
+    made = [n for n in body.node if name in n.output]
+    if name in {i.name for i in body.input} or any(n.op_type != "Constant" for n in made):
+        return False
+    constants = [i for i in body.initializer if i.name == name]
+    end = onnx.ValueInfoProto(name=name)
+    (value,) = node.run(onnx.GraphProto(node=made, initializer=constants, output=[end]), ())
+    return value is not None and is_known(value) and bool(value.array.reshape(-1)[0])
 
 
 def _passes_on(body: onnx.GraphProto) -> bool:
@@ -364,23 +455,10 @@ def _stacked(values: list[Value], declared: onnx.ValueInfoProto, axis: int = 0) 
         shape = [max(d.dim_value, 0) for d in kind.shape.dim]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type or 1)
         return known(np.zeros((0, *shape), dtype))
-    values = [_computed(v) for v in values]
+    values = [computed(v) for v in values]
     rank = len(extents(values[0])) + 1
     where = axis % rank
-    return joined(_alike([_with_axis(v, where) for v in values]), where)
-
-
-def _alike(values: list[Value]) -> list[Value]:
-    anchor = next((v for v in values if not is_known(v)), None)
-    if anchor is None:
-        return values
-    return [anchor.constant(v.array) if is_known(v) else v for v in values]
-
-
-def _with_axis(x: Value, axis: int) -> Value:
-    shape = list(extents(x))
-    shape.insert(axis, 1)
-    return reshaped(x, shape)
+    return joined(alike([with_axis(v, where) for v in values]), where)
 
 
 @converts("Scan", since=9, separate=True)
@@ -407,7 +485,7 @@ def _scan(node: OnnxNode, *inputs: Value) -> tuple[Value, ...]:
             return *last, *(_moved(Flip((0,))(v) if b else v, 0, a % v.ndim) for v, a, b in pairs)
     for turn in range(length):
         seen = [
-            _entry(x, node.place(a, len(extents(x))), length - 1 - turn if b else turn)
+            entry(x, node.place(a, len(extents(x))), length - 1 - turn if b else turn)
             for x, a, b in zip(entries, axes, backward, strict=True)
         ]
         made = node.run(body, [*state, *seen])
@@ -424,12 +502,7 @@ def _scan(node: OnnxNode, *inputs: Value) -> tuple[Value, ...]:
 
 def _turn_of(node: OnnxNode, body: onnx.GraphProto) -> Callable[..., tuple[Value, ...]]:
     """A turn of a loop that the program has once."""
-    return lambda *given: tuple(_held(_computed(v)) for v in node.run(body, list(given)))
-
-
-def _computed(value: Value) -> Value:
-    """The value; extents as what the program computes."""
-    return value.computed() if isinstance(value, Extents) else value
+    return lambda *given: tuple(_held(computed(v)) for v in node.run(body, list(given)))
 
 
 def _moved(x: Value, source: int, target: int) -> Value:
@@ -437,11 +510,6 @@ def _moved(x: Value, source: int, target: int) -> Value:
     order = list(range(len(extents(x))))
     order.insert(target, order.pop(source))
     return x if source == target else Transpose(tuple(order))(x)
-
-
-def _entry(x: Value, axis: int, i: int) -> Value:
-    one = part(x, axis, i, i + 1)
-    return reshaped(one, [d for j, d in enumerate(extents(one)) if j != axis])
 
 
 @converts("Scan", separate=True)
@@ -453,117 +521,17 @@ def _scan_8(node: OnnxNode, lengths: Value, *inputs: Value) -> tuple[Value, ...]
     backward = node.ints("directions", [0] * count)
     rows = []
     for batch in range(batches):
-        own = [_entry(x, 0, batch) for x in inputs]
+        own = [entry(x, 0, batch) for x in inputs]
         state, entries = own[: len(own) - count], own[len(own) - count :]
         entries = [Flip((0,))(e) if b else e for e, b in zip(entries, backward, strict=True)]
         columns: list[list[Value]] = [[] for _ in range(len(body.output) - len(state))]
         for turn in range(extents(entries[0])[0]):
-            made = node.run(body, [*state, *(_entry(e, 0, turn) for e in entries)])
+            made = node.run(body, [*state, *(entry(e, 0, turn) for e in entries)])
             state = made[: len(state)]
             for column, value in zip(columns, made[len(state) :], strict=True):
                 column.append(value)
         outs = body.output[len(state) :]
         rows.append([*state, *(_stacked(c, o) for c, o in zip(columns, outs, strict=True))])
     return tuple(
-        joined(_alike([_with_axis(v, 0) for v in column]), 0) for column in zip(*rows, strict=True)
+        joined(alike([with_axis(v, 0) for v in column]), 0) for column in zip(*rows, strict=True)
     )
-
-
-# -- sequences ---------------------------------------------------------------------------------
-
-
-def _place(position: Array | None, default: int) -> int:
-    return default if position is None else int(position.reshape(-1)[0])
-
-
-@converts("SequenceConstruct", separate=True)
-def _sequence(node: OnnxNode, *values: Value) -> Value:
-    return list(values)
-
-
-@converts("SequenceEmpty")
-def _sequence_empty(node: OnnxNode) -> Value:
-    return []
-
-
-@converts("SequenceInsert", host=(2,), separate=True)
-def _sequence_insert(
-    node: OnnxNode, sequence: list[Value], value: Value, position: Array | None = None
-) -> Value:
-    made = list(sequence)
-    at = _place(position, len(made))
-    made.insert(at + len(made) if at < 0 else at, value)
-    return made
-
-
-@converts("SequenceErase", host=(1,), separate=True)
-def _sequence_erase(node: OnnxNode, sequence: list[Value], position: Array | None = None) -> Value:
-    made = list(sequence)
-    del made[_place(position, -1)]
-    return made
-
-
-@converts("SequenceAt", host=(1,), separate=True)
-def _sequence_at(node: OnnxNode, sequence: list[Value], position: Array) -> Value:
-    return sequence[_place(position, 0)]
-
-
-@converts("SequenceLength", separate=True)
-def _sequence_length(node: OnnxNode, sequence: list[Value]) -> Value:
-    return known(np.array(len(sequence), np.int64))
-
-
-@converts("ConcatFromSequence")
-def _concat_from_sequence(node: OnnxNode, sequence: list[Value]) -> Value:
-    axis = int(node.attributes["axis"])
-    if not node.attr("new_axis", 0):
-        return joined(sequence, axis)
-    where = axis % (len(extents(sequence[0])) + 1)
-    return joined([_with_axis(v, where) for v in sequence], where)
-
-
-@converts("SplitToSequence", host=(1,), separate=True)
-def _split_to_sequence(node: OnnxNode, x: Value, sizes: Array | None = None) -> Value:
-    axis = node.place(node.attr("axis", 0), len(extents(x)))
-    extent = extents(x)[axis]
-    if sizes is None:
-        keep = bool(node.attr("keepdims", 1))
-        return [part(x, axis, i, i + 1) if keep else _entry(x, axis, i) for i in range(extent)]
-    if sizes.ndim == 0:
-        step = int(sizes)
-        ends = [min(i + step, extent) for i in range(0, extent, step)]
-    else:
-        ends = np.cumsum(sizes).tolist()
-    return [part(x, axis, a, b) for a, b in zip([0, *ends], ends, strict=False)]
-
-
-@converts("SequenceMap", separate=True)
-def _sequence_map(node: OnnxNode, *inputs: Value) -> tuple[Value, ...]:
-    body: onnx.GraphProto = node.attributes["body"]
-    first: list[Value] = inputs[0]
-    columns: list[list[Value]] = [[] for _ in body.output]
-    for i in range(len(first)):
-        given = [v[i] if isinstance(v, list) else v for v in inputs]
-        for column, value in zip(columns, node.run(body, given), strict=True):
-            column.append(value)
-    return tuple(columns)
-
-
-# -- optionals ---------------------------------------------------------------------------------
-
-
-@converts("Optional", separate=True)
-def _optional(node: OnnxNode, value: Value = None) -> Value:
-    return value
-
-
-@converts("OptionalGetElement", separate=True)
-def _optional_get(node: OnnxNode, value: Value) -> Value:
-    if value is None:
-        raise node.refuse("the optional is empty", "ask OptionalHasElement first")
-    return value
-
-
-@converts("OptionalHasElement", separate=True)
-def _optional_has(node: OnnxNode, value: Any = None) -> Value:
-    return known(np.array(value is not None))

@@ -19,7 +19,7 @@ def _graph(region: Any) -> Graph:
     return region
 
 
-@exports("cond")
+@exports("cond", "finding_cond")
 def _cond(w: GraphWriter, op: Any, predicate: X, *xs: X) -> tuple[X, ...]:
     types = op.infer(predicate.type, *(x.type for x in xs))
     branches = {
@@ -29,16 +29,16 @@ def _cond(w: GraphWriter, op: Any, predicate: X, *xs: X) -> tuple[X, ...]:
     return w.node("If", [predicate], *types, **branches)
 
 
-@exports("while")
+@exports("while", "finding_while")
 def _while(w: GraphWriter, op: Any, *state: X) -> tuple[X, ...]:
-    types = op.infer(*(x.type for x in state))
+    types, count = op.infer(*(x.type for x in state)), len(state)
     (first,) = w.body(_graph(op.condition), state)
     inner = GraphWriter(w)
     turn = inner.input(TensorType(dt.int64, ()), "turn")
     test = inner.input(first.type, "goes_on")
-    own = [inner.input(x.type, "state") for x in state]
+    own = [inner.input(t, "state") for t in op.body.input_types]
     following = inner.body(_graph(op.body), own)
-    (again,) = inner.body(_graph(op.condition), following)
+    (again,) = inner.body(_graph(op.condition), following[:count])
     ends = [inner.copied(v) for v in (again, *following)]
     body = inner.proto("turn", [turn, test, *own], ends)
     return w.node("Loop", [None, first, *state], *types, body=body)

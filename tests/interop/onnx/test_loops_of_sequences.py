@@ -1,0 +1,147 @@
+"""Loops that carry sequences, compiled, beside ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.onnx
+
+onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
+runtime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime to compare with")
+
+from onnx import parser  # noqa: E402
+
+import treadle as mge  # noqa: E402
+from treadle.base.errors import UnsupportedOp  # noqa: E402
+from treadle.interop.onnx import load  # noqa: E402
+
+X = np.arange(6, dtype="float32").reshape(2, 3) - 2.5
+
+
+def model(inputs: str, text: str) -> Any:
+    made = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => {text}')
+    onnx.checker.check_model(made)
+    return made
+
+
+def agree(made: Any, feeds: list[dict[str, Any]], dynamic: Any = None) -> mge.jit.Compiled:
+    session = runtime.InferenceSession(made.SerializeToString())
+    network = load(made)
+    compiled = mge.jit.compile(network, dynamic=dynamic)
+    for feed in feeds:
+        want = session.run(None, feed)
+        tensors = [mge.tensor(a, dtype=a.dtype) for a in feed.values()]
+        for run in (network, compiled):
+            results = run(*tensors)
+            results = results if isinstance(results, tuple) else (results,)
+            for got, expected in zip(results, want, strict=True):
+                assert got.shape == expected.shape and got.numpy().dtype == expected.dtype
+                np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
+    return compiled
+
+
+APPEND = """none = SequenceEmpty<dtype = 1>() yes = Constant<value = bool {1}>()
+    all, last = Loop(n, yes, none, x) <body = b
+        (int64 i, bool c, seq(float[2,3]) s, float[2,3] v)
+        => (bool d, seq(float[2,3]) t, float[2,3] w)
+        { d = Identity(c) half = Constant<value = float {0.5}>() w = Mul(v, half)
+          t = SequenceInsert(s, w) }>"""
+
+
+def test_a_list_that_turns_append_to() -> None:
+    text = f"""(float[k,2,3] y, float[m,3] z, float[2,p] u, int64 count) {{ {APPEND}
+        y = ConcatFromSequence<axis = 0, new_axis = 1>(all)
+        z = ConcatFromSequence<axis = 0>(all)
+        u = ConcatFromSequence<axis = -1>(all)
+        count = SequenceLength(all) }}"""
+    feeds = [{"x": X, "n": np.array(n, np.int64)} for n in (3, 1, 7, 2)]
+    agree(model("float[2,3] x, int64 n", text), feeds)
+
+
+def test_new_axes_elsewhere() -> None:
+    text = f"""(float[2,k,3] y, float[2,3,k] z) {{ {APPEND}
+        y = ConcatFromSequence<axis = 1, new_axis = 1>(all)
+        z = ConcatFromSequence<axis = -1, new_axis = 1>(all) }}"""
+    feeds = [{"x": X, "n": np.array(n, np.int64)} for n in (3, 5)]
+    agree(model("float[2,3] x, int64 n", text), feeds)
+
+
+def test_values_of_a_list_are_read_by_computed_places() -> None:
+    """Each turn reads what an earlier one has appended, and the last is taken behind the loop."""
+    text = """(float[2,3] y, float[2,3] z) {
+        first = SequenceConstruct(x) yes = Constant<value = bool {1}>()
+        end = Constant<value = int64 {-1}>()
+        all = Loop(n, yes, first) <body = b (int64 i, bool c, seq(float[2,3]) s)
+            => (bool d, seq(float[2,3]) t)
+            { d = Identity(c) two = Constant<value = int64 {2}>() j = Div(i, two)
+              a = SequenceAt(s, j) k = SequenceLength(s) f = Cast<to = 1>(k)
+              w = Add(a, f) t = SequenceInsert(s, w) }>
+        y = SequenceAt(all, end)
+        z = SequenceAt(all, n) }"""
+    feeds = [{"x": X, "n": np.array(n, np.int64)} for n in (3, 0, 7, 2)]
+    agree(model("float[2,3] x, int64 n", text), feeds)
+
+
+def test_a_condition_ends_it_and_values_go_to_the_front() -> None:
+    text = """(float[k] y, float[r] rows) {
+        none = SequenceEmpty<dtype = 1>() yes = Constant<value = bool {1}>()
+        all, rows = Loop(, yes, none) <body = b (int64 i, bool c, seq(float[1]) s)
+            => (bool d, seq(float[1]) t, float u)
+            { f = Cast<to = 1>(i) u = Mul(f, limit) m = Constant<value = float {20}>()
+              d = Less(u, m) one = Constant<value = int64[1] {1}>() w = Reshape(u, one)
+              at = Constant<value = int64 {0}>() t = SequenceInsert(s, w, at) }>
+        y = ConcatFromSequence<axis = 0>(all) }"""
+    feeds = [{"limit": np.array(x, np.float32)} for x in (7, 30, 2.5)]
+    agree(model("float limit", text), feeds)
+
+
+@pytest.mark.parametrize("again", ["Identity(c)", "Identity(yes)", "Constant<value = bool {1}>()"])
+def test_a_turn_for_each_row_is_one_program(again: str) -> None:
+    """PyTorch's loops give the constant outside of them as their condition."""
+    text = """(float[k,3] y) {
+        none = SequenceEmpty<dtype = 1>() yes = Constant<value = bool {1}>()
+        shape = Shape<end = 1>(x) scalar = Constant<value = int64[0] {}>()
+        n = Reshape(shape, scalar)
+        all = Loop(n, yes, none) <body = b (int64 i, bool c, seq(float[3]) s)
+            => (bool d, seq(float[3]) t)
+            { d = AGAIN row = Gather(x, i) w = Neg(row) t = SequenceInsert(s, w) }>
+        y = ConcatFromSequence<axis = 0, new_axis = 1>(all) }""".replace("AGAIN", again)
+    feeds = [{"x": np.random.default_rng(n).random((n, 3), "float32")} for n in (4, 6, 5, 9)]
+    compiled = agree(model("float[m,3] x", text), feeds, {0: {0: "m"}})
+    phases = {id(v.runner.phases) for v in compiled.variants if v.runner is not None}
+    assert len(phases) == 1
+
+
+def test_a_branch_in_a_turn_appends() -> None:
+    text = """(float[k,3] y, int64 count) {
+        none = SequenceEmpty<dtype = 1>() yes = Constant<value = bool {1}>()
+        n = Constant<value = int64 {5}>()
+        all = Loop(n, yes, none) <body = b (int64 i, bool c, seq(float[3]) s)
+            => (bool d, seq(float[3]) t)
+            { d = Identity(yes) row = Gather(x, i) sum = ReduceSum<keepdims = 0>(row)
+              zero = Constant<value = float {0}>() more = Greater(sum, zero)
+              t = If (more) <
+                then_branch = u () => (seq(float[3]) e) { e = SequenceInsert(s, row) },
+                else_branch = v () => (seq(float[3]) f) { f = Identity(s) }> }>
+        y = ConcatFromSequence<axis = 0, new_axis = 1>(all)
+        count = SequenceLength(all) }"""
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.standard_normal((5, 3)).astype("float32")} for _ in range(4)]
+    agree(model("float[5,3] x", text), feeds)
+
+
+def test_values_of_several_shapes_are_refused() -> None:
+    text = """(float[k] y) {
+        none = SequenceEmpty<dtype = 1>() yes = Constant<value = bool {1}>()
+        all, last = Loop(n, yes, none, x) <body = b (int64 i, bool c, seq(float[j]) s, float[j] v)
+            => (bool d, seq(float[j]) t, float[l] w)
+            { d = Identity(c) w = Concat<axis = 0>(v, v) t = SequenceInsert(s, w) }>
+        y = ConcatFromSequence<axis = 0>(all) }"""
+    network = load(model("float[3] x, int64 n", text))
+    given = mge.tensor(X[0]), mge.tensor(2, dtype="int64")
+    assert network(*given).shape == (18,)
+    with pytest.raises(UnsupportedOp, match="a sequence of"):
+        mge.jit.compile(network)(*given)
