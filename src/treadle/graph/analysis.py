@@ -113,11 +113,11 @@ def has_effect(op: Op) -> bool:
 
 
 def is_widening(node: Node) -> bool:
-    """Return whether a node brings floats of 16 bits to float32, which loses nothing."""
+    """Return whether a node brings floats of 16 bits or bytes to float32, which loses nothing."""
     if not isinstance(node.op, Cast) or node.output.type.dtype is not dt.float32:
         return False
     source = node.inputs[0].type.dtype
-    return source.is_float and source.itemsize == 2
+    return source in (dt.int8, dt.uint8) or (source.is_float and source.itemsize == 2)
 
 
 def is_opaque(op: Op) -> bool:

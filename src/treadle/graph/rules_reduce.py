@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from treadle.base import dtype as dt
 from treadle.base.shape import is_static, product, size_of
 from treadle.graph.algebra import FLOATS, NUMBERS
 from treadle.graph.ir import Value, constant_of
 from treadle.graph.rewrite import Found, Level, P, Rule
-from treadle.ops.elementwise import Mul, Neg
+from treadle.ops.elementwise import Cast, Mul, Neg
 from treadle.ops.families import Elementwise, Reduce
-from treadle.ops.matmul import Matmul
+from treadle.ops.matmul import Matmul, MatrixProduct, WideMatmul
 from treadle.ops.movement import Broadcast, Reshape, Transpose
 from treadle.ops.reduce import Max, Mean, Min, Prod, Sum
 from treadle.ops.unary import Exp, Log, Sqrt, Square, Tanh
@@ -210,6 +211,39 @@ def _into_flag(first: bool) -> Callable[[Found], Value | None]:
     return build
 
 
+def _wide(x: Any) -> Any:
+    return Cast(dt.float32)(x)
+
+
+def _cast_where_it_lies(op: type[MatrixProduct], first: bool) -> Rule:
+    """Transpose a product's operand behind its cast: products read views, not so casts."""
+    name = "x" if first else "y"
+    moved = P(Cast, (P(Transpose, (name,), "inner"),), "cast")
+
+    def build(m: Found) -> Value | None:
+        if not _swaps_last(m.attribute("inner", "permutation")):
+            return None
+        turned = m.apply(m.nodes["inner"].op, m.apply(m.nodes["cast"].op, m[name]))
+        return m.apply(m.root.op, *((turned, m["y"]) if first else (m["x"], turned)))
+
+    def example(x: Any, y: Any) -> Any:
+        if first:
+            return op()(_wide(x.transpose((0, 2, 1))), _wide(y))
+        return op()(_wide(x), _wide(y.transpose((0, 2, 1))))
+
+    pair = ("cast(transpose(x)), y", "transpose(cast(x)), y")
+    if not first:
+        pair = ("x, cast(transpose(y))", "x, transpose(cast(y))")
+    return Rule(
+        f"{op.name}({pair[0]}) => {op.name}({pair[1]})",
+        P(op, (moved, "y") if first else ("x", moved)),
+        build,
+        example=example,
+        shapes=((2, 3, 4), (2, 3, 2)) if first else ((2, 2, 3), (2, 4, 3)),
+        dtypes=("float16", "bfloat16", "int8"),
+    )
+
+
 def _stacked_product(m: Found) -> Value | None:
     """The sum over a stack of x^T y is one product, with the stack laid end to end."""
     x, y = m["x"].type, m["y"].type
@@ -259,6 +293,7 @@ PRODUCTS = (
         dtypes=("float32", "float64"),
         level="fast",
     ),
+    *(_cast_where_it_lies(op, first) for op in (Matmul, WideMatmul) for first in (True, False)),
     Rule(
         "sum(matmul(x^T, y)) over the stack => one matmul",
         P(Sum, (P(Matmul, ("x", "y"), "product"),)),

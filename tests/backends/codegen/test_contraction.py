@@ -26,6 +26,7 @@ from treadle.ops.elementwise import Cast
 from treadle.ops.matmul import IntMatmul, Matmul
 from treadle.ops.movement import Flip, Reshape, Transpose
 from treadle.ops.slicing import Slice
+from treadle.ops.unary import Relu
 
 FLAGS = list(itertools.product((False, True), repeat=2))
 
@@ -55,14 +56,22 @@ def test_ragged_extents(flags, dtype):
         check(op, operands(op, m, k, n, dtype), k)
 
 
-@pytest.mark.parametrize("dtype", [dt.bfloat16, dt.float16], ids=str)
+NARROW = [dt.bfloat16, dt.float16, dt.int8, dt.uint8]
+
+
+def narrowed(x, dtype):
+    scaled = np.abs(x * 40) if dtype is dt.uint8 else x * 40 if dtype is dt.int8 else x
+    return scaled.astype(dtype.numpy)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_few_rows_read_a_narrow_operand_where_it_lies(dtype):
     """Products of float32 are as exact as if the operand had been widened before."""
     op = Matmul(False, True)
     for m, k, n in ((1, 8, 9), (2, 100, 33), (6, 65, 40)):
         for narrow in range(2):
             given = list(operands(op, m, k, n))
-            given[narrow] = given[narrow].astype(dtype.numpy)
+            given[narrow] = narrowed(given[narrow], dtype)
 
             def body(*made, narrow=narrow):
                 wide = Cast(dt.float32)(made[narrow])
@@ -71,13 +80,51 @@ def test_few_rows_read_a_narrow_operand_where_it_lies(dtype):
             group = fused(body, given)
             (got,) = run(group, given, interpreted if m == 2 else None)
             exact = given[0].astype(np.float64) @ given[1].astype(np.float64).T
-            np.testing.assert_allclose(got, exact, 0, 1e-5 * k**0.5)
+            scale = 40 if dtype.is_integer else 1
+            np.testing.assert_allclose(got, exact, 0, 1e-5 * scale * k**0.5)
             (launch,) = lowered(group, given).launches
             assert launch.kernel.name.startswith("dots")
     many = operands(op, 7, 64, 40)
-    narrow = many[0], many[1].astype(dtype.numpy)
+    narrow = many[0], narrowed(many[1], dtype)
     body = fused(lambda a, b: op(a, Cast(dt.float32)(b)), narrow)
     assert isinstance(lower(body, types_of(narrow), (), HOST), Support)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_few_rows_read_a_narrow_operand_through_moves(dtype):
+    """A weight that is transposed, before or behind its cast, and a stack of them."""
+    m, k, n = 3, 70, 21
+    x, w = operands(Matmul(False, True), m, k, n, batch=((2,), (2,)))
+    w = narrowed(w, dtype)
+    exact = x.astype(np.float64) @ w.astype(np.float64).swapaxes(-1, -2)
+    scale = 40 if dtype.is_integer else 1
+    turn, wide = Transpose((0, 2, 1)), Cast(dt.float32)
+    for moved in (
+        lambda w: wide(turn(w)),
+        lambda w: turn(wide(w)),
+        lambda w: turn(wide(turn(turn(w)))),
+    ):
+        group = fused(lambda x, w, moved=moved: Relu()(Matmul()(x, moved(w))), (x, w))
+        (got,) = run(group, (x, w))
+        np.testing.assert_allclose(got, np.maximum(exact, 0), 0, 1e-5 * scale * k**0.5)
+        (launch,) = lowered(group, (x, w)).launches
+        assert launch.kernel.name.startswith("dots")
+
+
+def test_operands_of_two_narrow_types():
+    """Bytes beside 16-bit floats are read as they are; of two in bytes one is widened before."""
+    op, wide = Matmul(False, True), Cast(dt.float32)
+    for first, second in itertools.permutations(NARROW, 2):
+        x, w = operands(op, 4, 90, 30)
+        given = narrowed(x, first), narrowed(w, second)
+        group = fused(lambda x, w: op(wide(x), wide(w)), given)
+        found = lower(group, types_of(given), (), HOST)
+        if first.is_integer and second.is_integer:
+            assert isinstance(found, Support)
+            continue
+        (got,) = run(group, given)
+        exact = given[0].astype(np.float64) @ given[1].astype(np.float64).T
+        np.testing.assert_allclose(got, exact, 0, 4e-3)
 
 
 @pytest.mark.parametrize("flags", FLAGS)

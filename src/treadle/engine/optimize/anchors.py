@@ -139,6 +139,8 @@ def _read_narrow(groups: Groups, group: NodeGroup, anchor: int, trial: Trial) ->
         return
     for value in dict.fromkeys(node.inputs):
         before = value.producer
+        while before is not None and groups.position[before] in group.copies:
+            before = before.inputs[0].producer  # A move that the product reads through.
         if before is None or not is_widening(before) or groups.is_fixed(before):
             continue
         group.copies.add(groups.position[before])

@@ -132,7 +132,7 @@ class ProductStrategy:
         name: in reports.
         claims: whether it computes a problem on a target, or why not.
         lower: the launches of a problem that it claims.
-        mixes: whether operands may be floats of two types.
+        mixes: whether operands may be floats of two types, or floats and bytes.
     """
 
     name: str

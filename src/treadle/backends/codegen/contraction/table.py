@@ -96,7 +96,7 @@ def _product(
 ) -> tuple[str, Lowered | Support]:
     """The first strategy that claims a product, and the launches."""
     problem, target = reading.problem.simplified(), request.target
-    mixed = problem.a.dtype.is_float and problem.a.dtype is not problem.b.dtype
+    mixed = not problem.a.integer and problem.a.dtype is not problem.b.dtype
     for strategy in PRODUCTS:
         if mixed and not strategy.mixes:
             continue

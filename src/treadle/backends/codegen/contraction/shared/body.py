@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from treadle.backends.codegen.scalars.convert import compute_dtype
 from treadle.backends.codegen.views import Dims, Strided, dense, is_reversible, strided_input
 from treadle.base import dtype as dt
 from treadle.base.array import Array
+from treadle.base.dtype import DType
 from treadle.base.symbol import is_identical
 from treadle.graph.analysis import is_widening
 from treadle.graph.ir import Graph, Node, Value, constant_of
@@ -22,6 +24,7 @@ from treadle.ops.column_moments import ColumnMoments
 from treadle.ops.elementwise import Cast
 from treadle.ops.families import Elementwise
 from treadle.ops.matmul import MatrixProduct
+from treadle.ops.op import Op
 
 Pull = Callable[[Strided], "Strided | None"]
 """From a view in the shape of some value to one in the shape of the contraction's result."""
@@ -55,35 +58,65 @@ def read_product(body: Graph, anchor: Node) -> Reading | Support:
     """A body around a matrix product, or why it cannot be read."""
     try:
         reader = EpilogueReader(body, anchor)
-        a, b = _operands(body, anchor)
+        loaded = _as_loaded(anchor)
+        a, b = _operands(body, anchor, loaded)
         extras, results, epilogue = reader.read()
     except BodyRefused as refusal:
         return no("layout", str(refusal))
     *batch, m, n = anchor.output.type.shape
     k = a.shape[-1]
-    x, y = (_unwidened(v).type.dtype for v in anchor.inputs)
+    x, y = (operand.dtype for operand in loaded)
     left, right = Matrix.of("input", x, a), Matrix.of("input", y, b)
+    if x.is_float or y.is_float:  # Bytes beside floats are widened, and their sums are floats.
+        left, right = replace(left, integer=False), replace(right, integer=False)
     problem = ContractionProblem(tuple(batch), m, n, k, left, right, extras, results, epilogue)
     return Reading(problem, reader.constants)
 
 
-def _unwidened(value: Value) -> Value:
-    """Return the value that an operand is widened from, since kernels widen what they load."""
-    node = value.producer
+class _Loaded(NamedTuple):
+    """A product's operand as kernels load it: before it is widened, which they do, and moved."""
+
+    value: Value
+    moves: tuple[Op, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.type.dtype
+
+
+def _as_loaded(anchor: Node) -> tuple[_Loaded, _Loaded]:
+    """Both operands; of two in bytes the first is widened before: sums of bytes are integers."""
+    x, y = anchor.inputs
+    left, right = _unwidened(x), _unwidened(y)
+    both = x.type.dtype.is_float and left.dtype.is_integer and right.dtype.is_integer
+    return _Loaded(x, ()) if both else left, right
+
+
+def _unwidened(value: Value) -> _Loaded:
+    moves: list[Op] = []
+    before = value
+    while before.producer is not None and before.producer.op.strided:
+        moves.append(before.producer.op)
+        before = before.producer.inputs[0]
+    node = before.producer
     if node is None or not is_widening(node):
-        return value
-    return node.inputs[0]
+        return _Loaded(value, ())
+    return _Loaded(node.inputs[0], tuple(reversed(moves)))
 
 
-def _operands(body: Graph, anchor: Node) -> tuple[Strided, Strided]:
+def _operands(
+    body: Graph, anchor: Node, loaded: tuple[_Loaded, _Loaded]
+) -> tuple[Strided, Strided]:
     """Both operands of a product as views of one batch shape, rows before columns."""
     op = anchor.op
     if not isinstance(op, MatrixProduct):
         raise BodyRefused(f"{op.name} is not a matrix product")
     batch = anchor.output.type.shape[:-2]
     made: list[Strided] = []
-    for value, transposed in zip(anchor.inputs, (op.transpose_x, op.transpose_y), strict=True):
-        view = strided_input(body, _unwidened(value))
+    for (value, moves), transposed in zip(loaded, (op.transpose_x, op.transpose_y), strict=True):
+        view = strided_input(body, value)
+        for move in moves:
+            view = None if view is None else view.after(move)
         if view is None:
             raise BodyRefused("an operand of the product is computed in the group")
         axes = (*range(len(view.shape) - 2), len(view.shape) - 1, len(view.shape) - 2)

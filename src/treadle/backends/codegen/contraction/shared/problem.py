@@ -128,6 +128,8 @@ class ContractionProblem:
     @property
     def sums(self) -> DType:
         """The type in which kernels multiply and add."""
+        if self.a.dtype.is_integer and not self.a.integer:
+            return compute_dtype(self.b.dtype)
         return dt.int32 if self.a.integer else compute_dtype(self.a.dtype)
 
     @property
