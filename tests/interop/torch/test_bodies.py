@@ -69,28 +69,75 @@ def region(x: Any) -> Any:
     return x
 
 
+def nested(x: Any) -> Any:
+    def turn(i: Any, y: Any) -> Any:
+        less, more = lambda y: y * 0.9 - 0.1, lambda y: y.sin() + 0.2
+        return i + 1, torch.cond(y.sum() > 0, less, more, (y,))
+
+    return torch.while_loop(lambda i, y: i < 7, turn, (torch.tensor(0), x))[1]
+
+
+def drawing(x: Any) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: x + torch.rand(4) * 0, lambda x: x - 1, (x,)).tanh()
+
+
+def odd(x: Any) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: x.nextafter(x) * 2, lambda x: x.sin(), (x,)).tanh()
+
+
 BODIES: dict[str, tuple[Callable[[Any], Any], int]] = {
-    "cond": (either, 2),
-    "while_loop": (doubled, 5),
-    "scan": (sums, 6),
+    "cond": (either, 1),
+    "while_loop": (doubled, 1),
+    "scan": (sums, 1),
+    "while_loop with cond": (nested, 1),
     "invoke_subgraph": (region, 3),
+    "cond that draws": (drawing, 2),
+    "cond with what has no counterpart": (odd, 2),
 }
+"""Functions, and how many programs run: one where the whole is a program of ours."""
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_bodies_are_programs(name: str, runs: list[PartInstance]) -> None:
-    function, least = BODIES[name]
+    function, count = BODIES[name]
     run = torch.compile(function, backend="treadle", fullgraph=True)
     for x in (torch.randn(6, 4).abs(), -torch.randn(6, 4).abs()):
         runs.clear()
         torch.testing.assert_close(run(x), function(x), rtol=1e-5, atol=1e-6)
-        assert len(runs) >= least
+        assert len(runs) == 1 if count == 1 else len(runs) >= count
     operators = {entry.operator for entry in left_to_torch()}
     assert not operators & {"sin.default", "tanh.default", "gelu.default", "exp.default"}
 
 
+def test_loops_of_many_sizes_share_a_program() -> None:
+    run = torch.compile(sums, backend="treadle", fullgraph=True, dynamic=True)
+    for rows, columns in ((5, 4), (17, 4), (33, 9), (101, 3)):
+        x = torch.randn(rows, columns)
+        torch.testing.assert_close(run(x), sums(x), rtol=1e-5, atol=1e-6)
+    run = torch.compile(either, backend="treadle", fullgraph=True, dynamic=True)
+    for rows in (5, 17, 33):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(run(x), either(x), rtol=1e-5, atol=1e-6)
+
+
+def test_bodies_check_indices() -> None:
+    def picked(x: Any, places: Any) -> Any:
+        def turn(i: Any, y: Any) -> Any:
+            return i + 1, y + x[places]
+
+        return torch.while_loop(lambda i, y: i < 3, turn, (torch.tensor(0), x[:2] * 0))[1]
+
+    run = torch.compile(picked, backend="treadle", fullgraph=True)
+    x = torch.randn(4, 3)
+    places = torch.tensor([3, 1])
+    torch.testing.assert_close(run(x, places), picked(x, places))
+    with pytest.raises(IndexError):
+        run(x, torch.tensor([3, 4]))
+    torch.testing.assert_close(run(x, places), picked(x, places))
+
+
 def test_branches_and_regions_have_gradients() -> None:
-    for function in (either, region):
+    for function in (either, region, sums):
         torch._dynamo.reset()
         x = torch.randn(6, 4, requires_grad=True)
         (ours,) = torch.autograd.grad(torch.compile(function, backend="treadle")(x).sum(), x)

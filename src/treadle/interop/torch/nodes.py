@@ -254,6 +254,11 @@ def lowered(builder: GraphBuilder, node: fx.Node, operands: Mapping[fx.Node, Any
     keywords: Any = fx.map_arg(node.kwargs, operands.__getitem__)
     if node.target is operator.getitem:
         return arguments[0][arguments[1]]
+    control = getattr(node.target, "lowered", None)
+    if control is not None:  # a branch or a loop, with bodies of its own
+        made = control(builder, arguments)
+        _check(made, described(node.meta["val"]))
+        return made
     given = (a.meta.get("val") if isinstance(a, fx.Node) else None for a in node.args)
     inputs, values = described(tuple(given)), described(node.meta["val"])
     call = OperatorCall(name_of(node.target), builder, values, inputs, node.meta.get(_WHOLE, True))

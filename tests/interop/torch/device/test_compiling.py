@@ -307,3 +307,20 @@ def test_the_stream_is_asked_for_where_a_graph_reads_it(device: str, monkeypatch
         asked.clear()
         assert run(x).tolist() == [4.0] * 3
         assert len(asked) == reads
+
+
+def test_branches_and_loops(device: str) -> None:
+    """They are programs of the host, and PyTorch's on devices whose compilers have none."""
+
+    def function(x: Any) -> Any:
+        def turn(i: Any, y: Any) -> Any:
+            more, less = lambda y: y * 0.9 - 0.1, lambda y: y.sin() + 0.2
+            return i + 1, torch.cond(y.sum() > 0, more, less, (y,))
+
+        start = torch.zeros((), dtype=torch.int64, device=x.device)
+        return torch.while_loop(lambda i, y: i < 7, turn, (start, x))[1] * 2
+
+    torch._dynamo.reset()
+    run = torch.compile(function, backend="treadle", fullgraph=True)
+    for x in (torch.randn(6, 4).abs(), -torch.randn(6, 4).abs()):
+        torch.testing.assert_close(run(x.to(device)).cpu(), function(x), rtol=1e-5, atol=1e-6)
