@@ -10,8 +10,9 @@ take turns, ten runs at a time; what one compiles on the way is in the time of t
 is not installed, its row is left out.
 
 With `--alone N` ours runs N lengths, and what it has learnt about them is told: programs, the time
-of a length's first run over that of a later one, and memory over that of a process which runs the
-longest alone.
+of a length's first run over that of a later one where its program was known, and memory over that
+of a process which runs the longest alone. With `--threads 1` times are those of the thread, for
+machines that are not quiet.
 """
 
 from __future__ import annotations
@@ -171,10 +172,10 @@ FRAMEWORKS: dict[str, tuple[str, Callable[[int], Call]]] = {
 # -- tables ------------------------------------------------------------------------------------
 
 
-def seconds(call: Call, x: Array) -> float:
-    start = time.perf_counter()
+def seconds(call: Call, x: Array, clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
     call(x)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def percentile(values: Iterable[float], share: float) -> float:
@@ -211,8 +212,12 @@ def beside_others(lengths: list[int], threads: int) -> None:
         print(f"| {name} | {' | '.join(texts)} |")
 
 
-def alone(lengths: list[int]) -> None:
-    """Print what ours has learnt after all lengths, and what their first runs took."""
+def alone(lengths: list[int], threads: int) -> None:
+    """Print what ours has learnt after all lengths, and what their first runs took.
+
+    One thread is measured by its own time, which other work on the machine is not part of.
+    """
+    clock = time.thread_time if threads == 1 else time.perf_counter
     call, transformer = own()
     call(rows(50))
     call(rows(77))
@@ -220,21 +225,24 @@ def alone(lengths: list[int]) -> None:
     ratios: list[float] = []
     programs: set[Any] = set()
     for n in lengths:
-        taken = seconds(call, rows(n))
+        taken = seconds(call, rows(n), clock)
         if n not in first:
             first[n] = taken
             runner = transformer.variants[-1].runner
-            programs.add(getattr(runner, "executor", runner))
-            later = min(seconds(call, rows(n)) for _ in range(3))
-            ratios.append(taken / later)
+            program = getattr(runner, "executor", runner)
+            is_known = program in programs
+            programs.add(program)
+            later = min(seconds(call, rows(n), clock) for _ in range(3))
+            if is_known:
+                ratios.append(taken / later)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     longest = subprocess.run(
-        [sys.executable, __file__, "--longest", str(max(lengths))],
+        [sys.executable, __file__, "--longest", str(max(lengths)), "--threads", str(threads)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     print(f"{len(lengths)} runs of {len(first)} lengths: {len(programs)} programs")
     print(
-        "first run over later ones: median"
+        f"first over later runs, {len(ratios)} with a known program: median"
         f" {statistics.median(ratios):.2f}, 99th percentile {percentile(ratios, 99):.2f}"
     )
     print(f"memory over that of the longest alone: {most / int(longest.stdout):.2f}")
@@ -259,11 +267,12 @@ def main() -> None:
     given = parser.parse_args()
     # Frameworks that are not told how many threads to use take every core of the process.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.threads])
+    os.environ.setdefault("TREADLE_NUM_THREADS", str(given.threads))
     rng = random.Random(given.seed)
     if given.longest:
         longest(given.longest)
     elif given.alone:
-        alone([rng.randint(1, given.most) for _ in range(given.alone)])
+        alone([rng.randint(1, given.most) for _ in range(given.alone)], given.threads)
     else:
         beside_others([rng.randint(1, given.most) for _ in range(given.lengths)], given.threads)
 
