@@ -384,8 +384,8 @@ def sources_of(commit: str) -> Iterator[Path]:
 
 def compare(commit: str, turns: int, groups: list[str]) -> list[tuple[str, float, float]]:
     """Name, milliseconds of the commit and of this tree, of every case."""
-    with sources_of(commit) as before, sources_of("HEAD") as now:
-        sides = {"before": before, "now": now}
+    with sources_of(commit) as before:
+        sides = {"before": before, "now": ROOT / "src"}
         found: dict[str, list[dict[str, float | None]]] = {side: [] for side in sides}
         for number in range(turns + 1):
             for side, source in sides.items():

@@ -111,7 +111,8 @@ def outputs(model: Model, inputs: list[Array], name: str, folder: Path, options:
     write_library(model, folder, "ops", options, target, system=system)
     source, run = Path(__file__).with_name("all.c"), folder / "run.exe"
     flags = ["-L", str(folder), "-lops", f"-Wl,-rpath,{folder}"]
-    linked = [str(folder / "ops.lib")] if system == "windows" else flags
+    small = "-Wl,--stack,1048576"  # as Microsoft's linker has it; kernels may need more
+    linked = [str(folder / "ops.lib"), small] if system == "windows" else flags
     includes = ["-O2", "-I", str(folder)]  # Zig adds checks where nothing is optimized
     subprocess.run([*compiler, *includes, str(source), *linked, "-o", str(run)], check=True)
     (folder / "in").write_bytes(b"".join(a.tobytes() for a in inputs))

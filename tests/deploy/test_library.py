@@ -13,6 +13,7 @@ from tests.deploy.networks import Net
 
 import treadle as mge
 import treadle.functional as F
+import treadle.module as M
 from treadle.base.errors import CompileError
 from treadle.deploy import compiler_command, library, write_library
 from treadle.engine.package.models import Model
@@ -182,6 +183,43 @@ def test_a_processor_that_lacks_instructions_is_refused(
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode
     assert "the processor lacks avx2" in done.stdout + done.stderr
+
+
+_ON_A_SMALL_STACK = """
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "net.h"
+static net_model *model;
+static void *run(void *unused) {
+  (void)unused;
+  return net_run(model) ? (void *)net_error() : NULL;
+}
+int main(void) {
+  pthread_attr_t small;
+  pthread_t thread;
+  void *said;
+  if (net_create(&model, 1, NULL)) return puts(net_error()), 1;
+  net_set_input(model, 0, calloc(1, net_input(0)->nbytes));
+  pthread_attr_init(&small);
+  pthread_attr_setstacksize(&small, 128 << 10);
+  if (pthread_create(&thread, &small, run, NULL) || pthread_join(thread, &said)) return 2;
+  if (said) return puts(said), 3;
+  return printf("%g\\n", ((const float *)net_get_output(model, 0))[0]) < 0;
+}
+"""
+
+
+def test_a_caller_with_a_small_stack_computes(tmp_path: Path) -> None:
+    mge.random.seed(0)
+    conv = M.Conv2d(64, 64, 3, padding=1)
+    x = np.zeros((1, 64, 112, 112), np.float32)
+    write_library(traced(lambda image: conv(image) + 3, x), tmp_path, "net")
+    (tmp_path / "small.c").write_text(_ON_A_SMALL_STACK)
+    command = [*compiler_command(), "small.c", "-L.", "-lnet", "-Wl,-rpath,.", "-lpthread"]
+    subprocess.run([*command, "-o", "small"], cwd=tmp_path, check=True)
+    done = subprocess.run(["./small"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert float(done.stdout) == pytest.approx(3 + float(conv.bias.numpy().ravel()[0]), rel=1e-5)
 
 
 def test_a_system_that_there_is_not_is_named(tmp_path: Path) -> None:

@@ -199,6 +199,25 @@ def test_dumped_loops_grow_at_any_size(f: Function) -> None:
             np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda last: F.expand_dims(last, 1)[:, 0],
+        lambda last: last.reshape(last.shape[0], 4),
+        lambda last: F.repeat(last, 2, axis=0),
+        lambda last: F.tile(last, (2, 1)),
+    ],
+)
+def test_ops_take_the_last_rows_of_what_grows(use: Function) -> None:
+    def grown(x: mge.Tensor) -> Any:
+        return jit.while_loop(
+            lambda i, s: i < 4, lambda i, s: (i + 1, F.concat([s, use(s[-2:])])), (mge.tensor(0), x)
+        )[1]
+
+    x = table(2, 0.5)
+    np.testing.assert_allclose(jit.compile(grown)(x).numpy(), grown(x).numpy())
+
+
 def test_turns_of_other_sizes_share_programs() -> None:
     """None, one, 2 to 15, 16 to 127 and more rows have their own."""
     compiled = jit.compile(

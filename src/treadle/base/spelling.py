@@ -279,9 +279,6 @@ class MissingAttribute(AttributeError):
         advise: gives the advice, or nothing, for a name and the public ones of the object's class.
     """
 
-    # What tracebacks call it: to programs and people it is Python's own error.
-    __module__, __qualname__ = "builtins", "AttributeError"
-
     def __init__(
         self, owner: object, name: str, advise: Callable[[str, Collection[str]], str]
     ) -> None:
@@ -295,6 +292,11 @@ class MissingAttribute(AttributeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AttributeError, (str(self),)
+
+
+# To people who read a traceback it is Python's own error.
+MissingAttribute.__name__ = MissingAttribute.__qualname__ = AttributeError.__name__
+MissingAttribute.__module__ = AttributeError.__module__
 
 
 def of_member(name: str, owner: str, known: Collection[str]) -> str:

@@ -428,7 +428,8 @@ class Relation:
         low, high = bounds(self.expr)
         if low == high == 0:
             return True
-        return False if low > 0 or high < 0 or is_never_zero(_terms(self.expr)) else None
+        apart = low > 0 or high < 0 or is_never_zero(_terms(self.expr))
+        return False if apart or any(map(_is_natural, (self.expr - 1, -self.expr - 1))) else None
 
     def holds(self, values: Mapping[str, int]) -> bool:
         """Return whether the relation is true for concrete values of the symbols."""

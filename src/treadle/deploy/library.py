@@ -57,13 +57,14 @@ _CPUID = {
     "amx_tile": (7, 0, 3, 24, 0x60000),
     "amx_int8": (7, 0, 3, 25, 0x60000),
 }
-"""Features as `cpuid` tells of them: leaf, part of it, register (eax to edx), bit; and what of XCR0
-the system must have set to keep the registers. Source: Intel 64 and IA-32 Architectures Software
+"""Features as `cpuid` tells of them: leaf, part of it, register (eax to edx), bit; and the bits of
+XCR0 that say that the system keeps the registers. Source: Intel 64 and IA-32 Architectures Software
 Developer's Manual, volume 1, chapters 13 and 20, and volume 2A, CPUID."""
 _MATRICES = "syscall(158, 0x1023, 18) == 0"
 """Linux is asked for matrix registers (`arch_prctl`), and refuses where there are none."""
 _ARM = {"i8mm": 13, "bf16": 14}
 """Bits of what Linux tells of Arm processors (`AT_HWCAP2`)."""
+_HERE = {"darwin": "macos", "win32": "windows"}.get(sys.platform, "linux")
 _SYSTEMS = {
     "linux": ("lib{}.so", "linux-gnu"),
     "linux-musl": ("lib{}.so", "linux-musl"),
@@ -115,7 +116,7 @@ def write_library(
     ranges: Mapping[str, Wanted] | None = None,
     system: str = "",
 ) -> Library:
-    """Compile a model to `lib<name>.so` and `<name>.h`.
+    """Compile a model to a shared library, as a rule `lib<name>.so`, and `<name>.h`.
 
     Args:
         model: with extents that are numbers; see `read_models`.
@@ -155,10 +156,11 @@ def write_library(
     gears = [gear for gear, _ in made]
     linked = compiler.linked([program for _, program in made], f"{name}_rt_")
     names = model.inputs, model.outputs
-    parts = _Parts(name, linked, gears, weights.joined(), names, declared, system)
+    there = system or _HERE
+    parts = _Parts(name, linked, gears, weights.joined(), names, declared, there)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    library = place / _SYSTEMS[system or "linux"][0].format(name)
+    library = place / _SYSTEMS[there][0].format(name)
     header = place / f"{name}.h"
     with tempfile.TemporaryDirectory(prefix="treadle-") as scratch:
         parts.build(Path(scratch), library)
@@ -181,7 +183,8 @@ def compiler_for(options: Options, target: str | None, system: str = "") -> Any:
     if target is None and not system:
         return found
     if not isinstance(found, ShippingCompiler):
-        raise CompileError("library", "the engine knows no other targets", hint="leave it out")
+        problem = "the engine knows no other targets and systems"
+        raise CompileError("library", problem, hint="leave them out")
     return found.toward(target or "", system)
 
 
@@ -236,7 +239,7 @@ class _Parts:
         flags = ["-O2", "-shared", "-fvisibility=hidden"]
         if self.system == "windows":
             rest = ["-Wl,-Bstatic", "-lpthread", "-Wl,-Bdynamic"]
-            is_zig = "ziglang" in command
+            is_zig = "ziglang" in command or Path(command[0]).stem == "zig"
             rest += _ZIGS if is_zig else ["-static-libgcc", "-lsynchronization"]
             flags.append(f"-Wl,--out-implib={folder / name}.lib")
         elif self.system == "macos":
@@ -304,7 +307,7 @@ class _Parts:
     def _question(self) -> str:
         """Return whether the processor has the features, in C."""
         needs = self.linked.requires
-        on_linux = self.system in ("", "linux", "linux-musl")
+        on_linux = self.system in ("linux", "linux-musl")
         asked = [f"has({', '.join(map(str, _CPUID[f]))})" for f in needs if f in _CPUID]
         if "amx_tile" in needs:
             asked.append(_MATRICES if on_linux else "0")
@@ -346,17 +349,18 @@ def compiler_command(architecture: str = "", system: str = "") -> list[str]:
         CompileError: there is none.
     """
     architecture = architecture or platform.machine()
-    foreign = architecture != platform.machine() or bool(system)
-    known = _FOREIGN[system or "linux"] if foreign else ("cc", "gcc", "clang")
+    there = system or _HERE
+    foreign = architecture != platform.machine() or there != _HERE
+    known = _FOREIGN[there] if foreign else ("cc", "gcc", "clang")
     names = [name.format(architecture) for name in known]
     own = C_COMPILER.get() if C_COMPILER.source() else ""
     found = own or next(filter(shutil.which, names), None)
     if found:
         return found.split()
     if importlib.util.find_spec("ziglang") is not None:
-        there = f"{architecture}-{_SYSTEMS[system or 'linux'][1]}"
-        return [sys.executable, "-m", "ziglang", "cc", *(["-target", there] if foreign else [])]
-    wanted = f" for {architecture} {system}".rstrip() if foreign else ""
+        asked = ["-target", f"{architecture}-{_SYSTEMS[there][1]}"] if foreign else []
+        return [sys.executable, "-m", "ziglang", "cc", *asked]
+    wanted = f" for {architecture} {there}" if foreign else ""
     raise CompileError(
         "library",
         f"there is no C compiler{wanted}",

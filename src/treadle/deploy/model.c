@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <stdint.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -16,9 +17,13 @@
 #endif
 #if defined(_WIN32)
 #include <malloc.h>
+extern __declspec(dllimport) void __stdcall GetCurrentThreadStackLimits(uintptr_t *, uintptr_t *);
 #elif defined(__APPLE__)
 #include <sys/sysctl.h>
 #else
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#define THREAD_NUMBER SYS_gettid
 extern long syscall(long, ...);
 extern unsigned long getauxval(unsigned long);
 #endif
@@ -59,7 +64,7 @@ typedef struct {
 #include "NAME_parts.h"
 
 #define EXPORT __attribute__((visibility("default")))
-enum { LINE = 64, STACK_BYTES = 16 << 20, SPINS_FREE = 3000, SPINS_CROWDED = 20 };
+enum { LINE = 64, STACK_BYTES = 16 << 20, STACK_LEAST = 3 << 20, SPINS_FREE = 3000, SPINS_CROWDED = 20 };
 
 static _Thread_local char message[256];
 
@@ -79,6 +84,9 @@ EXPORT size_t NAME_weight_bytes(void) { return WEIGHT_BYTES; }
 /* Whether cpuid tells of a feature, and the system keeps its registers: these bits of XCR0 are set. */
 static inline int has(unsigned leaf, unsigned part, int number, int bit, uint64_t kept) {
   unsigned found[4], low = 0, high = 0;
+#if defined(__APPLE__)
+  kept &= 0x6; /* the system sets other bits when a thread uses the registers for the first time */
+#endif
   if (kept) {
     if (!__get_cpuid(1, found, found + 1, found + 2, found + 3) || !(found[2] >> 27 & 1)) return 0;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -432,6 +440,71 @@ EXPORT void *NAME_get_output(NAME_model *model, int number) {
   return (void *)(intptr_t)*base;
 }
 
+/* -- a run ------------------------------------------------------------------------------------- */
+
+typedef struct {
+  Core *core;
+  const Gear *gear;
+  void *table;
+  int64_t reached;
+} Run;
+
+static void *run_here(void *given) {
+  Run *run = given;
+  run->reached = NAME_rt_run(run->core->pool, run->core->words + run->gear->words, run->table, 0);
+  return NULL;
+}
+
+/* Bytes of the caller's stack that are left; kernels keep tiles there. */
+static size_t stack_left(void) {
+  char here;
+  uintptr_t low = 0, at = (uintptr_t)&here;
+#if defined(_WIN32)
+  uintptr_t high;
+  GetCurrentThreadStackLimits(&low, &high);
+#elif defined(__APPLE__)
+  pthread_t self = pthread_self();
+  low = (uintptr_t)pthread_get_stackaddr_np(self) - pthread_get_stacksize_np(self);
+#else
+  static _Thread_local uintptr_t known; /* asking takes longer than a small program */
+  if (!known) {
+    pthread_attr_t attributes;
+    struct rlimit limit;
+    void *bottom = NULL;
+    size_t nbytes = 0;
+    if (syscall(THREAD_NUMBER) == getpid()) {
+      /* The first thread's stack grows. */
+      size_t most = getrlimit(RLIMIT_STACK, &limit) || limit.rlim_cur > STACK_BYTES ? STACK_BYTES : limit.rlim_cur;
+      known = at > most ? at - most + most / 8 : 1;
+    } else if (!pthread_getattr_np(pthread_self(), &attributes)) {
+      pthread_attr_getstack(&attributes, &bottom, &nbytes);
+      pthread_attr_destroy(&attributes);
+      known = bottom ? (uintptr_t)bottom : at;
+    } else {
+      known = at;
+    }
+  }
+  low = known;
+#endif
+  return at > low ? at - low : 0;
+}
+
+/* Run on the caller's stack, or, where it is small, on a thread of its own. */
+static int run_with_room(Run *run) {
+  if (stack_left() >= STACK_LEAST) {
+    run_here(run);
+    return 1;
+  }
+  pthread_attr_t attributes;
+  pthread_t thread;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, STACK_BYTES);
+  int refused = pthread_create(&thread, &attributes, run_here, run);
+  pthread_attr_destroy(&attributes);
+  if (!refused) pthread_join(thread, NULL);
+  return !refused;
+}
+
 EXPORT int NAME_run(NAME_model *model) {
   if (!model) return failed(NAME_BAD_ARGUMENT, "run takes a model");
   if (!model->gear) return failed(NAME_BAD_ARGUMENT, "no extents have been set: set_extents");
@@ -442,7 +515,9 @@ EXPORT int NAME_run(NAME_model *model) {
     if (!NAME_get_output(model, i)) return failed(NAME_NO_MEMORY, "there is no memory for outputs");
   /* The executor finds the table of addresses through an array object; this is its one field. */
   struct { int64_t before[ARRAY_DATA_WORD]; int64_t *data; } table = {{0}, model->bases};
-  int64_t reached = NAME_rt_run(model->core->pool, model->core->words + gear->words, &table, 0);
+  Run run = {model->core, gear, &table, -1};
+  if (!run_with_room(&run)) return failed(NAME_NO_THREAD, "the stack is small, and there is no thread with a larger one");
+  int64_t reached = run.reached;
   if (reached == -1) return NAME_OK;
   for (int64_t i = 0; i < gear->stop_count; i++) {
     const Stop *stop = gear->stops + i;

@@ -96,15 +96,15 @@ def while_loop(
     """`state = body(*state)` as long as `condition(*state)` is true.
 
     A state may grow: the extents of its tensors may be others in every turn. A compiled function
-    then runs turn by turn, and holds the states of two turns at a time, for a gradient of all.
+    then runs turn by turn. It holds the states of two turns at a time; for a gradient, of all.
 
     Args:
         condition: takes the state, returns one bool.
         body: takes the state, returns the next one, of the same element types and numbers of axes.
         state: tensors.
-        most: turns after which it ends in any case. With it gradients in compiled functions need no
-            Python between turns, if the state keeps its extents, and have gradients themselves;
-            they keep the states of so many turns: choose it no larger than needed.
+        most: turns after which it ends in any case. Where the state keeps its extents, gradients in
+            compiled functions then need no Python between turns, and have gradients themselves.
+            They keep the states of so many turns: choose it no larger than needed.
 
     Raises:
         ValueError: `most` is negative.

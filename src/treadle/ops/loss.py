@@ -97,17 +97,20 @@ class SoftmaxCrossEntropy(Composite):
         return loss.astype(logits.type.dtype)
 
     def reference(self, logits: Array, labels: Array) -> Array:
+        # Small losses are computed here, so what NumPy does in few calls: 4 us of 18.
         axis = self.axis
-        index = np.expand_dims(labels, axis)
         self._check_labels(labels, logits.shape[axis])
         less = shifted_array(widen_array(logits), (axis,))
-        total = np.log(np.sum(np.exp(less), axis=axis, keepdims=True))
-        chosen = np.take_along_axis(less, index, axis)
+        total = np.log(np.add.reduce(np.exp(less), axis))
+        if less.ndim == 2 and axis == 1:
+            chosen = less[np.arange(len(less)), labels]
+        else:
+            chosen = np.take_along_axis(less, np.expand_dims(labels, axis), axis).squeeze(axis)
         smooth = less.dtype.type(self.label_smooth)
         loss = np.asarray(total - chosen * (1 - smooth))
         if self.label_smooth:
-            loss -= np.sum(less, axis=axis, keepdims=True) * (smooth / logits.shape[axis])
-        return np.squeeze(loss, axis=axis).astype(logits.dtype, copy=False)
+            loss -= np.add.reduce(less, axis) * (smooth / logits.shape[axis])
+        return loss.astype(logits.dtype, copy=False)
 
     def _check_labels(self, labels: Array, classes: int) -> None:
         outside = (labels < 0) | (labels >= classes)

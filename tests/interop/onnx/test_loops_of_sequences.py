@@ -115,6 +115,35 @@ def test_a_turn_for_each_row_is_one_program(again: str) -> None:
     assert len(phases) == 1
 
 
+@pytest.mark.parametrize("empty", ["then", "else"])
+def test_a_branch_may_give_an_empty_sequence(empty: str) -> None:
+    branches = {
+        "empty": "() => (seq(float[2,3]) e) { e = SequenceEmpty<dtype = 1>() }",
+        "two": "() => (seq(float[2,3]) f) { w = Neg(x) f = SequenceConstruct(x, w) }",
+    }
+    first, other = ("empty", "two") if empty == "then" else ("two", "empty")
+    text = f"""(int64 count) {{
+        zero = Constant<value = float {{0}}>() sum = ReduceSum<keepdims = 0>(x)
+        more = Greater(sum, zero)
+        s = If (more) <then_branch = u {branches[first]}, else_branch = v {branches[other]}>
+        count = SequenceLength(s) }}"""
+    agree(model("float[2,3] x", text), [{"x": X}, {"x": -X}, {"x": X + 3}, {"x": X - 3}])
+
+
+def test_a_branch_that_cannot_run_stands_beside_rows_that_data_decide() -> None:
+    text = """(float[k] y) {
+        zero = Constant<value = float {0}>() sum = ReduceSum<keepdims = 0>(x)
+        minus = Constant<value = int64[1] {-1}>() one = Constant<value = int64[1] {1}>()
+        most = ReduceMax(x) ints = Cast<to = 7>(most) less = Less(sum, zero)
+        times = Reshape(ints, one)
+        y = If (less) <
+          then_branch = u () => (float[m] t) { flat = Reshape(x, minus) t = Tile(flat, times) },
+          else_branch = v () => (float[n] e)
+            { bits = Greater(x, zero) flat2 = Reshape(x, minus) flags = Reshape(bits, minus)
+              e = Compress<axis = 0>(flat2, flags) }> }"""
+    agree(model("float[2,3] x", text), [{"x": X + 1}, {"x": X + 9}])
+
+
 def test_a_branch_in_a_turn_appends() -> None:
     text = """(float[k,3] y, int64 count) {
         none = SequenceEmpty<dtype = 1>() yes = Constant<value = bool {1}>()

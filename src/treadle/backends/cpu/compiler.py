@@ -13,7 +13,7 @@ import numpy as np
 
 from treadle.backends.api import Support
 from treadle.backends.codegen import tuned
-from treadle.backends.codegen.target import GENERIC, TARGETS, TRIPLES, WASM, Target
+from treadle.backends.codegen.target import GENERIC, NEON_DOT, TARGETS, TRIPLES, WASM, Target
 from treadle.backends.cpu import tuning_record
 from treadle.backends.cpu.allocator import HOST
 from treadle.backends.cpu.encoding import encode
@@ -249,6 +249,8 @@ class NativeCompiler:
             )
         if system:
             found = replace(found, triple=self._triple(found, system))
+            if not system.startswith("linux"):
+                found = _without_asking(found, system)
         elif not found.triple and found.vector_bytes > GENERIC.vector_bytes:
             foreign = platform.machine() not in ("x86_64", "AMD64")
             found = replace(found, triple="x86_64-unknown-linux-gnu" if foreign else "")
@@ -291,6 +293,20 @@ class NativeCompiler:
             return generators.kernel_text(launch.kernel)
         text = _Text(launch.kernel, self._toolchain.target)()
         return text if form == "llvm" else self._toolchain.assembly(text)
+
+
+def _without_asking(target: Target, system: str) -> Target:
+    """A target without what a process has to ask another system than Linux for.
+
+    Raises:
+        CompileError: little else is in it.
+    """
+    if target.name == NEON_DOT.name and system == "windows":
+        raise CompileError(
+            "cpu", "there is no target neon-dot for windows", hint="use neon"
+        )  # Windows tells of the instructions since 2024 alone
+    kept = tuple(f for f in target.features if not f.startswith("+amx"))
+    return replace(target, features=kept, matrices=False)
 
 
 class _Text:

@@ -20,7 +20,7 @@ from treadle.graph.ir import Graph, Node, Value
 from treadle.ops.bucket import AllReduceBucket
 from treadle.ops.check import CheckIndices
 from treadle.ops.constant import Constant
-from treadle.ops.control import ControlFlow
+from treadle.ops.control import ControlFlow, FindingWhile
 from treadle.ops.elementwise import Cast
 from treadle.ops.fused import Fused
 from treadle.ops.movement import Transpose
@@ -97,7 +97,7 @@ def lower_nodes(
     hold frozen inputs in the order that they like, beside the inputs ("prepack").
 
     Raises:
-        CompileError: a result's extent depends on data.
+        CompileError: a result's extent, or one from turn to turn, depends on data.
     """
     precompute, prepack = options.allows("precompute", 1), options.allows("prepack")
     known = {v for v, yes in zip(graph.inputs, interface.frozen, strict=False) if yes}
@@ -106,14 +106,17 @@ def lower_nodes(
     for node in graph.nodes:
         if isinstance(node.op, Constant):
             continue
-        for value in node.outputs:
-            if not value.type.is_resolved:
-                raise CompileError(
-                    label_of(node),
-                    f"the extents of its result {value.type} are known only at run time",
-                    hint="leave this op out of the compiled function, or pad to a fixed size",
-                    at=node.loc,
-                )
+        open_types = [v.type for v in node.outputs if not v.type.is_resolved]
+        if open_types or isinstance(node.op, FindingWhile):
+            problem = "the extents of its state are known only at run time"
+            if open_types:
+                problem = f"the extents of its result {open_types[0]} are known only at run time"
+            raise CompileError(
+                label_of(node),
+                problem,
+                hint="leave this op out of the compiled function, or pad to a fixed size",
+                at=node.loc,
+            )
         label, hosted = label_of(node), None
         if isinstance(node.op, Fused) and node.op.engine:
             hosted = _hosted(node.op)

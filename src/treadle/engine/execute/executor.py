@@ -32,7 +32,7 @@ from treadle.runtime.host import HostBuffer, address, memory
 _OWN_BASES = 3  # constants, what is packed, scratch memory: behind inputs and results
 _WATCH = SlotWatch((), "", (), [], ())
 _NOTHING = cast(npt.NDArray[np.int64], _WATCH.words)
-"""No object that native code looks at before it runs on arrays that are given."""
+"""An empty list of watched objects, for runs that are given their arrays."""
 _UNUSED = 3
 """References to what is packed where only the executor has it: a local name, and two for
 counting."""

@@ -25,8 +25,8 @@ from treadle.graph.ir import Graph, symbols_in
 MOST_RUNNERS = 256
 """Programs of one extents each that a phase keeps."""
 MOST_INSTANCES = 4096
-"""Extents at which a phase keeps shared programs ready, some hundred bytes for each: a loop that
-grows comes by them in every call."""
+"""Extents at which a phase keeps shared programs ready, some hundred bytes for each: a loop
+whose state grows needs the same ones in every call."""
 
 
 class PhasePrograms:

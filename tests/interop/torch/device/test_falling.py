@@ -49,6 +49,19 @@ def test_a_call_that_falls_is_the_same_every_time(device: str) -> None:
     assert calls()["aten::nextafter"] == 12
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_sizes_that_data_decide_are_those_of_each_call(device: str) -> None:
+    # The first call writes what is as large as before, later ones less. More, PyTorch refuses.
+    for values in ([1, 0, 2], [0, 0, 2], [0, 0, 0]):
+        x = torch.tensor(values, device=device)
+        out = torch.zeros(2, 1, dtype=torch.int64, device=device)
+        assert torch.equal(torch.nonzero(x, out=out).cpu(), torch.nonzero(x.cpu()))
+        assert out.shape == torch.nonzero(x.cpu()).shape
+        picked = torch.zeros(2, dtype=x.dtype, device=device)
+        torch.masked_select(x, x > 0, out=picked)
+        assert torch.equal(picked.cpu(), x.cpu()[x.cpu() > 0])
+
+
 def test_results_of_the_host_have_memory_of_their_own(device: str) -> None:
     x = torch.randn(5, device=device)
     made = torch.nextafter(x, x + 1)

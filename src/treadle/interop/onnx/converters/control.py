@@ -94,13 +94,14 @@ def _of_nothing(extent: Dim) -> Dim:
 def _either(node: OnnxNode, condition: Tensor) -> tuple[Value, ...]:
     """Both branches in the program that is being captured, which runs one of them.
 
-    A branch that cannot be run on extents such as these is replaced by a check that fails.
+    A branch that cannot be run on extents such as these is replaced by a check that fails; one that
+    gives an empty sequence waits for the other one, which has its type.
     """
     branches = _Branches(node, condition.reshape(()))
     try:
         return branches.both(True)
     except TreadleError as error:
-        if not branches.failed:
+        if not branches.failed and not branches.waits:
             raise branches.refused(error) from error
     try:
         return branches.both(branches.failed == "else_branch")
@@ -113,6 +114,7 @@ class _Branches:
 
     Attributes:
         failed: name of the one that could not be run, if there is one.
+        waits: whether the first one gives an empty sequence.
     """
 
     def __init__(self, node: OnnxNode, test: Tensor) -> None:
@@ -120,6 +122,7 @@ class _Branches:
         self._test = test
         self._sequences: set[int] = set()
         self.failed = ""
+        self.waits = False
 
     def both(self, first: bool) -> tuple[Value, ...]:
         """Capture the branch for `first`, then the other one, or a check in its place."""
@@ -146,10 +149,12 @@ class _Branches:
             for i in self._sequences:
                 if given[i] == [] and like:
                     given[i] = Rows(no_rows(like[i].type.dtype, like[i].shape[1:]))
+                self.waits |= given[i] == []
                 given[i] = _uncounted(_held(as_rows(self._node, given[i])))
             made = tuple(map(_held, given))
         except TreadleError:
-            self.failed = name
+            if like or not self.waits:
+                self.failed = name
             raise
         if not all(isinstance(v, Tensor) for v in made):
             raise self._node.refuse("a branch returns more than tensors", "run it eagerly")
@@ -176,7 +181,9 @@ def _never(test: Tensor, wanted: bool, like: list[Tensor]) -> tuple[Tensor, ...]
     """Values of the types of others, after a check that the condition is as wanted."""
     found = test.astype(dt.float32)
     checked = AssertEqual(0.0)(found.constant(float(wanted)), found)
-    return tuple(checked.astype(v.type.dtype).broadcast_to(v.shape) for v in like)
+    shapes = [tuple(map(_of_nothing, v.shape)) for v in like]
+    typed = [checked.astype(v.type.dtype) for v in like]
+    return tuple(v.broadcast_to(shape) for v, shape in zip(typed, shapes, strict=True))
 
 
 def _held(value: Value) -> Value:

@@ -221,6 +221,8 @@ def _split_to_sequence(node: OnnxNode, x: Value, sizes: Array | None = None) -> 
 @converts("SequenceMap", separate=True)
 def _sequence_map(node: OnnxNode, *inputs: Value) -> tuple[Value, ...]:
     body: onnx.GraphProto = node.attributes["body"]
+    if any(isinstance(v, Rows) for v in inputs):
+        raise node.refuse("it maps a sequence that a loop makes", "run the model eagerly")
     first: list[Value] = inputs[0]
     columns: list[list[Value]] = [[] for _ in body.output]
     for i in range(len(first)):

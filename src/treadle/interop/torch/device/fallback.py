@@ -225,7 +225,7 @@ class HostCall:
         self._keeps_storages = not traits.written
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run it, with arguments that differ from those in what tensors hold, at most."""
+        """Run it with arguments of the same kind: only what tensors hold differs."""
         if not self._is_plain:
             return on_host(self._op, args, kwargs, self.why)
         if not self._keeps_storages:
@@ -248,6 +248,7 @@ class HostCall:
         row = _row(traits.name, index, self.why)
         made = self._op(*given, **named)
         if traits.written:
+            call.settle()  # what they hold may decide sizes
             results = _returned(traits, call, made, args, kwargs)
         else:
             results = call.result(made)
@@ -255,11 +256,14 @@ class HostCall:
         return results
 
     def _watched(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run it as it may need, and see whether arguments that it writes to stay as large."""
+        """Run it the slow way, and note whether arguments that it writes to keep their sizes."""
         given = [args[k] if isinstance(k, int) else kwargs[k] for k, w in self._tensors if w]
         before = [(t.data_ptr(), t.size(), t.stride()) for t in given]
         results = on_host(self._op, args, kwargs, self.why)
-        self._keeps_storages = before == [(t.data_ptr(), t.size(), t.stride()) for t in given]
+        same = before == [(t.data_ptr(), t.size(), t.stride()) for t in given]
+        packet = self._op.overloadpacket
+        tags = [tag for name in packet.overloads() for tag in getattr(packet, name).tags]
+        self._keeps_storages = same and torch.Tag.dynamic_output_shape not in tags
         return results
 
 
