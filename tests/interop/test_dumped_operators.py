@@ -90,6 +90,19 @@ def file_of(
     return root(graph, b"mgv2")
 
 
+def channels(low: float) -> np.ndarray[Any, Any]:
+    return (np.arange(3, dtype="float32") + low).reshape(1, 3, 1, 1)
+
+
+def normalized_in_training(x: Tensor) -> list[np.ndarray[Any, Any]]:
+    """The new mean and variance, and the result, with a share of 0.25 of the batch's."""
+    axes, array = (0, 2, 3), x.numpy().astype("float64")
+    mean, var = array.mean(axes, keepdims=True), array.var(axes, keepdims=True)
+    unbiased = array.var(axes, ddof=1, keepdims=True)
+    y = (array - mean) / np.sqrt(var + 0.5) * channels(1) + channels(2)
+    return [0.75 * channels(3) + 0.25 * mean, 0.75 * channels(4) + 0.25 * unbiased, y]
+
+
 def numbers(*values: int) -> np.ndarray[Any, Any]:
     return np.array(values, "int32")
 
@@ -134,6 +147,19 @@ CASES: dict[str, tuple[Any, ...]] = {
     "LayerNorm": (
         *([V], [], "LayerNorm", {0: ("?", False), 3: ("Q", 5)}, 3, (0,)),
         lambda x: [F.layer_norm(x, (5,), False)],
+    ),
+    "BatchNorm, training": (
+        *([X], [channels(low) for low in (1, 2, 3, 4)], "BatchNorm"),
+        *({0: ("I", 2), 1: ("I", 0), 2: ("d", 0.5), 3: ("d", 0.25)}, 6, (0, 1, 5)),
+        normalized_in_training,
+    ),
+    "BatchNorm": (
+        *([X], [channels(low) for low in (1, 2, 3, 4)], "BatchNorm"),
+        *({0: ("I", 2), 1: ("I", 1), 2: ("d", 0.5)}, 4, (0, 3)),
+        lambda x: [
+            channels(3),
+            (x - channels(3)) / np.sqrt(channels(4) + 0.5) * channels(1) + channels(2),
+        ],
     ),
     "GroupNorm": (
         *([X], [], "GroupNorm", {0: ("?", False), 2: ("I", 3)}, 3, (0,)),

@@ -23,7 +23,6 @@ extern __declspec(dllimport) void __stdcall GetCurrentThreadStackLimits(uintptr_
 #else
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#define THREAD_NUMBER SYS_gettid
 extern long syscall(long, ...);
 extern unsigned long getauxval(unsigned long);
 #endif
@@ -148,31 +147,37 @@ typedef struct {
 
 static int *pool_int(const Core *core, int offset) { return (int *)(core->pool + offset); }
 
-static void start_workers(Core *core, int wanted) {
+/* A thread with room for kernels; signals stay the caller's. Returns 0 where there is one. */
+static int start_thread(pthread_t *thread, int state, void *(*work)(void *), void *given) {
   pthread_attr_t attributes;
 #if !defined(_WIN32)
   sigset_t all, before;
   sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are the caller's */
+  pthread_sigmask(SIG_BLOCK, &all, &before);
 #endif
   pthread_attr_init(&attributes);
   pthread_attr_setstacksize(&attributes, STACK_BYTES);
-  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  pthread_attr_setdetachstate(&attributes, state);
+  int status = pthread_create(thread, &attributes, work, given);
+  pthread_attr_destroy(&attributes);
+#if !defined(_WIN32)
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+#endif
+  return status;
+}
+
+static void start_workers(Core *core, int wanted) {
   for (core->threads = 1; core->threads < wanted; core->threads++) {
     pthread_t thread;
     int64_t *start = core->starts + 2 * core->threads;
     start[0] = (int64_t)(intptr_t)core->pool;
     start[1] = core->threads;
     *pool_int(core, POOL_LIVE) += 1;
-    if (pthread_create(&thread, &attributes, (void *(*)(void *))NAME_rt_worker, start)) {
+    if (start_thread(&thread, PTHREAD_CREATE_DETACHED, NAME_rt_worker, start)) {
       *pool_int(core, POOL_LIVE) -= 1;
       break;
     }
   }
-  pthread_attr_destroy(&attributes);
-#if !defined(_WIN32)
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-#endif
   *(int64_t *)(core->pool + POOL_THREADS) = core->threads;
 }
 
@@ -472,9 +477,10 @@ static size_t stack_left(void) {
     struct rlimit limit;
     void *bottom = NULL;
     size_t nbytes = 0;
-    if (syscall(THREAD_NUMBER) == getpid()) {
+    if (syscall(SYS_gettid) == getpid()) {
       /* The first thread's stack grows. */
-      size_t most = getrlimit(RLIMIT_STACK, &limit) || limit.rlim_cur > STACK_BYTES ? STACK_BYTES : limit.rlim_cur;
+      int is_wide = getrlimit(RLIMIT_STACK, &limit) || limit.rlim_cur > STACK_BYTES;
+      size_t most = is_wide ? STACK_BYTES : limit.rlim_cur;
       known = at > most ? at - most + most / 8 : 1;
     } else if (!pthread_getattr_np(pthread_self(), &attributes)) {
       pthread_attr_getstack(&attributes, &bottom, &nbytes);
@@ -495,14 +501,10 @@ static int run_with_room(Run *run) {
     run_here(run);
     return 1;
   }
-  pthread_attr_t attributes;
   pthread_t thread;
-  pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, STACK_BYTES);
-  int refused = pthread_create(&thread, &attributes, run_here, run);
-  pthread_attr_destroy(&attributes);
-  if (!refused) pthread_join(thread, NULL);
-  return !refused;
+  if (start_thread(&thread, PTHREAD_CREATE_JOINABLE, run_here, run)) return 0;
+  pthread_join(thread, NULL);
+  return 1;
 }
 
 EXPORT int NAME_run(NAME_model *model) {
@@ -516,7 +518,8 @@ EXPORT int NAME_run(NAME_model *model) {
   /* The executor finds the table of addresses through an array object; this is its one field. */
   struct { int64_t before[ARRAY_DATA_WORD]; int64_t *data; } table = {{0}, model->bases};
   Run run = {model->core, gear, &table, -1};
-  if (!run_with_room(&run)) return failed(NAME_NO_THREAD, "the stack is small, and there is no thread with a larger one");
+  if (!run_with_room(&run))
+    return failed(NAME_NO_THREAD, "the caller's stack is too small, and no thread could be started");
   int64_t reached = run.reached;
   if (reached == -1) return NAME_OK;
   for (int64_t i = 0; i < gear->stop_count; i++) {

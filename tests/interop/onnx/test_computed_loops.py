@@ -32,19 +32,20 @@ def given(n: int, limit: float = 1e9, sign: int = 1, go: bool = True) -> dict[st
     }
 
 
-def model(text: str) -> Any:
-    made = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> '
-        f"g (float[3] x, int64 n, float limit, bool go) => {text}"
-    )
+def parsed(inputs: str, text: str) -> Any:
+    made = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => {text}')
     onnx.checker.check_model(made)
     return made
 
 
-def agree(made: Any, feeds: list[dict[str, Any]]) -> None:
+def model(text: str) -> Any:
+    return parsed("float[3] x, int64 n, float limit, bool go", text)
+
+
+def agree(made: Any, feeds: list[dict[str, Any]], dynamic: Any = None) -> mge.jit.Compiled:
     session = runtime.InferenceSession(made.SerializeToString())
     network = load(made)
-    compiled = mge.jit.compile(network)
+    compiled = mge.jit.compile(network, dynamic=dynamic)
     for feed in feeds:
         want = session.run(None, feed)
         tensors = [mge.tensor(a, dtype=a.dtype) for a in feed.values()]
@@ -54,6 +55,7 @@ def agree(made: Any, feeds: list[dict[str, Any]]) -> None:
             for got, expected in zip(results, want, strict=True):
                 assert got.shape == expected.shape and got.numpy().dtype == expected.dtype
                 np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
+    return compiled
 
 
 STEP = """half = Constant<value = float {0.5}>() u = Mul(s, half) t = Add(u, x)"""

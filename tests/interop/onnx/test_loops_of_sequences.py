@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 pytestmark = pytest.mark.onnx
 
 onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
-runtime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime to compare with")
+pytest.importorskip("onnxruntime", reason="needs ONNX Runtime to compare with")
 
-from onnx import parser  # noqa: E402
+from tests.interop.onnx.test_computed_loops import agree  # noqa: E402
+from tests.interop.onnx.test_computed_loops import parsed as model  # noqa: E402
 
 import treadle as mge  # noqa: E402
 from treadle.base.errors import UnsupportedOp  # noqa: E402
 from treadle.interop.onnx import load  # noqa: E402
 
 X = np.arange(6, dtype="float32").reshape(2, 3) - 2.5
-
-
-def model(inputs: str, text: str) -> Any:
-    made = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => {text}')
-    onnx.checker.check_model(made)
-    return made
-
-
-def agree(made: Any, feeds: list[dict[str, Any]], dynamic: Any = None) -> mge.jit.Compiled:
-    session = runtime.InferenceSession(made.SerializeToString())
-    network = load(made)
-    compiled = mge.jit.compile(network, dynamic=dynamic)
-    for feed in feeds:
-        want = session.run(None, feed)
-        tensors = [mge.tensor(a, dtype=a.dtype) for a in feed.values()]
-        for run in (network, compiled):
-            results = run(*tensors)
-            results = results if isinstance(results, tuple) else (results,)
-            for got, expected in zip(results, want, strict=True):
-                assert got.shape == expected.shape and got.numpy().dtype == expected.dtype
-                np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
-    return compiled
 
 
 APPEND = """none = SequenceEmpty<dtype = 1>() yes = Constant<value = bool {1}>()

@@ -296,15 +296,15 @@ class NativeCompiler:
 
 
 def _without_asking(target: Target, system: str) -> Target:
-    """A target without what a process has to ask another system than Linux for.
+    """The target without instructions that only Linux is asked for, or tells of.
 
     Raises:
-        CompileError: little else is in it.
+        CompileError: the target is made of them.
     """
+    # Windows tells of dot products of bytes and bfloat16 in its newest versions alone.
     if target.name == NEON_DOT.name and system == "windows":
-        raise CompileError(
-            "cpu", "there is no target neon-dot for windows", hint="use neon"
-        )  # Windows tells of the instructions since 2024 alone
+        raise CompileError("cpu", "there is no target neon-dot for windows", hint="use neon")
+    # A process asks for AMX before it uses it, and every system in another way.
     kept = tuple(f for f in target.features if not f.startswith("+amx"))
     return replace(target, features=kept, matrices=False)
 

@@ -99,11 +99,11 @@ def make(wish: Wish, command: Sequence[str], started: float, as_json: bool) -> N
     """Make it, and print what was made.
 
     Raises:
-        Misuse: what is no library is to be for another system.
+        Misuse: a file or a module is asked for another system.
         TreadleError, OSError: something cannot be read, compiled or written.
     """
     if wish.system and wish.form != "library":
-        raise Misuse("--system", "only libraries are made for it", hint="add --emit library")
+        raise Misuse("--system", "it is for libraries alone", hint="add --emit library")
     wish = replace(wish, command=command_line(command))
     with progress(f"reading {wish.source.name}") as now:
         found = read(wish)

@@ -29,7 +29,7 @@ from treadle.base.guards import deciding
 from treadle.base.log import get_logger
 from treadle.interop.torch import caches
 from treadle.interop.torch.calls import boxed, direct, drop_stream, note_what_is_around
-from treadle.interop.torch.control import ControlFlow, take_over
+from treadle.interop.torch.control import ControlFlowCall, take_over
 from treadle.interop.torch.donations import donated_to, donated_to_backward, note_donated
 from treadle.interop.torch.drawing import DRAWING
 from treadle.interop.torch.flex import write_out
@@ -282,7 +282,7 @@ class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # tor
         return not self.reasons[node]
 
     def _refusal(self, node: fx.Node) -> str:
-        if isinstance(node.target, ControlFlow):
+        if isinstance(node.target, ControlFlowCall):
             here = node.target.device == self.device
             return "" if here else f"a tensor is not on {self.device}"
         if self._settings.fallback_random and name_of(node.target) in DRAWING:

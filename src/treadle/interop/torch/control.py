@@ -25,7 +25,7 @@ from treadle.interop.torch.table import name_of
 Tensors = tuple[GraphOperand, ...]
 
 
-class ControlFlow:
+class ControlFlowCall:
     """A call of `cond`, `while_loop` or `scan` as the target of a node.
 
     Args:
@@ -69,7 +69,7 @@ class ControlFlow:
         """Return why a program cannot have it; empty if it can."""
         for body in self._bodies:
             for node in body.nodes:
-                inner = node.target is operator.getitem or isinstance(node.target, ControlFlow)
+                inner = node.target is operator.getitem or isinstance(node.target, ControlFlowCall)
                 if node.op == "call_function" and not inner:
                     why = refusal(node, self.device)
                     if why:
@@ -144,7 +144,7 @@ def take_over(module: fx.GraphModule) -> None:
     module.graph.eliminate_dead_code()
 
 
-def _control(module: fx.GraphModule, node: fx.Node) -> tuple[ControlFlow, list[fx.Node]] | None:
+def _control(module: fx.GraphModule, node: fx.Node) -> tuple[ControlFlowCall, list[fx.Node]] | None:
     """A call as the target of a node, and its operands; None where it stays with PyTorch."""
     name = str(node.target) if isinstance(node.target, HigherOrderOperator) else ""
     carried = stacked = 0
@@ -175,7 +175,7 @@ def _control(module: fx.GraphModule, node: fx.Node) -> tuple[ControlFlow, list[f
     devices = {d for n in operands if (d := n.meta["val"].device).type != "cpu"}
     if len(devices) > 1 or any(d.index for d in devices):  # Those of others have no loops.
         return None
-    control = ControlFlow(name, graphs, carried, stacked, next(iter(devices), CPU))
+    control = ControlFlowCall(name, graphs, carried, stacked, next(iter(devices), CPU))
     return None if control.refusal() else (control, operands)
 
 
