@@ -231,12 +231,14 @@ def caches(g: Generator) -> str | None:
     d, shared = int(g.one((2, 4, 8, 16))), int(g.one((1, 2, 4)))
     kind = str(g.one(("float32", "float32", "bfloat16", "float16", "" if g.only else "int8")))
     kind = kind or "float32"
-    n = b + int(g.one((0, 0, 1)))
+    pages = int(g.one((1, 1, 1, 2, 3)))
+    s = 128 if pages > 1 and g.chance(0.5) else s  # what kernels take
+    n = b * pages + int(g.one((0, 0, 1)))
     k, v = (g.leaf("input", (n, h, s, d), kind) for _ in range(2))
     q, x = g.leaf("input", (b, h * shared, t, d)), g.leaf("input", (b, h, t, d))
-    starts = g.leaf("input", (b,), g.one(("int32", "int32", "int64")), 0, s - t + 1)
+    starts = g.leaf("input", (b,), g.one(("int32", "int32", "int64")), 0, s * pages - t + 1)
     if g.chance(0.5):
-        table = (s, int(g.one((d // 2, max(d // 4, 1)))))
+        table = (s * pages, int(g.one((d // 2, max(d // 4, 1)))))
         angle = g.leaf(g.one(("input", "param")), table)
         turned = f"F.cos({angle}), F.sin({angle}), {starts}, interleaved={g.chance(0.5)}"
         q, x = f"F.rope({q}, {turned})", f"F.rope({x}, {turned})"
@@ -244,6 +246,9 @@ def caches(g: Generator) -> str | None:
     rows = g.one(("", f", F.arange({n - 1}, {n - 1 - b}, -1, dtype='int32')")) if n > 1 else ""
     if n > b and not rows:
         rows = f", F.arange({b}, dtype='int32')"
+    if pages > 1:
+        last = n - 1 - b * pages
+        rows = f", F.reshape(F.arange({n - 1}, {last}, -1, dtype='int32'), ({b}, {pages}))"
     written = f"F.cache_update({k}, {x}, {starts}, {ends}{rows})"
     name = g.fresh()
     if not g.add(f"{name} = {written}", [name]):

@@ -59,8 +59,10 @@ def cache_update(
     Args:
         cache: (N, H, S, D).
         x: (B, H, T, D), cast to the cache's type; tokens for positions from ends[b] on are padding.
-        starts, ends: int32 or int64 (B,), from 0 to S; further for a ring.
-        rows: int32 or int64 (B,), distinct sequences; 0 to B - 1 if left out.
+        starts, ends: int32 or int64 (B,), from 0 to S, with pages to P S; further for a ring.
+        rows: int32 or int64 (B,), distinct sequences; 0 to B - 1 if left out. Or a table (B, P) of
+            pages: position p of row b lies in page rows[b, p // S] at p mod S. Pages that are
+            written are distinct.
         ring: position p lies at p mod S, so that the last S positions are kept.
 
     Returns:
@@ -110,7 +112,8 @@ def cached_attention(
             Hq is a multiple of Hkv.
         starts, ends: int32 or int64 (B,), positions filled before and with this call; queries from
             ends[b] on are padding and give zeros.
-        rows: int32 or int64 (B,), which sequences; 0 to B - 1 if left out.
+        rows: int32 or int64 (B,), which sequences; 0 to B - 1 if left out. Or a table (B, P) of
+            pages: position p of row b lies in page rows[b, p // S] at p mod S.
         scale: 1 / sqrt(D) if left out.
         window: how many keys a query sees at most, its own included.
         softcap: c in c tanh(score / c).

@@ -3,6 +3,9 @@
 A cache is [N, H, S, D]: N sequences of at most S positions. Row b of a call works on sequence
 rows[b], which holds starts[b] positions before and ends[b] after it; tokens that a call has beyond
 are padding: nothing is written for them and their results are zeros.
+
+Where rows are a table [B, P], the N rows of the cache are pages: position p of row b lies in page
+rows[b, p // S] at p mod S. Sequences may share pages that none of them writes.
 """
 
 from __future__ import annotations
@@ -38,11 +41,18 @@ from treadle.ops.softmax import Softmax
 from treadle.ops.unary import Tanh
 
 
-def _check_places(op: Op, types: tuple[TensorType, ...], first: int, batch: Dim) -> None:
-    """Raise unless starts, ends and rows, from operand `first` on, are indices [batch]."""
-    for i in range(first, first + 3):
+def _check_places(
+    op: Op, types: tuple[TensorType, ...], first: int, batch: Dim, *, ring: bool
+) -> None:
+    """Raise unless starts, ends and rows, from operand `first` on, are indices [batch].
+
+    Rows may be a table of pages, but for a ring.
+    """
+    rows = first + 2
+    for i in range(first, rows + 1):
         check_index(op, types, i)
-        op.check_ndim(types, i, 1)
+        if i < rows or ring or types[i].ndim != 2:
+            op.check_ndim(types, i, 1)
         require_equal(
             types[i].shape[0],
             batch,
@@ -50,20 +60,35 @@ def _check_places(op: Op, types: tuple[TensorType, ...], first: int, batch: Dim)
         )
 
 
+def pages_of(rows: TensorType) -> Dim:
+    """Return how many pages a sequence has: 1 where rows are no table."""
+    return rows.shape[1] if rows.ndim == 2 else 1
+
+
 MOST_POSITIONS = 1 << 30
 """Most positions of sequences whose caches are rings."""
 
 
-def _ranges(cache: TensorType, first: int, ring: bool) -> tuple[IndexRange, ...]:
+def _ranges(
+    types: tuple[TensorType, ...], cache: TensorType, first: int, ring: bool
+) -> tuple[IndexRange, ...]:
     """Return the ranges of starts, ends and rows, the operands from `first` on."""
     sequences = cache.shape[0]
-    end = MOST_POSITIONS if ring else cache.shape[2] + 1
+    end = MOST_POSITIONS if ring else cache.shape[2] * pages_of(types[first + 2]) + 1
     return ((first, 0, end), (first + 1, 0, end), (first + 2, 0, sequences))
 
 
 def _counter(like: Any, n: Dim) -> Any:
     """0, 1, ... as an operand beside `like`."""
     return like.apply(Iota(0, 1, n, dt.int32), ())[0]
+
+
+def _lines(row: Array, positions: Array, cache: Array, ring: bool) -> Any:
+    """An index of what a cache has at positions of a sequence, or of its pages: [n, H, D]."""
+    size = cache.shape[2]
+    pages = np.reshape(row, -1)
+    which = np.zeros_like(positions) if ring else positions // size
+    return pages[which], slice(None), positions % size
 
 
 def _check_ring(op: Op, types: tuple[TensorType, ...], capacity: Dim, least: Dim) -> None:
@@ -89,7 +114,8 @@ class CacheUpdate(Composite):
     """cache [N, H, S, D] with x [B, H, T, D] at positions from starts[b] on of sequence rows[b].
 
     cache[rows[b], :, starts[b] + t] = x[b, :, t] for starts[b] + t < ends[b]; what else x holds is
-    padding and goes nowhere. Rows are distinct; of two that are not, the first one counts. Of a
+    padding and goes nowhere. With rows [B, P] position p is cache[rows[b, p // S], :, p mod S].
+    Rows and pages that are written are distinct; of two that are not, the first one counts. Of a
     `ring`, position p lies at p mod S, and T is at most S.
     """
 
@@ -108,7 +134,7 @@ class CacheUpdate(Composite):
         self.check_same_dtype((cache, x))
         for i in (0, 1):
             self.check_ndim(types, i, 4)
-        _check_places(self, types, 2, x.shape[0])
+        _check_places(self, types, 2, x.shape[0], ring=self.ring)
         for axis in (1, 3):
             require_equal(
                 cache.shape[axis],
@@ -122,24 +148,39 @@ class CacheUpdate(Composite):
         return (cache.with_shape(cache.shape),)
 
     def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
-        return _ranges(types[0], 2, self.ring)
+        return _ranges(types, types[0], 2, self.ring)
 
     def body(self, cache: Any, x: Any, starts: Any, ends: Any, rows: Any) -> Any:
         (sequences, _, capacity, _), (batch, _, time, _) = cache.shape, x.shape
-        starts, ends, rows = (v.astype(dt.int32) for v in (starts, ends, rows))
+        pages = pages_of(rows.type)
+        flat, both = (batch * pages,), LogicalAnd()
+        room, limit = (cache.apply(Extent(n, dt.int32), ())[0] for n in (capacity, time))
+
+        def by_page(v: Any) -> Any:  # of every row, or what every page has
+            return v.broadcast_to((batch, pages)).reshape(flat)
+
+        starts, ends = (v.astype(dt.int32).reshape((batch, 1)) for v in (starts, ends))
+        # Where x begins, counted from the beginning of a page.
+        origins = by_page(starts - _counter(cache, pages).reshape((1, pages)) * room)
+        counts = by_page(Where()(ends - starts < limit, ends - starts, limit))
+        writes = counts > 0
+        if not self.ring:
+            writes = both(writes, both(origins < room, origins + counts > 0))
         every = _counter(cache, sequences).reshape((sequences, 1))
-        named = Equal()(rows.reshape((1, batch)), every).astype(dt.int32)
+        named = both(Equal()(rows.astype(dt.int32).reshape((1, *flat)), every), writes)
+        named = named.astype(dt.int32)
         whose = Argmax(1)(named).reshape((sequences,))
         is_named = Max((1,))(named).reshape((sequences, 1))
-        slots = _counter(cache, capacity).reshape((1, capacity))
-        first, last = (Take(0)(v, whose).reshape((sequences, 1)) for v in (starts, ends))
-        both, limit = LogicalAnd(), cache.apply(Extent(time, dt.int32), ())[0]
-        step = slots - first
+        of_batch = by_page(_counter(cache, batch).reshape((batch, 1)))
+        origin, count, row = (
+            Take(0)(v, whose).reshape((sequences, 1)) for v in (origins, counts, of_batch)
+        )
+        step = _counter(cache, capacity).reshape((1, capacity)) - origin
         if self.ring:
-            step = Mod()(step, cache.apply(Extent(capacity, dt.int32), ())[0])
-        written = both(both(step >= 0, step < limit), both(step < last - first, is_named > 0))
+            step = Mod()(step, room)
+        written = both(both(step >= 0, step < count), is_named > 0)
         taken = Where()(written, step, step.constant(0))
-        values = Index((0, 2))(x, whose.reshape((sequences, 1)), taken).transpose((0, 2, 1, 3))
+        values = Index((0, 2))(x, row, taken).transpose((0, 2, 1, 3))
         return Where()(written.reshape((sequences, 1, capacity, 1)), values, cache)
 
     def reference(self, cache: Array, x: Array, starts: Array, ends: Array, rows: Array) -> Array:
@@ -148,8 +189,8 @@ class CacheUpdate(Composite):
         for b in reversed(range(len(rows))):
             count = min(int(ends[b]) - int(starts[b]), x.shape[2])
             if count > 0:
-                slots = (int(starts[b]) + np.arange(count)) % made.shape[2]
-                made[rows[b], :, slots] = x[b, :, :count].swapaxes(0, 1)
+                at = _lines(rows[b], int(starts[b]) + np.arange(count), made, self.ring)
+                made[at] = x[b, :, :count].swapaxes(0, 1)
         return made
 
     @classmethod
@@ -157,8 +198,11 @@ class CacheUpdate(Composite):
         starts = Arg((2,), dt.int32, values=(3, 1))
         ends, rows = (Arg((2,), dt.int32, values=v) for v in ((5, 2), (2, 0)))
         one, zero = (Arg((1,), dt.int64, values=(v,)) for v in (1, 0))
+        pages = Arg((2, 3), dt.int32, values=((1, 3, 4), (1, 0, 2)))
+        ahead = Arg((2,), dt.int32, values=(5, 4))
         return (
             Sample(cls(), (Arg((3, 2, 6, 4)), Arg((2, 2, 3, 4)), starts, ends, rows)),
+            Sample(cls(), (Arg((5, 2, 2, 4)), Arg((2, 2, 3, 4)), starts, ahead, pages)),
             Sample(cls(), (Arg((1, 1, 1, 1)), Arg((1, 1, 1, 1)), zero, one, zero)),
             Sample(cls(), (Arg((1, 2, 3, 2)), Arg((1, 2, 2, 2)), one, one, zero)),
             Sample(cls(ring=True), (Arg((3, 2, 4, 2)), Arg((2, 2, 3, 2)), *_far(2, 3), rows)),
@@ -170,11 +214,21 @@ class CacheUpdate(Composite):
         good, beyond = (Arg((2,), dt.int32, values=v) for v in ((2, 0), (7, 0)))
         rows = Arg((2,), dt.int32, values=(3, 0))
         other, short = Arg((2, 2, 3, 4), dt.int32), Arg((1,), dt.int32, values=(0,))
+        table = Arg((2, 2), dt.int32, values=((0, 1), (2, 0)))
         return (
             BadSample(cls, (cache, x, good, beyond, good), IndexRangeError, "7"),
             BadSample(cls, (cache, x, good, good, rows), IndexRangeError, "3"),
             BadSample(cls, (cache, Arg((2, 1, 3, 4)), good, good, good), ShapeError, "cache is"),
             BadSample(cls, (cache, x, good, good, short), ShapeError, "are [B]"),
+            BadSample(
+                cls,
+                (cache, x, good, Arg((2,), dt.int32, values=(13, 0)), table),
+                IndexRangeError,
+                "13",
+            ),
+            BadSample(
+                lambda: cls(ring=True), (cache, x, good, good, table), ShapeError, "expects 1 axes"
+            ),
             BadSample(cls, (cache, other, good, good, good), DTypeError, "differ in"),
             BadSample(cls, (cache, x, good, good), ShapeError, "takes cache"),
             BadSample(
@@ -207,7 +261,8 @@ class CachedAttention(Composite):
     and sums are computed in that of q, at least float32. Caches of int8 have two `scales`
     [N, Hkv, S, 1], of keys and of values: a number is an integer times the scale of its row.
     `rounded` allows operands of products to be rounded to bfloat16, where that is faster. Of a
-    `ring`, position p lies at p mod S; it has a window, and S is at least window + T - 1.
+    `ring`, position p lies at p mod S; it has a window, and S is at least window + T - 1. With rows
+    [B, P] position p of row b lies in page rows[b, p // S] at p mod S.
     """
 
     scale: float | None = None
@@ -241,7 +296,7 @@ class CachedAttention(Composite):
                 saw=self.saw(types),
                 hint="give both one type of floats, or int8 and scales",
             )
-        _check_places(self, types, 3, q.shape[0])
+        _check_places(self, types, 3, q.shape[0], ring=self.ring)
 
         def mismatch() -> ShapeError:
             problem = "q is [B, Hq, T, D], k [N, Hkv, S, D], v [N, Hkv, S, E]"
@@ -287,7 +342,7 @@ class CachedAttention(Composite):
         require_equal(sinks.shape[0], q.shape[1], lambda: problem)
 
     def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
-        return _ranges(types[1], 3, self.ring)
+        return _ranges(types, types[1], 3, self.ring)
 
     def scale_of(self, d: Dim) -> float:
         """Return the factor of the products of queries and keys."""
@@ -295,7 +350,9 @@ class CachedAttention(Composite):
 
     def body(self, q: Any, k: Any, v: Any, starts: Any, ends: Any, rows: Any, *more: Any) -> Any:
         batch, heads, time, d = q.shape
-        _, shared, capacity, e = v.shape
+        _, shared, size, e = v.shape
+        pages = pages_of(rows.type)
+        capacity = size * pages
         group, wide = heads // shared, compute_type(q.type.dtype)
         scales, sinks = split_more(more)
         starts, ends = (x.astype(dt.int32).reshape((batch, 1, 1, 1, 1)) for x in (starts, ends))
@@ -307,9 +364,16 @@ class CachedAttention(Composite):
         # What lies behind the last position may be anything, NaN as well.
         held = LogicalAnd()(keys >= 0, keys < ends).reshape((batch, 1, capacity, 1))
         zero = q.constant(0.0, wide)
-        k, v = (Take(0)(x, rows).astype(wide) for x in (k, v))
+
+        def taken(x: Any) -> Any:  # the pages of a sequence beside each other
+            lines = Take(0)(x, rows)
+            if rows.type.ndim == 2:
+                lines = lines.transpose((0, 2, 1, 3, 4))
+            return lines.reshape((batch, shared, capacity, x.shape[3])).astype(wide)
+
+        k, v = taken(k), taken(v)
         if scales:
-            k, v = (x * Take(0)(s, rows).astype(wide) for x, s in zip((k, v), scales, strict=True))
+            k, v = (x * taken(s) for x, s in zip((k, v), scales, strict=True))
         k, v = (Where()(held, x, zero) for x in (k, v))
         queries = (
             Attention(False, self.scale)
@@ -354,8 +418,9 @@ class CachedAttention(Composite):
             if count <= 0:
                 continue
             queries = q[b, :, :count].astype(wide).reshape(shared, -1, d)
-            held = np.arange(max(end - k.shape[2], 0), end)
-            keys, values = (x[row][:, held % k.shape[2]].astype(wide) for x in (k, v))
+            held = np.arange(max(end - k.shape[2], 0) if self.ring else 0, end)
+            lines = _lines(row, held, k, self.ring)
+            keys, values = (x[lines].swapaxes(0, 1).astype(wide) for x in (k, v))
             scores = queries @ keys.transpose(0, 2, 1) * wide.type(self.scale_of(d))
             scores = scores.reshape(heads, count, len(held))
             if self.softcap is not None:
@@ -382,8 +447,12 @@ class CachedAttention(Composite):
         small = Arg((1, 1, 1, 1))
         whole = (Arg((3, 2, 6, 4), dt.int8), Arg((3, 2, 6, 2), dt.int8))
         scale = Arg((3, 2, 6, 1), dt.float32)
+        pages = Arg((2, 3), dt.int32, values=((1, 3, 4), (1, 0, 2)))
+        paged = (q, Arg((5, 2, 2, 4)), Arg((5, 2, 2, 2)), starts, ends, pages)
         return (
             Sample(cls(), (q, k, v, starts, ends, rows)),
+            Sample(cls(), paged),
+            Sample(cls(window=2), (*paged, Arg((4,)))),
             Sample(cls(0.3, 2, 1.5), (q, k, v, starts, ends, rows, Arg((4,)))),
             Sample(cls(window=1), (small, small, small, zero, one, zero)),
             Sample(
@@ -399,11 +468,13 @@ class CachedAttention(Composite):
         at, late = (Arg((2,), dt.int32, values=x) for x in ((0, 1), (0, 7)))
         rows = Arg((2,), dt.int32, values=(0, -1))
         odd, three = Arg((2, 3, 3, 4)), Arg((3,))
+        table = Arg((2, 2), dt.int32, values=((0, 1), (2, 3)))
         whole = Arg((3, 2, 6, 2), dt.int32)
         bytes_ = Arg((3, 2, 6, 4), dt.int8), Arg((3, 2, 6, 2), dt.int8)
         return (
             BadSample(cls, (q, k, v, at, late, at), IndexRangeError, "7"),
             BadSample(cls, (q, k, v, at, at, rows), IndexRangeError, "-1"),
+            BadSample(cls, (q, k, v, at, at, table), IndexRangeError, "3"),
             BadSample(cls, (odd, k, v, at, at, at), ShapeError, "q is [B, Hq, T, D]"),
             BadSample(cls, (q, v, v, at, at, at), ShapeError, "q is [B, Hq, T, D]"),
             BadSample(cls, (q, k, v, at, at, at, three), ShapeError, "sinks are [Hq]"),

@@ -294,3 +294,90 @@ def test_a_query_is_the_same_in_any_company(window: int | None) -> None:
         for first, count in ((0, 1), (7, 1), (3, 8), (13, 20), (39, 1)):
             part = whole[:, :, first : first + count]
             assert read(first, count, form).tobytes() == part.tobytes()
+
+
+def in_pages(
+    rng: np.random.Generator, rows: Array, kept: list[Array], ends: Array
+) -> tuple[Array, list[Array]]:
+    """A table, and caches cut into pages of 128 in any order; NaN where no sequence has anything.
+
+    Sequences share the pages that are equal in all caches.
+    """
+    count = -(-kept[0].shape[2] // 128)
+    pools: list[list[Array]] = [[] for _ in kept]
+    table, known = np.zeros((len(rows), count), np.int32), dict[bytes, int]()
+    for b, i in rng.permutation([(b, i) for b in range(len(rows)) for i in range(count)]):
+        if i * 128 >= ends[b]:
+            continue
+        pages = []
+        for x in kept:
+            line = x[rows[b]][:, i * 128 : (i + 1) * 128]
+            page = np.full((line.shape[0], 128, x.shape[3]), np.nan).astype(x.dtype)
+            page[:, : line.shape[1]] = line
+            pages.append(page)
+        key = b"".join(page.tobytes() for page in pages)
+        if key not in known:
+            known[key] = len(pools[0])
+            for pool, page in zip(pools, pages, strict=True):
+                pool.append(page)
+        table[b, i] = known[key]
+    return table, [np.stack(pool) for pool in pools]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # NaN as an integer
+@pytest.mark.parametrize("kept", [dt.float32, dt.bfloat16, dt.int8], ids=str)
+@pytest.mark.parametrize("rounded", [False, True])
+def test_pages_have_the_bits_of_rows(kept: DType, rounded: bool) -> None:
+    """Whichever the order of pages, and where two sequences begin with the same one."""
+    floats = dt.float32 if kept is dt.int8 else kept
+    rng = np.random.default_rng(8)
+    few, many = ((0, AVX2), (0, AVX512), (3, AVX2), (4, AVX512)), PAIRS_OF_TERMS[-1]
+    for number, target in ((1, many), (2, many)) if rounded else few:
+        cases = PAIRED if rounded else CASES
+        op, arrays = case(number, dt.float32, floats, 4, cases)
+        for x in arrays[1:3]:
+            x[0, :, :128] = x[2, :, :128]  # Also what lies behind the end.
+        arrays = as_bytes(arrays) if kept is dt.int8 else arrays
+        op = CachedAttention(op.scale, op.window, op.softcap, rounded)
+        runner = runner_of_pairs(target) if rounded else runner_of(target)
+        (want,) = run(op, arrays, runner, target=target)
+        caches = [i for i in (1, 2, 6, 7) if i < 3 or kept is dt.int8]
+        arrays[5], pools = in_pages(rng, arrays[5], [arrays[i] for i in caches], arrays[4])
+        for i, pool in zip(caches, pools, strict=True):
+            arrays[i] = pool
+        (got,) = run(op, arrays, runner, one_by_one, target)
+        assert got.tobytes() == want.tobytes()
+        with np.errstate(all="ignore"):
+            near = op.reference(*arrays).astype(np.float64)
+        np.testing.assert_allclose(got, near, 2e-2 if rounded else 2e-5, 2e-2 if rounded else 2e-5)
+
+
+def test_pages_of_other_sizes_are_left_to_the_body() -> None:
+    places = [TensorType(dt.int32, shape) for shape in ((1,), (1,), (1, 3))]
+    q, kept = TensorType(dt.float32, (1, 2, 1, 8)), TensorType(dt.float32, (4, 1, 100, 8))
+    answer = lower(CachedAttention(), [q, kept, kept, *places], (), AVX512)
+    assert "multiple of 128" in str(answer)
+
+
+def test_pages_are_written_where_positions_fall() -> None:
+    """In place, and nothing else: also where tokens of a row lie in several pages."""
+    rng = np.random.default_rng(9)
+    for turn in range(12):
+        size, pages, time = (int(rng.integers(1, n)) for n in (9, 6, 20))
+        kept = rng.normal(size=(2 * pages + 3, 2, size, 5)).astype(np.float32)
+        x = rng.normal(size=(2, 2, time, 5)).astype(np.float32)
+        table = rng.permutation(len(kept))[: 2 * pages].reshape(2, pages)
+        starts = rng.integers(0, size * pages + 1, 2)
+        ends = np.minimum(starts + rng.integers(0, time + 1, 2), size * pages)
+        op, arrays = CacheUpdate(), [kept, x, starts, ends, table]
+        want = kept.copy()
+        for b in range(2):
+            for p in range(starts[b], ends[b]):
+                want[table[b, p // size], :, p % size] = x[b, :, p - starts[b]]
+        np.testing.assert_array_equal(op.reference(*arrays), want)
+        for options in ({"in_place": True}, {"in_place": True, "split": one_by_one}):
+            (got,) = run(op, arrays, **options)
+            np.testing.assert_array_equal(got, want)
+        if turn < 4:
+            (got,) = run(op, arrays, runner=interpreted)
+            np.testing.assert_array_equal(got, want)

@@ -154,10 +154,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """One head of a cache: keys and values; of a ring, what lies in its first slot, and its size.
+    """One head of a cache: keys and values, as if position 0 lay where they point to.
 
-    No tile sees positions from before `base` or beyond two turns of the ring. Caches of int8 have
-    `scales` of keys and of values.
+    Of a ring, also what lies in its first slot, and its size: no tile sees positions from before
+    `base` or beyond two turns. Caches of int8 have `scales` of keys and of values.
     """
 
     k: Pointer
@@ -175,12 +175,15 @@ class _Keys:
 
 
 class RowSizes(Record[P, S]):
-    """Heads of keys, queries of a group, their positions, those of a cache, chunks of rows."""
+    """Heads of keys, queries of a group, their positions, those of a page, pages of a sequence,
+    chunks of rows.
+    """
 
     shared: S
     group: S
     time: S
     capacity: S
+    pages: S
     chunks: S
 
 
@@ -255,7 +258,7 @@ class CachedRows(ABC, Generic[T]):
         group, time = sizes.group, sizes.time
         chunk, entry = item % sizes.chunks, item // sizes.chunks
         head, row = entry % sizes.shared, entry // sizes.shared
-        most = MOST_POSITIONS if self.s.ring else sizes.capacity
+        most = MOST_POSITIONS if self.s.ring else sizes.pages * sizes.capacity
         start, end = (bounded(places[row], most) for places in (self.p.starts, self.p.ends))
         count = maximum(minimum(end - start, time), 0)
         first = chunk * ROWS
@@ -334,10 +337,7 @@ class _Cached(CachedRows[_CachedScratch]):
             self.item(scratch, item)
 
     def work(self, scratch: _CachedScratch, at: Item) -> None:
-        e, s, p = self.e, self.s, self.p
-        sequence = bounded(p.rows[at.row], p.sequences - 1)
-        line = (sequence * p.sizes.shared + at.head) * p.sizes.capacity
-        keys = _Keys(p.k + line * s.d, p.v + line * s.e, tuple([n + line for n in p.scales]))
+        e, s = self.e, self.s
         tiles = ((at.meant + (s.tile - 1)) // s.tile) * s.tile
         self.prepare(scratch, at, tiles)
         scratch.y.zero(tiles * self.e_pitch)
@@ -345,10 +345,19 @@ class _Cached(CachedRows[_CachedScratch]):
 
         with e.loop(_aligned(s, lowest, BLOCK), most, BLOCK) as begin:
             stop = minimum(begin + BLOCK, most)
+            keys = self.keys(at, begin)
             with e.loop(0, tiles, s.tile) as r:
                 self.tile(scratch, keys, r, begin, stop)
         with e.loop(at.meant) as r:
-            _finish(e, s, p.y, scratch, r, at.place(r))
+            _finish(e, s, self.p.y, scratch, r, at.place(r))
+
+    def keys(self, at: Item, begin: Value) -> _Keys:
+        """Return where the block from `begin` on is read, which lies in one page."""
+        s, p, sizes = self.s, self.p, self.p.sizes
+        page = self.e.index(0) if s.ring else begin // sizes.capacity
+        number = bounded(p.rows[at.row * sizes.pages + page], p.sequences - 1)
+        line = (number * sizes.shared + at.head - page) * sizes.capacity
+        return _Keys(p.k + line * s.d, p.v + line * s.e, tuple([n + line for n in p.scales]))
 
     def query(self, scratch: _CachedScratch, r: Value, place: Value) -> None:
         e, s = self.e, self.s

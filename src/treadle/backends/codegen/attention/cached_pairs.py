@@ -53,7 +53,7 @@ def takes(spec: CachedConfig) -> bool:
 
 
 class WordsParameters(Record[P, S], kw=dt.int32, vw=dt.int32):
-    """Parameters of `words_kernel`: the sizes are those of the cache, and panels of a head."""
+    """Parameters of `words_kernel`: sizes of the cache, pages of a sequence, panels of its head."""
 
     k: P
     v: P
@@ -65,6 +65,7 @@ class WordsParameters(Record[P, S], kw=dt.int32, vw=dt.int32):
     sequences: S
     shared: S
     capacity: S
+    pages: S
     panels: S
 
 
@@ -108,13 +109,13 @@ class _Words:
         with e.items() as item:
             panel, entry = item % p.panels, item // p.panels
             head, row = entry % p.shared, entry // p.shared
-            end = bounded(p.ends[row], p.capacity)
-            sequence = bounded(p.rows[row], p.sequences - 1)
+            end = bounded(p.ends[row], p.pages * p.capacity)
             first = panel * STEP
-            line = (sequence * p.shared + head) * p.capacity
-            start = line + first
             here = end - first
             with e.when(here > 0):
+                page = first // p.capacity
+                number = bounded(p.rows[row * p.pages + page], p.sequences - 1)
+                start = (number * p.shared + head - page) * p.capacity + first
                 self._panel(entry, panel, start, here)
 
     def _panel(self, entry: Value, panel: Value, start: Value, here: Value) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from treadle.backends.api import Support, no
 from treadle.backends.codegen.attention import cached_pairs as pairs
 from treadle.backends.codegen.attention.cached import (
+    BLOCK,
     ROWS,
     CachedConfig,
     CachedParameters,
@@ -20,7 +21,7 @@ from treadle.backends.program import Lowered, Ref
 from treadle.base.estimates import estimate
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
-from treadle.ops.cache import CachedAttention, split_more
+from treadle.ops.cache import CachedAttention, pages_of, split_more
 
 MOST_FEATURES = 512
 """Features of a head beyond which rows of an item no longer fit the caches."""
@@ -41,6 +42,9 @@ def lower_cached_attention(
         return no("op", "attention over caches is written for processors")
     if not numbers or max(int(d), int(e)) > MOST_FEATURES:
         return no("size-limit", f"heads have a known number of features up to {MOST_FEATURES}")
+    pages, size = pages_of(places[2]), k.shape[2]
+    if pages != 1 and not (isinstance(size, int) and size % BLOCK == 0):
+        return no("size-limit", f"a page has a multiple of {BLOCK} positions")
     spec = CachedConfig(
         q.dtype,
         k.dtype,
@@ -56,9 +60,9 @@ def lower_cached_attention(
     )
     group, time = int(heads) // int(shared), q.shape[2]
     chunks = -(-(group * time) // ROWS)
-    sizes = RowSizes[Ref, Dim](shared, group, time, k.shape[2], chunks)
+    sizes = RowSizes[Ref, Dim](shared, group, time, size, pages, chunks)
     # Half of the capacity, for want of knowing.
-    keys = k.shape[2] if op.window is None else min(op.window, estimate(k.shape[2]))
+    keys = size * pages if op.window is None else min(op.window, estimate(size * pages))
     flops = q.shape[0] * heads * time * keys * (int(d) + int(e))
     nbytes = q.shape[0] * shared * keys * (int(d) + int(e)) * k.dtype.itemsize // 2
     items = q.shape[0] * shared * chunks
@@ -92,12 +96,13 @@ def _in_pairs(
 ) -> Lowered:
     """Words of keys and values, then the attention of rows of `ROWS` at a time."""
     sequences, shared, capacity = types[1].shape[:3]
-    panels = -(-capacity // pairs.STEP)
+    pages = sizes.pages
+    panels = -(-(capacity * pages) // pairs.STEP)
     entries = types[0].shape[0] * shared
     words = [entries * panels * pairs.STEP * width * 2 for width in (spec.d, spec.e)]
     kept, serial = (Ref("workspace", 0), Ref("workspace", 1)), estimate(flops) < SERIAL_FLOPS
     (q, k, v), (starts, ends, rows), scales, sink = _operands(types)
-    cache = sequences, shared, capacity, panels
+    cache = sequences, shared, capacity, pages, panels
     make = pairs.words_kernel(spec).launch(
         pairs.WordsParameters(k, v, *kept, ends, rows, scales, *cache),
         items=entries * panels,

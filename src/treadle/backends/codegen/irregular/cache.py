@@ -16,7 +16,7 @@ from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
 from treadle.base.shape import product
 from treadle.base.types import TensorType
-from treadle.ops.cache import MOST_POSITIONS, CacheUpdate
+from treadle.ops.cache import MOST_POSITIONS, CacheUpdate, pages_of
 
 
 @lowers(CacheUpdate)
@@ -33,7 +33,7 @@ def lower_cache_update(
     each = estimate(nbytes) / max(estimate(heads), 1) * NS_PER_BYTE + 8
     given = _Cache(
         *(out, Ref("input", 1), Ref("input", 2), Ref("input", 3), Ref("input", 4)),
-        *(kept.shape[0], kept.shape[2], batch, heads, time, features),
+        *(kept.shape[0], kept.shape[2], pages_of(places[2]), batch, heads, time, features),
     )
     write = over_rows(kernel, given, heads, each, 2 * nbytes)
     whole = copy(out, Ref("input", 0), product(kept.shape) * kept.dtype.itemsize)
@@ -53,6 +53,7 @@ class _Cache(Record[P, S]):
     rows: P
     sequences: S
     capacity: S
+    pages: S
     batch: S
     heads: S
     time: S
@@ -67,14 +68,13 @@ def _kernel(bits: DType, indices: tuple[DType, ...], ring: bool) -> RecordedKern
     p = e.record(_Cache[Pointer, Value], kept=bits, x=bits, **places)
     with e.loop(e.first, e.stop) as head, e.loop(p.batch) as turn:
         row = p.batch - turn - 1  # Of two rows for one sequence the first one stays.
-        most = MOST_POSITIONS if ring else p.capacity
+        most = MOST_POSITIONS if ring else p.pages * p.capacity
         start, end = bounded(p.starts[row], most), bounded(p.ends[row], most)
-        sequence = bounded(p.rows[row], p.sequences - 1)
         count = maximum(minimum(end - start, p.time), 0)
-        line = (sequence * p.heads + head) * p.capacity
         source = (row * p.heads + head) * p.time
 
-        def move(slot: Value | int, step: Value | int, count: Value) -> None:
+        def move(page: Value, slot: Value | int, step: Value | int, count: Value) -> None:
+            line = (bounded(p.rows[page], p.sequences - 1) * p.heads + head) * p.capacity
             to = p.kept + (line + slot) * p.features
             given = p.x + (source + step) * p.features
             to.copy_from(given, count * p.features)
@@ -82,9 +82,13 @@ def _kernel(bits: DType, indices: tuple[DType, ...], ring: bool) -> RecordedKern
         if ring:
             slot = start % p.capacity
             before = minimum(count, p.capacity - slot)
-            move(slot, 0, before)
-            move(0, before, count - before)
+            move(row, slot, 0, before)
+            move(row, 0, before, count - before)
         else:
-            move(start, 0, count)
+            stop = start + count
+            with e.when(count > 0), e.loop(start // p.capacity, (stop - 1) // p.capacity + 1) as i:
+                first, last = maximum(i * p.capacity, start), minimum((i + 1) * p.capacity, stop)
+                slot = first - i * p.capacity
+                move(row * p.pages + i, slot, first - start, last - first)
     name = f"{'ring' if ring else 'cache'}_{bits.name}_" + "_".join(t.name for t in indices)
     return RecordedKernel(e.kernel(name), p)
