@@ -25,6 +25,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle import quantization as Q
 from treadle.backends.program import ShippingCompiler
+from treadle.base.blocks.panels import LAYOUTS
 from treadle.base.dtype import as_dtype, float32
 from treadle.base.errors import TreadleError
 from treadle.base.types import TensorType
@@ -37,6 +38,7 @@ from treadle.graph.builder import trace_body
 from treadle.jit.capture import capture
 from treadle.jit.dump import Ends, argument_names, model_of
 from treadle.ops import REGISTRY
+from treadle.ops.block_matmul import BlockMatmul
 from treadle.ops.op import Sample, as_tuple
 
 Array = np.ndarray[Any, Any]
@@ -45,6 +47,7 @@ PLAIN = Options(level=0)
 _EMULATED = (["aarch64-linux-gnu-gcc"], ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"])
 MACHINES = {
     "neon-dot": _EMULATED,
+    "neon-sdot": _EMULATED,
     "neon": _EMULATED,
     "generic": (["cc"], []),
 }
@@ -218,6 +221,35 @@ def test_few_bits_by_the_instructions_that_there_are(target: str, tmp_path: Path
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         for name in ("bfdot", "[us]{2}dot"):
             assert bool(re.search(rf"\t{name}\t", text)) == (target == "neon-dot")
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_weights_in_blocks_of_every_format(target: str, tmp_path: Path) -> None:
+    """One row and a tile that is not full, in both roundings."""
+    rng, cases = np.random.default_rng(5), []
+    for rows, kind in ((1, "int16"), (5, "int8"), (3, "int16")):
+        for name, layout in LAYOUTS.items():
+            width = 512 // layout.elements * layout.block
+            panels = rng.integers(0, 256, (3, width), dtype=np.uint8)
+            headers = panels.reshape(3, -1, layout.block)[..., : layout.header]
+            scales = rng.uniform(1e-4, 1e-3, (*headers.shape[:2], layout.header // 2))
+            headers[...] = scales.astype(np.float16).view(np.uint8)
+            x = rng.standard_normal((rows, 512)).astype(np.float32)
+            cases.append((Sample(BlockMatmul(name, 37, kind), ()), (x, panels)))
+    arrays = [a for _, given in cases for a in given]
+    found = outputs(traced(cases), arrays, target, tmp_path, PLAIN)
+    at = 0
+    for sample, given in cases:
+        wanted = sample.op.reference(*given)
+        got = np.frombuffer(found, np.float32, wanted.size, at).reshape(wanted.shape)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6 * abs(wanted).max())
+        at += wanted.nbytes
+    assert at == len(found)
+    if target in ("neon-dot", "neon-sdot"):
+        command = ["aarch64-linux-gnu-objdump", "-d", str(tmp_path / "libops.so")]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        name = "usdot" if target == "neon-dot" else "sdot"
+        assert len(re.findall(rf"\t{name}\t", text)) > 1000
 
 
 @pytest.mark.parametrize("target", SYSTEMS)

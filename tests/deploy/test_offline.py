@@ -398,7 +398,7 @@ def test_a_file_that_is_replaced_stays_the_one_that_was_opened(
 # -- machines ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["generic", "avx2", "avx512", "neon", "neon-dot"])
+@pytest.mark.parametrize("target", ["generic", "avx2", "avx512", "neon", "neon-sdot", "neon-dot"])
 def test_ops_lowered_for_any_target_compute_the_same(model: Model, target: str) -> None:
     compiler = find_compiler(Options())
     assert isinstance(compiler, ShippingCompiler)

@@ -83,7 +83,7 @@ FORCE_FALLBACK = Variable(
 CPU_TARGET = Variable(
     ("TREADLE_CPU_TARGET",),
     "",
-    "instructions the CPU backend may use: generic, avx2, avx512, neon, neon-dot",
+    "instructions the CPU backend may use: generic, avx2, avx512, neon, neon-sdot, neon-dot",
 )
 BFLOAT16 = Variable(
     ("TREADLE_BFLOAT16",),

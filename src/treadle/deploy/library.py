@@ -62,8 +62,13 @@ XCR0 that say that the system keeps the registers. Source: Intel 64 and IA-32 Ar
 Developer's Manual, volume 1, chapters 13 and 20, and volume 2A, CPUID."""
 _MATRICES = "syscall(158, 0x1023, 18) == 0"
 """Linux is asked for matrix registers (`arch_prctl`), and refuses where there are none."""
-_ARM = {"i8mm": 13, "bf16": 14}
-"""Bits of what Linux tells of Arm processors (`AT_HWCAP2`)."""
+_ARM = {
+    "asimddp": ("DotProd", 16, 20),
+    "i8mm": ("I8MM", 26, 13),
+    "bf16": ("BF16", 26, 14),
+}
+"""Features of Arm processors: macOS's names, and words and bits of what Linux tells of them
+(`AT_HWCAP` is 16, `AT_HWCAP2` 26)."""
 _HERE = {"darwin": "macos", "win32": "windows"}.get(sys.platform, "linux")
 _SYSTEMS = {
     "linux": ("lib{}.so", "linux-gnu"),
@@ -123,7 +128,7 @@ def write_library(
         folder: made if it is not there.
         name: prefix of all functions, a C identifier.
         options: of the compilation.
-        target: "generic", "avx2", "avx512", "neon" or "neon-dot"; by default this
+        target: "generic", "avx2", "avx512", "neon", "neon-sdot" or "neon-dot"; by default this
             processor, with all that it has. For another architecture there must be a C compiler:
             `CC`, one that is named after it, or that of the extra `aot`.
         ranges: for each axis of inputs its extent, or the least and the largest one; see
@@ -312,9 +317,10 @@ class _Parts:
         if "amx_tile" in needs:
             asked.append(_MATRICES if on_linux else "0")
         if on_linux:
-            asked += [f"(getauxval(26) >> {_ARM[f]} & 1)" for f in needs if f in _ARM]
+            bits = [_ARM[f][1:] for f in needs if f in _ARM]
+            asked += [f"(getauxval({word}) >> {bit} & 1)" for word, bit in bits]
         elif self.system == "macos":
-            asked += [f'tells("hw.optional.arm.FEAT_{f.upper()}")' for f in needs if f in _ARM]
+            asked += [f'tells("hw.optional.arm.FEAT_{_ARM[f][0]}")' for f in needs if f in _ARM]
         elif set(needs) & set(_ARM):
             asked.append("0")
         return f"({' && '.join(asked) or 1})"

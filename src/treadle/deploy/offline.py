@@ -48,7 +48,7 @@ def compile_offline(
         gears: shapes of inputs by name, 2 to 100 sets of them; inputs that a gear does not name
             have the model's shape. Empty: the model's own shapes alone.
         options: of the compilation.
-        target: "generic", "avx2", "avx512", "neon" or "neon-dot"; by default this
+        target: "generic", "avx2", "avx512", "neon", "neon-sdot" or "neon-dot"; by default this
             processor, with all that it has. Weights are packed here in any case.
         ranges: for each axis of inputs its extent, or the least and the largest one, as in
             `{"image": [(1, 8), 3, (32, 640), (32, 640)]}`, in place of gears: a few programs serve

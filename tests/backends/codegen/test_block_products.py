@@ -1,10 +1,12 @@
 """Products with weights in quantized blocks: every format on every family of targets."""
 
 import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.backends.codegen.execution import assembly
 from tests.backends.codegen.irregular import FAMILIES, one_by_one, run, runner_of
 from tests.backends.codegen.test_pairs import MATRICES
 from tests.backends.codegen.test_pairs import PAIRS as DOTS
@@ -14,7 +16,7 @@ import treadle
 import treadle.functional as F
 from treadle.autodiff import GradManager
 from treadle.backends.codegen.lower import lower
-from treadle.backends.codegen.target import AVX2, AVX512
+from treadle.backends.codegen.target import AVX2, AVX512, NEON_DOT, NEON_SDOT
 from treadle.base import dtype as dt
 from treadle.base.blocks import FORMATS
 from treadle.base.blocks.activations import rounded_activations
@@ -237,14 +239,33 @@ def test_values(name, target):
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-7 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K", "IQ4_NL", "MXFP4"])
 def test_instructions_for_bytes_change_nothing(name):
-    """Interpreted: what VNNI's instruction computes is what pairs of products compute."""
+    """Interpreted: what VNNI's instruction computes is what pairs of products compute, and what
+    Arm's computes of signed levels.
+    """
     panels = to_panels(name, blocks(name, 18, 1))
     x = np.random.default_rng(2).standard_normal((2, LAYOUTS[name].elements)).astype(np.float32)
     op = BlockMatmul(name, 18)
-    results = [run(op, (x, panels), runner_of(t), target=t)[0] for t in (VNNI, AVX512)]
-    np.testing.assert_array_equal(*results)
+    targets = VNNI, AVX512, NEON_DOT, NEON_SDOT
+    first, *others = (run(op, (x, panels), runner_of(t), target=t)[0] for t in targets)
+    for result in others:
+        np.testing.assert_array_equal(result, first)
+
+
+@pytest.mark.parametrize(("target", "dot"), [(NEON_DOT, "usdot"), (NEON_SDOT, "sdot")])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_arm_multiplies_bytes_by_place(name, target, dot):
+    """High and low bytes of every level are one product of four; words come with a vector load."""
+    panels = TensorType(dt.uint8, (1, LAYOUTS[name].block))
+    for rows in (1, 3):
+        x = TensorType(dt.float32, (rows, LAYOUTS[name].elements))
+        kernel = lower(BlockMatmul(name, 16), (x, panels), (), target).launches[-1].kernel
+        text = assembly([kernel], target)
+        by_place = re.findall(rf"\t{dot}\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[\d\]", text)
+        tile = 1 if rows == 1 else 4
+        assert len(by_place) == 2 * tile * LAYOUTS[name].span // 4
+        assert not re.search(r"\t[us]?ml[as]l?2?\t", text)
 
 
 @pytest.mark.parametrize(("name", "kind"), [*zip(LAYOUTS, itertools.cycle(("int8", "int16")))])

@@ -137,7 +137,7 @@ def test_bytes_where_the_processor_multiplies_them():
 @pytest.mark.parametrize("target", (*TARGETS.values(), VNNI), ids=lambda t: t.name)
 def test_kernels_are_code_on_every_target(target):
     wanted = {"avx2": "vpmaddubsw", "avx512": "vpmaddubsw", "vnni": "vpdpbusd"}
-    wanted |= {"neon": "mla", "neon-dot": "sudot"}
+    wanted |= {"neon": "mla", "neon-sdot": "mla", "neon-dot": "sudot"}
     rng = np.random.default_rng(4)
     x, weight = values(rng, (1, 16, 6, 6), dt.int8), values(rng, (32, 16, 3, 3), dt.int8)
     op = IntConv((1, 1), ((1, 1), (1, 1)), (1, 1), 1)

@@ -36,7 +36,8 @@ def _asked_anew() -> Iterator[None]:
         (V4 | {"avx512_vnni", "avx512_bf16"} | AMX, "x86_64", "avx512", True, True),
         (V4 | {"amx_tile"}, "x86_64", "avx512", False, False),
         (frozenset(("asimd",)), "aarch64", "neon", False, False),
-        (frozenset(("asimd", "asimddp")), "aarch64", "neon", False, False),
+        (frozenset(("asimd", "asimddp")), "aarch64", "neon-sdot", False, False),
+        (frozenset(("asimddp", "bf16", "i8mm")), "aarch64", "neon-dot", True, True),
         (frozenset(("i8mm",)), "aarch64", "neon-dot", True, False),
         (frozenset(("bf16", "i8mm")), "arm64", "neon-dot", True, True),
         (frozenset(), "riscv64", "generic", False, False),
@@ -48,6 +49,7 @@ def test_targets(
     target = host.target_for(features, machine)
     assert (target.name, target.dot_int8, target.dot_bfloat16) == (name, int8, bfloat16)
     assert target.matrices == (features >= AMX and name == "avx512")
+    assert target.dot_signed == (name == "neon-sdot")
     needed = frozenset(host.required(target))
     assert needed <= features
     assert host.target_for(needed, machine) == target, "what it requires is enough for it"

@@ -21,6 +21,7 @@ class Target:
         registers: number of vector registers.
         fma: whether multiply-add is one instruction (elsewhere the printers split it).
         dot_int8: whether `dot` of bytes is an instruction (VNNI).
+        dot_signed: whether `dot` of signed bytes alone is one (Armv8.2's dot products).
         dot_bfloat16: whether `dot` of bfloat16 is an instruction.
         matrices: whether there are registers for matrices of bytes, and of bfloat16 where
             `dot_bfloat16` is set, too (AMX).
@@ -37,6 +38,7 @@ class Target:
     registers: int = 16
     fma: bool = False
     dot_int8: bool = False
+    dot_signed: bool = False
     dot_bfloat16: bool = False
     matrices: bool = False
     l1: int = 32 << 10
@@ -108,6 +110,9 @@ NEON = Target(
     l1=64 << 10,
 )
 
+NEON_SDOT = replace(NEON, name="neon-sdot", features=("+dotprod",), dot_signed=True)
+"""With sums of four products of signed bytes (Armv8.2; Cortex-A76, Neoverse N1, Apple M1)."""
+
 NEON_DOT = replace(
     NEON,
     name="neon-dot",
@@ -127,7 +132,7 @@ WASM = Target(
 )
 """WebAssembly with vectors of 128 bits, which every browser has since 2023; addresses have 32."""
 
-TARGETS = {t.name: t for t in (GENERIC, AVX2, AVX512, NEON, NEON_DOT, WASM)}
+TARGETS = {t.name: t for t in (GENERIC, AVX2, AVX512, NEON, NEON_SDOT, NEON_DOT, WASM)}
 TRIPLES = {
     "linux": "{}-unknown-linux-gnu",
     "linux-musl": "{}-unknown-linux-musl",

@@ -13,7 +13,15 @@ import numpy as np
 
 from treadle.backends.api import Support
 from treadle.backends.codegen import tuned
-from treadle.backends.codegen.target import GENERIC, NEON_DOT, TARGETS, TRIPLES, WASM, Target
+from treadle.backends.codegen.target import (
+    GENERIC,
+    NEON_DOT,
+    NEON_SDOT,
+    TARGETS,
+    TRIPLES,
+    WASM,
+    Target,
+)
 from treadle.backends.cpu import tuning_record
 from treadle.backends.cpu.allocator import HOST
 from treadle.backends.cpu.encoding import encode
@@ -302,8 +310,9 @@ def _without_asking(target: Target, system: str) -> Target:
         CompileError: the target is made of them.
     """
     # Windows tells of dot products of bytes and bfloat16 in its newest versions alone.
-    if target.name == NEON_DOT.name and system == "windows":
-        raise CompileError("cpu", "there is no target neon-dot for windows", hint="use neon")
+    if target.name in (NEON_SDOT.name, NEON_DOT.name) and system == "windows":
+        problem = f"there is no target {target.name} for windows"
+        raise CompileError("cpu", problem, hint="use neon")
     # A process asks for AMX before it uses it, and every system in another way.
     kept = tuple(f for f in target.features if not f.startswith("+amx"))
     return replace(target, features=kept, matrices=False)

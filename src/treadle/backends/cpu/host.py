@@ -15,7 +15,16 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
-from treadle.backends.codegen.target import AVX2, AVX512, GENERIC, NEON, NEON_DOT, TARGETS, Target
+from treadle.backends.codegen.target import (
+    AVX2,
+    AVX512,
+    GENERIC,
+    NEON,
+    NEON_DOT,
+    NEON_SDOT,
+    TARGETS,
+    Target,
+)
 from treadle.base.env import BFLOAT16, CPU_TARGET
 from treadle.base.errors import DeviceError
 from treadle.base.process import RUNTIME
@@ -50,6 +59,7 @@ _OPTIONAL = {
     "amx_int8": "+amx-int8",
     "bf16": "+bf16",
     "i8mm": "+i8mm",
+    "asimddp": "+dotprod",
 }
 """Features that kernels use where the processor has them: LLVM's flags by the names of
 /proc/cpuinfo."""
@@ -98,10 +108,13 @@ def target_for(features: frozenset[str], machine: str) -> Target:
     """The target of a processor with these features, as /proc/cpuinfo spells them."""
     if machine in ("aarch64", "arm64"):
         present = sorted(_ARM_DOTS & features)
+        signed = "asimddp" in features and "i8mm" not in present
+        present += ["asimddp"] * signed
         return dataclasses.replace(
-            NEON_DOT if present else NEON,
+            NEON_DOT if _ARM_DOTS & features else NEON_SDOT if signed else NEON,
             triple="",
             features=tuple(_OPTIONAL[name] for name in present),
+            dot_signed=signed,
             dot_int8="i8mm" in present,
             dot_bfloat16="bf16" in present,
         )
@@ -133,7 +146,7 @@ def required(target: Target) -> tuple[str, ...]:
 
 def _lesser(best: Target) -> list[str]:
     """Names of the targets a processor can run whose best one is this."""
-    for ladder in (["generic", "avx2", "avx512"], ["neon", "neon-dot"]):
+    for ladder in (["generic", "avx2", "avx512"], ["neon", "neon-sdot", "neon-dot"]):
         if best.name in ladder:
             return ladder[: ladder.index(best.name) + 1]
     return [best.name]

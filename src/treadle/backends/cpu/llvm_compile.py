@@ -25,6 +25,7 @@ _LENGTH = struct.Struct("<q")
 _CODEGEN_LEVEL = 2
 _LINUX_NAMES = {
     "bmi": "bmi1",
+    "dotprod": "asimddp",
     "avx512vnni": "avx512_vnni",
     "avx512bf16": "avx512_bf16",
     "amx-tile": "amx_tile",

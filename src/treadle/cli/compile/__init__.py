@@ -29,6 +29,7 @@ class InstructionSet(enum.StrEnum):
     AVX2 = "avx2"
     AVX512 = "avx512"
     NEON = "neon"
+    NEON_SDOT = "neon-sdot"
     NEON_DOT = "neon-dot"
 
 

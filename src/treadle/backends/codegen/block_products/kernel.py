@@ -8,7 +8,7 @@ Minima are multiplied with the sums of the activations, which are known already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,7 +16,7 @@ from treadle.backends.codegen.block_products.levels import Header, Levels
 from treadle.backends.codegen.block_products.rows import Records
 from treadle.backends.codegen.irregular.rows import resolve
 from treadle.backends.codegen.kernel.builder import Builder, KernelBuilder
-from treadle.backends.codegen.kernel.language import Pointer, Value, dot, fma, minimum
+from treadle.backends.codegen.kernel.language import Pointer, Value, dot, fma, minimum, shuffle
 from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.base import dtype as dt
 from treadle.base.blocks.activations import TERMS
@@ -27,6 +27,8 @@ LINE = 64
 """Bytes of a line of the cache."""
 _AHEAD = 24 * LINE
 """Distance at which weights are fetched ahead: processors look ahead, but not far enough."""
+_BY_PLACE = 4
+"""Lanes of vectors whose words are spread from loaded ones."""
 _NARROW = 7
 """Most bits of levels whose products with two bytes fit in 16 bits together."""
 
@@ -105,7 +107,7 @@ class _Product:
 
     def __init__(self, spec: BlockConfig) -> None:
         self.spec, self.layout, self.records = spec, spec.layout, spec.records
-        self.levels = Levels(spec.layout, spec.lanes)
+        self.levels = Levels(spec.layout, spec.lanes, spec.records.signed)
         self.e = KernelBuilder()
         self.p: ProductParameters[Pointer, Value] | ExpertParameters[Pointer, Value]
 
@@ -204,6 +206,7 @@ class _Product:
         levels = self.levels.words(here, group, at)
         narrow = self.layout.bits <= _NARROW
         first = inner * (records.words // records.groups)
+        word = self._spread(record)
         for r, total in enumerate(sums):
             none = e.constant(0, dt.int32, lanes)
             start = none
@@ -212,13 +215,31 @@ class _Product:
             counts = []
             for byte, count in enumerate((none, start)[-records.bytes :]):
                 for i, level in enumerate(levels):
-                    word = record[records.word(first + i, byte) + r].splat(lanes)
-                    count = dot(count, level, word.bitcast(dt.int8), narrow=narrow)
+                    four = word(records.word(first + i, byte) + r).bitcast(dt.int8)
+                    count = dot(count, level, four, narrow=narrow)
                 counts.append(count)
             count = counts[-1]
             if records.bytes == 2:
                 count = (counts[0] << 8) + count
             sums[r] = scaled(records, (record, inner, r), count, scales, total)
+
+    def _spread(self, record: Pointer) -> Callable[[int], Value]:
+        """Return what gives words of a record, by place, in every lane.
+
+        Four neighbors are loaded at a time into vectors of four lanes: Arm's instructions name one
+        of them, where a load into all lanes takes as long as a product.
+        """
+        lanes, loaded = self.spec.lanes, dict[int, Value]()
+        if lanes != _BY_PLACE:
+            return lambda place: record[place].splat(lanes)
+
+        def word(place: int) -> Value:
+            first, lane = place - place % lanes, place % lanes
+            if first not in loaded:
+                loaded[first] = record.load(first, lanes)
+            return shuffle(loaded[first], loaded[first], (lane,) * lanes)
+
+        return word
 
     def _pairs(
         self,

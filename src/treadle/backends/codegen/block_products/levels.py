@@ -13,12 +13,20 @@ Header: TypeAlias = tuple[Value, Value | None]
 """A block's `d` and, where the format has one, `m`: float32, a lane for each row."""
 
 
+MIDDLE = 128
+"""The level of 8 bits that stands for 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Reads panels of a layout, so many neighboring rows at a time."""
+    """Reads panels of a layout, so many neighboring rows at a time.
+
+    Words of levels are unsigned bytes or, `signed`, signed ones: levels of 8 bits less `MIDDLE`.
+    """
 
     layout: PanelLayout
     lanes: int
+    signed: bool = False
 
     def header(self, block: Pointer, at: Value | int) -> Header:
         """Return scale and minimum (or None) of the block at a pointer, for rows from `at` on."""
@@ -51,7 +59,7 @@ class Levels:
         return times(d, factor), -times(m, least)
 
     def words(self, piece: Pointer, group: int, at: Value | int) -> list[Value]:
-        """The levels of a group, uint8, four of each row at a time."""
+        """The levels of a group, bytes, four of each row at a time."""
         words = self._words(piece)
         many = self.layout.group // 4
         return [self._word(words, group * many + i, at) for i in range(many)]
@@ -126,8 +134,18 @@ class Levels:
                 bits &= (field.mask << field.up) * ONES
             found = bits if found is None else found | bits
         assert found is not None  # noqa: S101  (levels have bits)
-        codes = found.bitcast(dt.uint8)
-        return codes.lookup(self.layout.table) if self.layout.table else codes
+        codes, table = found.bitcast(dt.uint8), self.layout.table
+        if not self.signed:
+            return codes.lookup(table) if table else codes
+        less = MIDDLE if is_signed(self.layout) else 0
+        if table:
+            return codes.lookup(tuple((n - less) & 0xFF for n in table)).bitcast(dt.int8)
+        return (codes ^ less if less else codes).bitcast(dt.int8)
+
+
+def is_signed(layout: PanelLayout) -> bool:
+    """Return whether levels less `MIDDLE` are what a layout's values are made of."""
+    return layout.offset == MIDDLE
 
 
 def _moved(bits: Value, right: int, mask: int) -> Value:

@@ -79,7 +79,8 @@ def lower_block_matmul(
     matrices = target.matrices and estimate(m) >= _LEAST and given.k % STEP == 0
     tile = LINES if matrices else _tile(estimate(m), target)
     pairs = not matrices and in_shorts(op.activations, target)
-    records = Records(tile, LAYOUTS[op.format], op.activations, matrices, pairs)
+    signed = not matrices and target.dot_signed
+    records = Records(tile, LAYOUTS[op.format], op.activations, matrices, pairs, signed)
     rows = given.rows(records, m)
     chunk = max(1, target.l2 // 2 // given.row_bytes(records))
     spec = BlockConfig(records, x.dtype, given.lanes, vectors=_vectors(records, given.lanes))
@@ -157,7 +158,8 @@ def lower_block_experts(
         return routed_in_pairs(_pairing(op, types, given, target), types[2])
     x, panels, experts = types
     m, pairs = product(experts.shape), in_shorts(op.activations, target)
-    records = Records(1, LAYOUTS[op.format], op.activations, pairs=pairs)
+    layout, signed = LAYOUTS[op.format], target.dot_signed
+    records = Records(1, layout, op.activations, pairs=pairs, signed=signed)
     source = product(x.shape[:-1])
     rows = given.rows(records, source)
     flops, (count, each) = 2 * m * op.rows * given.k, panels.shape[:2]
@@ -234,7 +236,7 @@ def _most(target: Target) -> int:
 
 def in_shorts(activations: str, target: Target) -> bool:
     """True if integers of activations are multiplied as 16 bits: where no bytes are multiplied."""
-    return activations == "int16" and not target.dot_int8
+    return activations == "int16" and not (target.dot_int8 or target.dot_signed)
 
 
 def _vectors(records: Records, lanes: int) -> int:

@@ -14,6 +14,7 @@ import operator
 from dataclasses import dataclass
 from functools import cache, reduce
 
+from treadle.backends.codegen.block_products.levels import is_signed
 from treadle.backends.codegen.kernel.builder import KernelBuilder
 from treadle.backends.codegen.kernel.language import (
     Pointer,
@@ -39,7 +40,7 @@ class Records:
     They hold integers of a `kind`, a key of `LEVELS`. With `matrices` they are for matrix
     registers: of 64 terms, the bytes of a row side by side, 16 rows. Levels are signed there, so
     that sums begin with 0. With `pairs`, words hold two integers of 16 bits, for processors that
-    multiply these rather than bytes.
+    multiply these rather than bytes. With `signed`, levels are signed bytes.
     """
 
     tile: int
@@ -47,11 +48,12 @@ class Records:
     kind: str
     matrices: bool = False
     pairs: bool = False
+    signed: bool = False
 
     @property
     def label(self) -> str:
         """A part of the names of kernels of these records."""
-        return f"{self.kind}{'_pairs' * self.pairs}"
+        return f"{self.kind}{'_pairs' * self.pairs}{'_signed' * self.signed}"
 
     @property
     def terms(self) -> int:
@@ -94,7 +96,9 @@ class Records:
     @property
     def starts(self) -> bool:
         """True where sums begin with something."""
-        return bool(self.layout.offset) and not self.matrices
+        if self.matrices or (self.signed and is_signed(self.layout)):
+            return False
+        return bool(self.layout.offset)
 
     def total(self, group: int) -> int:
         """The place of the sums of a group."""

@@ -146,7 +146,8 @@ def _halve(p: Printer, instruction: Instruction, name: str) -> None:
 def _dot(p: Printer, instruction: Instruction) -> None:
     total, x, y = args = instruction.arguments
     kinds, result = (total.dtype, x.dtype, y.dtype), result_of(instruction)
-    if kinds == (dt.int32, dt.uint8, dt.int8) and x.lanes == y.lanes == 4 * total.lanes:
+    of_bytes = kinds in ((dt.int32, dt.uint8, dt.int8), (dt.int32, dt.int8, dt.int8))
+    if of_bytes and x.lanes == y.lanes == 4 * total.lanes:
         count, product, numbers = 4, "{} * {}", True
     elif kinds == (dt.int32, dt.int16, dt.int16) and x.lanes == y.lanes == 2 * total.lanes:
         count, product, numbers = 2, "(uint32_t)({} * {})", True

@@ -245,10 +245,13 @@ def flushed(x: Array) -> Array:
     return np.where(np.abs(x) < least, np.copysign(np.float32(0), x), x)
 
 
+_DOTS_OF_BYTES = (dt.int32, dt.uint8, dt.int8), (dt.int32, dt.int8, dt.int8)
+
+
 def _dot(instruction: Instruction, result: Type, args: list[Array]) -> Array:
     kinds = tuple(v.dtype for v in instruction.arguments)
     total, x, y = args
-    if kinds == (dt.int32, dt.uint8, dt.int8) and x.size == y.size == 4 * total.size:
+    if kinds in _DOTS_OF_BYTES and x.size == y.size == 4 * total.size:
         fours = (x.astype(np.int32) * y.astype(np.int32)).reshape(-1, 4)
         pairs = fours.reshape(-1, 2).sum(1)
         if instruction.detail and (pairs != pairs.astype(np.int16)).any():

@@ -522,8 +522,8 @@ def shuffle(x: Value, y: Value, order: Sequence[int]) -> Value:
 
 
 def dot(total: Value, x: Value, y: Value, *, narrow: bool = False) -> Value:
-    """total + the products of neighbours: four uint8 by int8 or two int16 by int16 into int32,
-    or two bfloat16 into float32. x and y have four (two) times as many lanes as `total`.
+    """total + the products of neighbours: four uint8 or int8 by int8 or two int16 by int16 into
+    int32, or two bfloat16 into float32. x and y have four (two) times as many lanes as `total`.
 
     `narrow` claims, for bytes, that the sums of the first two and of the last two products
     fit in int16: that is faster where nothing multiplies four bytes at once.

@@ -20,6 +20,8 @@ def dot(w: LLVMWriter, instruction: Instruction) -> str:
     texts = w.operand(total), w.operand(x), w.operand(y)
     if kinds == (dt.int32, dt.uint8, dt.int8) and x.lanes == y.lanes == 4 * lanes:
         return _dot_bytes(w, lanes, *texts, narrow=bool(instruction.detail))
+    if kinds == (dt.int32, dt.int8, dt.int8) and x.lanes == y.lanes == 4 * lanes:
+        return _dot_signed(w, lanes, *texts)
     if kinds == (dt.int32, dt.int16, dt.int16) and x.lanes == y.lanes == 2 * lanes:
         return _dot_shorts(w, lanes, *texts)
     if kinds == (dt.float32, dt.bfloat16, dt.bfloat16) and x.lanes == y.lanes == 2 * lanes:
@@ -51,6 +53,14 @@ def _dot_bytes(w: LLVMWriter, lanes: int, total: str, x: str, y: str, *, narrow:
     return _dot_bytes_by_pairs(w, lanes, total, x, y)
 
 
+def _dot_signed(w: LLVMWriter, lanes: int, total: str, x: str, y: str) -> str:
+    i32, bytes_ = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
+    if w.target.dot_signed and lanes == 4:
+        name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+        return w.call(i32, name, (i32, total), (bytes_, x), (bytes_, y))
+    return _dot_bytes_plain(w, lanes, total, x, y, signed=True)
+
+
 def _dot_bytes_by_pairs(w: LLVMWriter, lanes: int, total: str, x: str, y: str) -> str:
     """Add dot products of bytes to a total: x86 multiplies even and odd ones as 16-bit integers.
 
@@ -79,10 +89,12 @@ def _dot_bytes_narrow(w: LLVMWriter, lanes: int, total: str, x: str, y: str) -> 
     return w.op(f"add {i32} {total}, {fours}")
 
 
-def _dot_bytes_plain(w: LLVMWriter, lanes: int, total: str, x: str, y: str) -> str:
+def _dot_bytes_plain(
+    w: LLVMWriter, lanes: int, total: str, x: str, y: str, *, signed: bool = False
+) -> str:
     """Widen, multiply, and add every fourth product."""
     many, i32 = f"<{4 * lanes} x i32>", "i32" if lanes == 1 else f"<{lanes} x i32>"
-    a = w.op(f"zext <{4 * lanes} x i8> {x} to {many}")
+    a = w.op(f"{'sext' if signed else 'zext'} <{4 * lanes} x i8> {x} to {many}")
     b = w.op(f"sext <{4 * lanes} x i8> {y} to {many}")
     products = w.op(f"mul {many} {a}, {b}")
     for first in range(4):

@@ -33,13 +33,9 @@ def lookup(w: LLVMWriter, instruction: Instruction) -> str:
     return parts[0]
 
 
-def _is_arm(w: LLVMWriter) -> bool:
-    return w.target.triple.startswith(("aarch64", "arm64"))
-
-
 def _register(w: LLVMWriter) -> int:
     """The most bytes that an instruction looks up, 0 where there is none."""
-    if _is_arm(w):
+    if w.target.is_arm:
         return 16
     return w.target.vector_bytes if w.target.vector_bytes >= 32 else 0
 
@@ -47,7 +43,7 @@ def _register(w: LLVMWriter) -> int:
 def _of_register(w: LLVMWriter, lanes: int, x: str, table: tuple[int, ...]) -> str:
     kind = f"<{lanes} x i8>"
     entries = lane_numbers(table * (lanes // ENTRIES), "i8")
-    if _is_arm(w):
+    if w.target.is_arm:
         return w.call(kind, "llvm.aarch64.neon.tbl1.v16i8", (kind, entries), (kind, x))
     return w.call(kind, f"llvm.x86.{_X86[lanes]}", (kind, entries), (kind, x))
 
