@@ -1,12 +1,18 @@
-"""Language models beside llama.cpp and OpenVINO GenAI: reading, writing, first token, memory.
+"""Language models beside llama.cpp, OpenVINO GenAI and ONNX Runtime GenAI: speed and memory.
 
 Every side is a process of its own that loads the same GGUF file, with as many threads; processes
 take turns, and of each figure the median of all turns is kept. Tokens are made up, the likeliest
 one follows, and no text ends early.
 
     pip install --target DIR openvino-genai
+    pip install --target DIR onnxruntime-genai
     npm install --prefix DIR --ignore-scripts node-llama-cpp @node-llama-cpp/linux-x64
-    python benchmarks/llm.py model.gguf [--llama DIR] [--openvino DIR] [--turns 3] [--threads 2]
+    python benchmarks/llm.py model.gguf [--llama DIR] [--openvino DIR] [--onnx DIR]
+        [--turns 3] [--threads 2]
+
+ONNX Runtime GenAI reads a folder of its own, `model.onnx` beside `model.gguf`, as
+`python -m onnxruntime_genai.models.builder -i HF -o model.onnx -p int4 -e cpu --extra_options
+int4_accuracy_level=4` writes it from weights of the same extents: blocks of 32 in 4 bits.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ from typing import Any
 PROMPT, ANSWER, SHORT, STREAMS = 512, 64, 32, 8
 """Tokens of a prompt that is read, of an answer, of a short prompt; answers at a time."""
 HERE = Path(__file__).parent
+OPENVINO, ONNX = "OpenVINO GenAI", "ONNX Runtime GenAI"
 _FIGURES = {
     "load": ("loaded in, s", "{:.2f}", min),
     "prefill": (f"prompt of {PROMPT}, tokens/s", "{:.0f}", max),
@@ -115,6 +122,44 @@ def openvino(path: str) -> dict[str, float]:
     return found
 
 
+def onnxruntime(path: str) -> dict[str, float]:
+    """ONNX Runtime GenAI, whose model lies beside the GGUF file."""
+    genai = importlib.import_module("onnxruntime_genai")
+    threads = int(os.environ["TREADLE_NUM_THREADS"])
+    begun = time.perf_counter()
+    config = genai.Config(str(Path(path).with_suffix(".onnx")))
+    options = {"intra_op_num_threads": threads}
+    config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
+    model = genai.Model(config)
+    found = {"load": time.perf_counter() - begun}
+
+    def run(count: int, answer: int, seed: int, batch: int = 1) -> tuple[float, float]:
+        """Seconds until the first tokens, and of each step behind it."""
+        params = genai.GeneratorParams(model)
+        length = count + answer
+        params.set_search_options(
+            max_length=length, min_length=length, batch_size=batch, do_sample=False
+        )
+        generator = genai.Generator(model, params)
+        begun = time.perf_counter()
+        given = [tokens(count, seed + 9 * i) for i in range(batch)]
+        generator.append_tokens(given if batch > 1 else given[0])
+        generator.generate_next_token()
+        first = time.perf_counter() - begun
+        begun = time.perf_counter()
+        for _ in range(answer - 1):
+            generator.generate_next_token()
+        return first, (time.perf_counter() - begun) / max(1, answer - 1)
+
+    for turn in range(2):
+        first, each = run(PROMPT, ANSWER + 1, turn)
+        found |= {"prefill": PROMPT / first, "decode": 1 / each}
+        found["first"] = 1e3 * run(SHORT, 1, 99 + turn)[0]
+    found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    found["streams"] = STREAMS / run(SHORT, ANSWER + 1, 0, STREAMS)[1]
+    return found
+
+
 def measured(side: str, path: str, given: argparse.Namespace) -> dict[str, float]:
     """A side's figures of one turn, in a process of its own."""
     environment = os.environ | {"TREADLE_NUM_THREADS": str(given.threads)}
@@ -126,8 +171,8 @@ def measured(side: str, path: str, given: argparse.Namespace) -> dict[str, float
         script = (HERE / "peer_llama.mjs").read_text()
         Path(command[1]).write_text(script)  # Modules are looked for beside it.
         folder = given.llama
-    if side == "OpenVINO GenAI":
-        environment["PYTHONPATH"] = given.openvino
+    if side in (OPENVINO, ONNX):
+        environment["PYTHONPATH"] = given.openvino if side == OPENVINO else given.onnx
     done = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, check=False
     )
@@ -144,16 +189,17 @@ def main() -> None:
     parser.add_argument("files", nargs="+")
     parser.add_argument("--llama", metavar="DIR")
     parser.add_argument("--openvino", metavar="DIR")
+    parser.add_argument("--onnx", metavar="DIR")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--side", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:
-        run = openvino if given.side == "OpenVINO GenAI" else treadle
+        run = {OPENVINO: openvino, ONNX: onnxruntime}.get(given.side, treadle)
         print(json.dumps(run(given.files[0])))
         return
     sides = ["Treadle", *["llama.cpp"] * bool(given.llama)]
-    sides += ["OpenVINO GenAI"] * bool(given.openvino)
+    sides += [OPENVINO] * bool(given.openvino) + [ONNX] * bool(given.onnx)
     for path in map(os.path.abspath, given.files):
         turns: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
         for _ in range(given.turns):

@@ -1,4 +1,4 @@
-"""The benchmark workloads in Treadle; modes: compile, eager."""
+"""The benchmark workloads in Treadle; modes: compile, open batch, eager."""
 
 from __future__ import annotations
 
@@ -124,4 +124,7 @@ def tensor(array: np.ndarray) -> mge.Tensor:
 
 
 def compiled(function: Callable[..., Any], task: Task) -> Callable[..., Any]:
+    if task.mode == "open batch":
+        places = {"train": (0, 1), "chain": (0, 3)}.get(task.work.kind, (0,))
+        return mge.jit.compile(dynamic={place: {0: "n"} for place in places})(function)
     return mge.jit.compile(function) if task.mode == "compile" else function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
@@ -15,7 +16,10 @@ import treadle as mge
 import treadle.functional as F
 import treadle.module as M
 from treadle import jit
+from treadle.backends.codegen.contraction.winograd import forward as winograd_forward
+from treadle.backends.codegen.contraction.winograd import gradient as winograd_gradient
 from treadle.backends.codegen.target import TARGETS
+from treadle.backends.program import runs_of
 from treadle.engine.extents import plans
 from treadle.jit.family import Family
 
@@ -220,6 +224,65 @@ def test_bits_of_convolutions_do_not_depend_on_the_order_of_extents() -> None:
         for n in order:
             found.setdefault(n, set()).add(compiled(maps(n, CHANNELS, 12, 13)).numpy().tobytes())
     assert {n: len(bits) for n, bits in found.items()} == {3: 1, 6: 1, 7: 1, 15: 1}
+
+
+def tiled_step(channels: int) -> Callable[[mge.Tensor], tuple[mge.Tensor, ...]]:
+    """Two convolutions that Winograd's algorithm computes, and their gradients."""
+    weights = [weight(channels, channels, 3, 3) for _ in range(2)]
+    manager = mge.autodiff.GradManager().attach(weights)
+
+    def step(x: mge.Tensor) -> tuple[mge.Tensor, ...]:
+        manager.attach([x])
+        with manager:
+            y = F.conv2d(F.conv2d(x, weights[0], padding=1), weights[1], padding=1)
+            manager.backward((y * y).mean())
+        found = y, x.grad, *(w.grad for w in weights)
+        for w in (x, *weights):
+            w.grad = None
+        return found
+
+    return step
+
+
+def kernels_of(compiled: Any) -> Counter[str]:
+    """How often a program launches each kernel, at most."""
+    found: Counter[str] = Counter()
+    for variant in compiled.variants:
+        found |= Counter(run.kernel.name for run in runs_of(variant.stages.planned.plan.steps))
+    return found
+
+
+# Channels differ, because what an op was lowered to is remembered.
+@pytest.mark.parametrize(
+    ("channels", "part", "least"), [(32, "whole", 1), (48, "results", 30)], ids=["few", "many"]
+)
+def test_winograd_has_one_plan_for_many_extents(
+    channels: int, part: str, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = tiled_step(channels)
+    if part == "results":  # Many chunks, most of them empty where maps are small.
+        monkeypatch.setattr(winograd_forward, "_CHUNK", 1 << 19)
+        monkeypatch.setattr(winograd_forward, "_ITEMS", 1 << 20)
+        monkeypatch.setattr(winograd_gradient, "_VALUES", (1 << 18, 1 << 18))
+    axes = {0: {0: "n", 2: "h", 3: "w"}}
+    made: dict[tuple[int, ...], set[bytes]] = {}
+    sizes = (2, 9, 10), (3, 17, 14), (7, 12, 15), (2, 12, 12), (15, 15, 9), (4, 16, 16)
+    for order in (sizes, sizes[::-1]):
+        compiled = jit.compile(dynamic=axes, options=jit.Options(check=True))(step)
+        for n, height, width in order:
+            x = maps(n, channels, height, width)
+            found = [t.numpy() for t in compiled(x)]
+            for one, other in zip(found, step(x), strict=True):
+                want = other.numpy()
+                np.testing.assert_allclose(one, want, rtol=1e-3, atol=1e-5 * abs(want).max())
+            bits = b"".join(one.tobytes() for one in found)
+            made.setdefault((n, height, width), set()).add(bits)
+        (family,) = families_of(compiled)
+        assert not family.alone and len(family.regimes) <= 3
+        kernels = kernels_of(compiled)
+        assert {"winograd_taps_4", f"winograd_{part}_4"} <= kernels.keys()
+        assert kernels["winograd_gradients_4"] > least
+    assert all(len(bits) == 1 for bits in made.values())
 
 
 def test_products_of_pairs_have_one_plan_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

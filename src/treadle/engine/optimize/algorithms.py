@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from treadle.base import dtype as dt
 from treadle.base.estimates import estimate
-from treadle.base.shape import size_of
 from treadle.engine.cost import RATES
 from treadle.engine.optimize.bodies import Trial
+from treadle.engine.optimize.kinds import is_static
 from treadle.engine.optimize.measured import in_tiles, measured_tile
 from treadle.graph.ir import Graph, Node, Value, constant_of, remake
 from treadle.graph.regions import map_regions
@@ -164,15 +164,16 @@ def _prices(
 def _fits(node: Node, op: Convolution) -> bool:
     """Return whether a convolution is of the form that the algorithm is for."""
     _, weight, _ = op.roles([v.type for v in node.inputs], node.output.type)
-    is_static = all(v.type.is_static for v in (*node.inputs, *node.outputs))
-    if not is_static or weight.shape[2:] != (3, 3) or weight.dtype not in Winograd.dtypes:
+    if not (is_static(node) and weight.is_static):
+        return False
+    if weight.shape[2:] != (3, 3) or weight.dtype not in Winograd.dtypes:
         return False
     ones = (1, 1)
     if op.strides != ones or op.dilation != ones or op.groups != 1:
         return False
     # A gradient in x is a convolution with a padding of 2 less this one.
     wide = op.side == "input" and max(max(pair) for pair in op.padding) > 2
-    return size_of(node.output.type.shape) > 0 and not wide
+    return not wide
 
 
 def maps_of(node: Node) -> Maps:

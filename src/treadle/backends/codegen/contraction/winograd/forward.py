@@ -7,7 +7,6 @@ lanes, are computed directly.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import NamedTuple
 
 from treadle.backends.api import Support, no, yes
@@ -32,14 +31,23 @@ from treadle.backends.codegen.contraction.winograd.kernels import (
 )
 from treadle.backends.codegen.contraction.winograd.maps import (
     Maps,
+    chunks_of,
     even_block,
     launch_of,
     pitch_of,
     stack_of,
 )
-from treadle.backends.codegen.views import Strided, extents, split_after, strided_output
+from treadle.backends.codegen.views import (
+    Strided,
+    extents,
+    sizes_of,
+    split_after,
+    strided_output,
+)
 from treadle.backends.program import Ref
 from treadle.base.dtype import DType
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
 from treadle.base.symbol import Dim
 from treadle.graph.ir import Node
 from treadle.ops.movement import Transpose
@@ -136,8 +144,10 @@ def is_channels_last(x: Strided) -> bool:
 
 
 def _maps_of(op: WinogradConv, anchor: Node) -> Maps:
-    images, inputs, *source = extents(anchor.inputs[0].type.shape)
-    _, outputs, *result = extents(anchor.output.type.shape)
+    images, _, *source = sizes_of(anchor.inputs[0].type.shape)
+    *_, height, width = sizes_of(anchor.output.type.shape)
+    first, second = extents(anchor.inputs[1].type.shape)[:2]
+    outputs, inputs = (second, first) if op.transposed else (first, second)
     (top, _), (left, _) = op.effective_padding
     return Maps(
         m=op.tile,
@@ -145,7 +155,7 @@ def _maps_of(op: WinogradConv, anchor: Node) -> Maps:
         inputs=inputs,
         outputs=outputs,
         source=(source[0], source[1]),
-        result=(result[0], result[1]),
+        result=(height, width),
         low=(top, left),
     )
 
@@ -155,9 +165,9 @@ class _Area(NamedTuple):
 
     block: int
     pitch: int
-    point: int
+    point: Dim
     sums_pitch: int
-    sums_point: int
+    sums_point: Dim
 
 
 def _steps_of(matrix: Matrix) -> MapSteps[Dim]:
@@ -188,9 +198,10 @@ class _ForwardPlan:
         sums = min(self.launches.target.l2 // 4, 1 << 20) // size
         room = (values // maps.points - PAD) // pitch, (sums // maps.points - PAD) // tile.width
         most = max(_BLOCK // tile.rows * tile.rows, 1)
-        share = max(_LEAST, -(-maps.tiles // _ITEMS))
-        block = even_block(maps.tiles, min(most, share), tile.rows)
-        if min(room) >= _BLOCK and maps.tiles > (_ITEMS - 1) * block:
+        count = estimate(maps.tiles)
+        share = max(_LEAST, -(-count // _ITEMS))
+        block = even_block(count, min(most, share), tile.rows)
+        if min(room) >= _BLOCK and count > (_ITEMS - 1) * block:
             spec = self._spec("whole", values, sums)
             area = _Area(block, pitch, block * pitch + PAD, tile.width, block * tile.width + PAD)
             self._launch(spec, area, (0, maps.tiles), panels=panels)
@@ -203,18 +214,19 @@ class _ForwardPlan:
         width = -(-maps.outputs // tile.width) * tile.width
         sums_pitch = pitch_of(width)
         most = max(tile.rows, _CHUNK // (maps.points * (pitch + sums_pitch) * size))
-        chunk = even_block(maps.tiles, most, tile.rows)
+        chunks = chunks_of(maps.tiles, most, tile.rows)
+        chunk = chunks[0][1]
         point, sums_point = (chunk * n + PAD for n in (pitch, sums_pitch))
         values = launches.workspace(maps.points * point * size)
         sums = launches.workspace(maps.points * sums_point * size)
-        area = _Area(max(1, min(8, chunk // 16)), pitch, point, sums_pitch, sums_point)
+        block = max(1, min(8, estimate(chunk) // 16))
+        area = _Area(block, pitch, point, sums_pitch, sums_point)
         ours = launches.problem
         a = stack_of(values, self.dtype, point, pitch)
         b = stack_of(panels, self.dtype, maps.weights(tile.width), tile.width)
         c = stack_of(sums, self.dtype, sums_point, sums_pitch)
         inputs, results = self._spec("inputs", 0, 0), self._spec("results", 0, 0)
-        for first in range(0, maps.tiles, chunk):
-            count = min(chunk, maps.tiles - first)
+        for first, count in chunks:
             self._launch(inputs, area, (first, count), values=values)
             extents = (maps.points,), count, width, maps.inputs
             launches.problem = ContractionProblem(*extents, a, b, (), (c,), plain(self.dtype))
@@ -261,7 +273,7 @@ class _ForwardPlan:
         self,
         spec: WinogradConfig,
         area: _Area,
-        tiles: tuple[int, int],
+        tiles: tuple[Dim, Dim],
         *,
         panels: Ref | None = None,
         values: Ref | None = None,
@@ -286,12 +298,12 @@ class _ForwardPlan:
         launch = launch_of(map_kernel(spec), given, items, flops, nbytes)
         self.launches.launches.append(launch)
 
-    def _work(self, part: Part) -> tuple[int, int]:
+    def _work(self, part: Part) -> tuple[Dim, Dim]:
         """Operations and bytes of a launch."""
         maps, size = self.maps, self.dtype.itemsize
         values, sums = (maps.points * maps.tiles * n for n in (maps.inputs, maps.outputs))
-        read = maps.images * prod(maps.source) * maps.inputs * self.source.itemsize
-        written = maps.images * prod(maps.result) * maps.outputs * self.source.itemsize
+        read = maps.images * product(maps.source) * maps.inputs * self.source.itemsize
+        written = maps.images * product(maps.result) * maps.outputs * self.source.itemsize
         if part == "inputs":
             return 4 * values, read + values * size
         if part == "results":

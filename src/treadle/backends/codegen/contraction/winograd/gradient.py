@@ -36,6 +36,7 @@ from treadle.backends.codegen.contraction.winograd.kernels import (
 from treadle.backends.codegen.contraction.winograd.kernels import WinogradConfig as MapConfig
 from treadle.backends.codegen.contraction.winograd.maps import (
     Maps,
+    chunks_of,
     even_block,
     launch_of,
     pitch_of,
@@ -47,9 +48,10 @@ from treadle.backends.codegen.contraction.winograd.taps import (
     TapsSpec,
     taps_kernel,
 )
-from treadle.backends.codegen.views import extents
+from treadle.backends.codegen.views import extents, sizes_of
 from treadle.backends.program import Ref
 from treadle.base.dtype import DType
+from treadle.base.estimates import estimate
 from treadle.base.symbol import Dim
 from treadle.graph.ir import Node
 from treadle.ops.elementwise import Add
@@ -102,10 +104,11 @@ def lower(request: LoweringRequest) -> Answer:
 
 
 def _maps_of(op: WinogradConvGradWeight, anchor: Node) -> Maps:
-    images, inputs, *source = extents(anchor.inputs[0].type.shape)
-    _, outputs, *result = extents(anchor.inputs[1].type.shape)
+    images, _, *source = sizes_of(anchor.inputs[0].type.shape)
+    *_, height, width = sizes_of(anchor.inputs[1].type.shape)
+    outputs, inputs = extents(anchor.output.type.shape)[:2]
     low = op.padding[0][0], op.padding[1][0]
-    sides = (source[0], source[1]), (result[0], result[1])
+    sides = (source[0], source[1]), (height, width)
     return Maps(op.tile, images, inputs, outputs, *sides, low)
 
 
@@ -133,49 +136,47 @@ class _GradientPlan:
         pitches = pitch_of(self.columns), pitch_of(maps.outputs)
         wanted = 2 * maps.points * maps.outputs * pitches[0] * size
         most = sorted((*_VALUES, wanted))[1] // (maps.points * sum(pitches) * size)
-        chunk = even_block(maps.tiles, max(most, 8), 8)
-        inputs, gradients = (self._area(chunk, pitch) for pitch in pitches)
-        sums = self._area(self._rows(chunk), pitches[0])
+        chunks = chunks_of(maps.tiles, max(most, 8), 8)
+        inputs, gradients = (self._area(chunks[0][1], pitch) for pitch in pitches)
+        sums = self._area(self._rows(len(chunks)), pitches[0])
         dy = replace(maps, inputs=maps.outputs, source=maps.result, low=(0, 0))
-        for first in range(0, maps.tiles, chunk):
-            count = min(chunk, maps.tiles - first)
+        for number, (first, count) in enumerate(chunks, 1):
             ours = self.launches.problem
             self._transform("inputs", maps, ours.b, inputs, (first, count))
             self._transform("gradients", dy, ours.a, gradients, (first, count))
-            is_last = first + count == maps.tiles
-            for row, rows in self._blocks(chunk):
+            for row, rows in self._blocks(len(chunks)):
                 a = replace(gradients.transposed(), offset=row)
-                self._multiply(a, inputs, sums, (rows, count), adds=first > 0)
-                if is_last:
+                self._multiply(a, inputs, sums, (rows, count), adds=number > 1)
+                if number == len(chunks):
                     self._finish(sums, row, rows)
 
-    def _rows(self, chunk: int) -> int:
+    def _rows(self, chunks: int) -> int:
         """Output channels of a product: all of them where sums have to wait for another chunk."""
         maps = self.maps
-        if chunk < maps.tiles:
+        if chunks > 1:
             return maps.outputs
         nbytes = maps.points * pitch_of(self.columns) * self.dtype.itemsize
         return even_block(maps.outputs, max(_SUMS // nbytes, self.tile.rows), self.tile.rows)
 
-    def _blocks(self, chunk: int) -> Iterator[tuple[int, int]]:
+    def _blocks(self, chunks: int) -> Iterator[tuple[int, int]]:
         """First output channel of every product, and how many it has."""
-        rows = self._rows(chunk)
+        rows = self._rows(chunks)
         for row in range(0, self.maps.outputs, rows):
             yield row, min(rows, self.maps.outputs - row)
 
-    def _area(self, rows: int, pitch: int) -> Matrix:
+    def _area(self, rows: Dim, pitch: int) -> Matrix:
         """Workspace for so many rows per point."""
         point = rows * pitch + PAD
         place = self.launches.workspace(self.maps.points * point * self.dtype.itemsize)
         return stack_of(place, self.dtype, point, pitch)
 
     def _transform(
-        self, part: Part, maps: Maps, source: Matrix, made: Matrix, tiles: tuple[int, int]
+        self, part: Part, maps: Maps, source: Matrix, made: Matrix, tiles: tuple[Dim, Dim]
     ) -> None:
         """The tiles of an operand from the first on, so many."""
         count = tiles[1]
         spec = MapConfig(part, maps.m, self.source, self.tile, NOTHING, 0, 0, _PATCH)
-        block = max(1, min(8, count // 16))
+        block = max(1, min(8, estimate(count) // 16))
         given: MapParameters[Ref, Dim] = MapParameters(
             x=source.place,
             panels=None,
@@ -193,7 +194,7 @@ class _GradientPlan:
         self.launches.launches.append(launch)
 
     def _multiply(
-        self, a: Matrix, b: Matrix, sums: Matrix, sizes: tuple[int, int], *, adds: bool
+        self, a: Matrix, b: Matrix, sums: Matrix, sizes: tuple[int, Dim], *, adds: bool
     ) -> None:
         """The products of all points, added to those of earlier tiles."""
         launches, (rows, terms) = self.launches, sizes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from treadle.backends.codegen.contraction.shared.problem import Matrix
@@ -11,7 +11,9 @@ from treadle.backends.codegen.contraction.winograd.kernels import PAD, BlockSize
 from treadle.backends.codegen.kernel.records import RecordedKernel
 from treadle.backends.program import Launch, Ref
 from treadle.base.dtype import DType
-from treadle.base.symbol import Dim
+from treadle.base.estimates import estimate
+from treadle.base.shape import product
+from treadle.base.symbol import Dim, maximum, minimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,11 @@ class Maps:
     """
 
     m: int
-    images: int
+    images: Dim
     inputs: int
     outputs: int
-    source: tuple[int, int]
-    result: tuple[int, int]
+    source: tuple[Dim, Dim]
+    result: tuple[Dim, Dim]
     low: tuple[int, int]
 
     @property
@@ -35,15 +37,15 @@ class Maps:
         return (self.m + 2) ** 2
 
     @property
-    def grid(self) -> tuple[int, int]:
+    def grid(self) -> tuple[Dim, Dim]:
         """Tiles per column and per line."""
         height, width = self.result
         return -(-height // self.m), -(-width // self.m)
 
     @property
-    def tiles(self) -> int:
+    def tiles(self) -> Dim:
         """All tiles of all images."""
-        return self.images * prod(self.grid)
+        return self.images * product(self.grid)
 
     def weights(self, width: int) -> int:
         """Elements of the transformed weights of one point, in panels of this width."""
@@ -55,7 +57,7 @@ class Maps:
         return SourceSizes(self.inputs, height, width, *self.low, height * line, line, panels_point)
 
     def block_sizes(
-        self, tiles: tuple[int, int], block: int, columns: int, pitch: Dim, point: Dim
+        self, tiles: tuple[Dim, Dim], block: int, columns: int, pitch: Dim, point: Dim
     ) -> BlockSizes[Dim]:
         """Blocks of `tiles`: the first one, and how many."""
         down, across = self.grid
@@ -72,17 +74,33 @@ def even_block(tiles: int, most: int, rows: int) -> int:
     return rounded if rounded <= most else max(1, most)
 
 
+def chunks_of(tiles: Dim, most: int, rows: int) -> Sequence[tuple[Dim, Dim]]:
+    """First tile and number of tiles of each chunk: at most `most` in one, shared out evenly.
+
+    How many chunks there are of an open number of tiles is decided at the hints of the cell, so
+    that sums over chunks do not depend on who called first; chunks grow with the tiles.
+    """
+    if isinstance(tiles, int):
+        chunk = even_block(tiles, most, rows)
+        return [(first, min(chunk, tiles - first)) for first in range(0, tiles, chunk)]
+    count = -(-estimate(tiles) // max(1, most))
+    chunk = -(-tiles // count)
+    firsts = [chunk * i for i in range(count)]
+    # Where tiles are few, the last chunks have none.
+    return [(first, minimum(chunk, maximum(tiles - first, 0))) for first in firsts]
+
+
 def pitch_of(count: int) -> int:
     """Elements from row to row: whole lines of the cache, and one more."""
     return -(-count // 16) * 16 + PAD
 
 
-def stack_of(place: Ref, dtype: DType, batch: int, row: int) -> Matrix:
+def stack_of(place: Ref, dtype: DType, batch: Dim, row: int) -> Matrix:
     """One matrix per point, `batch` elements apart."""
     return Matrix(place.kind, place.index, dtype, 0, (batch,), row, 1)
 
 
-def launch_of(made: RecordedKernel, given: Any, items: int, flops: int, nbytes: int) -> Launch:
+def launch_of(made: RecordedKernel, given: Any, items: Dim, flops: Dim, nbytes: Dim) -> Launch:
     """A launch, which one thread runs alone where there is little to do."""
-    serial = max(flops, nbytes) < 1 << 17
+    serial = max(estimate(flops), estimate(nbytes)) < 1 << 17
     return made.launch(given, items=items, serial=serial, flops=flops, nbytes=nbytes)
