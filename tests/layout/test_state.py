@@ -22,6 +22,7 @@ DECLARED = """
     autodiff/finite.py _DROPPED
     backends/c_loaders.py _LOADERS _HEARD
     backends/codegen/lowering.py LOWERINGS
+    backends/codegen/lowering.py TAKING_EMPTY
     backends/openvino/table.py TABLE
     base/loc.py _CALLERS
     base/observer.py _READERS

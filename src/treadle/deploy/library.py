@@ -28,14 +28,12 @@ from treadle.base.errors import CompileError
 from treadle.base.version import VERSION
 from treadle.deploy.c_text import kernel_table
 from treadle.deploy.extents_text import gear_tables
+from treadle.deploy.phases import Compiled, compiled
 from treadle.deploy.prepared import WASM, PreparedWeights
-from treadle.deploy.ranges import Maker, Wanted, opened
+from treadle.deploy.ranges import Maker, Wanted
 from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
-from treadle.engine.package.extents import Ranges
 from treadle.engine.package.models import Model
-from treadle.engine.package.native_part import Gear
-from treadle.graph.ir import Value
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 _CPUID = {
@@ -150,19 +148,11 @@ def write_library(
     compiler = compiler_for(chosen, target, system)
     weights = PreparedWeights()
     make = Maker(chosen, compiler, weights, "library")
-    declared = None
-    if ranges is None:
-        named_ends(model.graph.inputs, model.inputs)
-        made = [make.fixed(model.graph)]
-    else:
-        wide = opened(model, ranges)
-        made = make.programs(wide)
-        declared = wide.declared(model.graph, [gear for gear, _ in made])
-    gears = [gear for gear, _ in made]
-    linked = compiler.linked([program for _, program in made], f"{name}_rt_")
+    made = compiled(make, model, ranges)
+    linked = compiler.linked(list(made.programs), f"{name}_rt_")
     names = model.inputs, model.outputs
     there = system or _HERE
-    parts = _Parts(name, linked, gears, weights.joined(), names, declared, there)
+    parts = _Parts(name, linked, made, weights.joined(), names, there)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     library = place / _SYSTEMS[there][0].format(name)
@@ -170,8 +160,8 @@ def write_library(
     with tempfile.TemporaryDirectory(prefix="treadle-") as scratch:
         parts.build(Path(scratch), library)
     header.write_text(_text("model.h", name), encoding="utf-8")
-    extents = {} if declared is None else dict(declared.extents)
-    return Library(library, header, weights.nbytes, max(g.arena for g in gears), extents)
+    extents = {} if made.ranges is None else dict(made.ranges.extents)
+    return Library(library, header, weights.nbytes, max(g.arena for g in made.gears), extents)
 
 
 def compiler_for(options: Options, target: str | None, system: str = "") -> Any:
@@ -191,18 +181,6 @@ def compiler_for(options: Options, target: str | None, system: str = "") -> Any:
         problem = "the engine knows no other targets and systems"
         raise CompileError("library", problem, hint="leave them out")
     return found.toward(target or "", system)
-
-
-def named_ends(values: Sequence[Value], names: Sequence[str]) -> list[tuple[str, Value]]:
-    """Inputs or outputs with their names.
-
-    Raises:
-        CompileError: one has extents that are not numbers.
-    """
-    for name, value in zip(names, values, strict=True):
-        if not value.type.is_static:
-            raise CompileError("library", f"{name} has symbolic extents", saw=str(value.type))
-    return list(zip(names, values, strict=True))
 
 
 # -- files -------------------------------------------------------------------------------------
@@ -225,10 +203,9 @@ class _Parts:
 
     name: str
     linked: Linked
-    gears: Sequence[Gear]
+    made: Compiled
     weights: Array
     names: tuple[Sequence[str], Sequence[str]]
-    ranges: Ranges | None
     system: str
 
     def build(self, folder: Path, target: Path) -> None:
@@ -305,7 +282,7 @@ class _Parts:
             f"extern void {name}_rt_stop(void *);",
             f"extern int64_t {name}_rt_evaluate(const int32_t *, int64_t, int64_t *);",
             *kernel_table(linked.symbols),
-            *gear_tables(name, self.gears, linked.programs, self.names, self.ranges),
+            *gear_tables(name, self.made, linked.programs, self.names),
         ]
         return "\n".join((*lines, ""))
 
@@ -378,7 +355,6 @@ __all__ = [
     "Library",
     "compiler_command",
     "compiler_for",
-    "named_ends",
     "run_compiler",
     "write_library",
 ]

@@ -47,7 +47,7 @@ typedef struct {
 typedef struct {
   int64_t words;          /* where its words begin */
   int64_t arena;          /* bytes of scratch memory, at most */
-  const int64_t *ranges;  /* least and largest of each extent of the library */
+  const int64_t *ranges;  /* least and largest of each extent that its phase knows */
   const int64_t *given;   /* extents that its code takes, by number */
   int64_t given_count;
   const int64_t *start;   /* registers before evaluation */
@@ -55,10 +55,21 @@ typedef struct {
   Code code;
   const Code *orders;     /* ways to lay out scratch memory */
   int64_t order_count, peak, least; /* and registers: bytes of it, bytes in any case */
-  const int64_t *results; /* registers of all extents of all outputs */
+  const int64_t *results; /* registers of all extents of all results */
   const Stop *stops;
   int64_t stop_count;
 } Gear;
+
+/* Programs for all extents that are known by then; data decide those of the next phase. Values have
+ * numbers: inputs of the model first, then the results of each phase. */
+typedef struct {
+  int64_t gears, gear_count; /* the first, and how many */
+  int64_t known;             /* how many extents are known before it */
+  const int64_t *takes;      /* the values that it takes */
+  int64_t inputs;
+  int64_t first, results;    /* its results: the first value, and how many */
+  int64_t found;             /* extents that it finds: the last results are rows and their number */
+} Phase;
 
 #include "NAME_parts.h"
 
@@ -229,18 +240,27 @@ static Core *core_new(int threads, const NAME_allocator *from) {
 
 enum { ENDS = INPUTS + OUTPUTS, DONE = -1 };
 
-struct NAME_model {
-  Core *core;
+/* A phase of an instance: the program for its extents, and the table that it runs on. */
+typedef struct {
   const Gear *gear; /* NULL until there are extents */
-  char *arena;
-  size_t arena_bytes;
-  void *own[OUTPUTS + 1];
-  size_t own_bytes[OUTPUTS + 1];
-  NAME_tensor ends[ENDS + 1];
-  int64_t shapes[AXES + 1];
+  int64_t extents[KNOWN + 1];
   int64_t bases[BASES];
   int64_t registers[REGISTERS + 1];
+} Part;
+
+struct NAME_model {
+  Core *core;
+  int is_done; /* whether a run has told what data decide */
+  char *arena;
+  size_t arena_bytes;
+  int64_t values[VALUES + 1]; /* addresses: the caller's, or own memory */
+  size_t nbytes[VALUES + 1];
+  void *own[VALUES + 1];
+  size_t own_bytes[VALUES + 1];
+  NAME_tensor ends[ENDS + 1];
+  int64_t shapes[AXES + 1];
   int64_t tried[REGISTERS + 1];
+  Part parts[PHASES];
 };
 
 static int instance(Core *core, NAME_model **made) {
@@ -250,7 +270,6 @@ static int instance(Core *core, NAME_model **made) {
   memset(model, 0, sizeof *model);
   model->core = core;
   atomic_fetch_add(&core->users, 1);
-  model->bases[ENDS] = model->bases[ENDS + 1] = (int64_t)(intptr_t)NAME_weights;
   if (!EXTENTS) {
     int status = NAME_set_extents(model, NULL, 0);
     if (status) {
@@ -270,17 +289,17 @@ EXPORT const NAME_extent *NAME_extent_of(int number) {
   return number >= 0 && number < EXTENTS ? extents_known + number : NULL;
 }
 
-static int told(int status, const int64_t *extents, const char *text) {
+static int told(int status, const int64_t *extents, int64_t known, const char *text) {
   int at = snprintf(message, sizeof message, "NAME: %s", text);
-  for (int i = 0; i < EXTENTS && at >= 0 && at < (int)sizeof message; i++)
+  for (int64_t i = 0; i < known && at >= 0 && at < (int)sizeof message; i++)
     at += snprintf(message + at, sizeof message - (size_t)at, "%s%s = %lld", i ? ", " : " ",
                    extents_known[i].name, (long long)extents[i]);
   return status;
 }
 
 /* Whether a program serves extents; if so, `tried` holds its numbers. */
-static int serves(const Gear *gear, const int64_t *extents, int64_t *tried, int *wide) {
-  for (int i = 0; i < EXTENTS; i++)
+static int serves(const Gear *gear, const int64_t *extents, int64_t known, int64_t *tried, int *wide) {
+  for (int64_t i = 0; i < known; i++)
     if (extents[i] < gear->ranges[2 * i] || extents[i] > gear->ranges[2 * i + 1]) return 0;
   memcpy(tried, gear->start, sizeof(int64_t) * (size_t)gear->registers);
   for (int i = 0; i < gear->given_count; i++) tried[i] = extents[gear->given[i]];
@@ -305,26 +324,66 @@ static int serves(const Gear *gear, const int64_t *extents, int64_t *tried, int 
   return 1;
 }
 
-/* Inputs and outputs at the extents of the registers; those of another size are to be set again. */
-static void settle(NAME_model *model, const Gear *gear, const int64_t *extents) {
-  const int64_t *result = gear->results;
-  int64_t *shape = model->shapes;
-  for (int i = 0; i < ENDS; i++) {
-    const NAME_tensor *known = i < INPUTS ? inputs + i : outputs + (i - INPUTS);
-    NAME_tensor *end = model->ends + i;
-    size_t nbytes = (size_t)item_bytes[i];
-    for (int axis = 0; axis < known->ndim; axis++) {
-      int64_t open = axes[shape - model->shapes + axis];
-      int64_t extent = i >= INPUTS ? model->registers[*result++] : open >= 0 ? open : extents[-1 - open];
-      shape[axis] = extent;
-      nbytes *= (size_t)extent;
-    }
-    if (!end->name || nbytes != end->nbytes) model->bases[i] = 0;
-    *end = *known;
-    end->shape = shape;
-    end->nbytes = nbytes;
-    shape += known->ndim;
+/* Begin or end an input or output at these extents; one of another size is to be set again. */
+static void settle_end(NAME_model *model, int number, const int64_t *extents) {
+  const NAME_tensor *known = number < INPUTS ? inputs + number : outputs + (number - INPUTS);
+  int64_t value = number < INPUTS ? number : output_values[number - INPUTS];
+  NAME_tensor *end = model->ends + number;
+  int64_t *shape = model->shapes + axes_at[number];
+  size_t nbytes = (size_t)item_bytes[value];
+  for (int axis = 0; axis < known->ndim; axis++) {
+    shape[axis] = extents[axis];
+    nbytes *= (size_t)extents[axis];
   }
+  if (!end->name || nbytes != end->nbytes) model->values[value] = 0;
+  *end = *known;
+  end->shape = shape;
+  end->nbytes = nbytes;
+}
+
+/* The results of a phase at the extents of its registers. */
+static void settle(NAME_model *model, const Phase *phase, const Part *part) {
+  const int64_t *result = part->gear->results;
+  for (int64_t v = phase->first; v < phase->first + phase->results; v++) {
+    int64_t shape[MOST_AXES + 1];
+    size_t nbytes = (size_t)item_bytes[v];
+    for (int64_t axis = 0; axis < value_axes[v]; axis++) {
+      shape[axis] = part->registers[*result++];
+      nbytes *= (size_t)shape[axis];
+    }
+    model->nbytes[v] = nbytes;
+    if (value_outputs[v] >= 0) settle_end(model, INPUTS + (int)value_outputs[v], shape);
+  }
+}
+
+/* Have a phase serve extents, of which the first are known; where it fails, it is as it was. */
+static int choose(NAME_model *model, const Phase *phase, const int64_t *extents) {
+  Part *part = model->parts + (phase - phases);
+  const Gear *gear = NULL;
+  int wide = 0;
+  for (int64_t i = 0; i < phase->gear_count && !gear; i++)
+    if (serves(gears + phase->gears + i, extents, phase->known, model->tried, &wide))
+      gear = gears + phase->gears + i;
+  if (!gear)
+    return told(NAME_BAD_EXTENT, extents, phase->known,
+                wide ? "sizes are beyond 64 bits at" : "the model does not take");
+  int64_t peak = model->tried[gear->order_count ? gear->peak : gear->least];
+  if (peak < 0 || peak > gear->arena)
+    return told(NAME_NO_MEMORY, extents, phase->known, "more scratch memory than declared is needed at");
+  if (!model->arena || (size_t)peak > model->arena_bytes) {
+    char *arena = allocate(&model->core->allocator, (size_t)peak);
+    if (!arena) return told(NAME_NO_MEMORY, extents, phase->known, "there is no scratch memory for");
+    release(&model->core->allocator, model->arena, model->arena_bytes);
+    model->arena = arena;
+    model->arena_bytes = (size_t)peak;
+  }
+  memcpy(part->registers, model->tried, sizeof(int64_t) * (size_t)gear->registers);
+  memcpy(part->bases + phase->inputs + phase->results + 3, part->registers + gear->first,
+         sizeof(int64_t) * (size_t)(gear->registers - gear->first));
+  memcpy(part->extents, extents, sizeof(int64_t) * (size_t)phase->known);
+  part->gear = gear;
+  settle(model, phase, part);
+  return NAME_OK;
 }
 
 EXPORT int NAME_set_extents(NAME_model *model, const int64_t *extents, size_t count) {
@@ -337,38 +396,32 @@ EXPORT int NAME_set_extents(NAME_model *model, const int64_t *extents, size_t co
              known->name, (long long)extents[i], (long long)known->low, (long long)known->high);
     return NAME_BAD_EXTENT;
   }
-  const Gear *gear = NULL;
-  int wide = 0;
-  for (int i = 0; i < GEARS && !gear; i++)
-    if (serves(gears + i, extents, model->tried, &wide)) gear = gears + i;
-  if (!gear)
-    return told(NAME_BAD_EXTENT, extents, wide ? "sizes are beyond 64 bits at" : "the model does not take");
-  int64_t peak = model->tried[gear->order_count ? gear->peak : gear->least];
-  if (peak < 0 || peak > gear->arena)
-    return told(NAME_NO_MEMORY, extents, "more scratch memory than declared is needed at");
-  if (!model->arena || (size_t)peak > model->arena_bytes) {
-    char *arena = allocate(&model->core->allocator, (size_t)peak);
-    if (!arena) return told(NAME_NO_MEMORY, extents, "there is no scratch memory for");
-    release(&model->core->allocator, model->arena, model->arena_bytes);
-    model->arena = arena;
-    model->arena_bytes = (size_t)peak;
+  int status = choose(model, phases, extents);
+  if (status) return status;
+  model->is_done = 0;
+  for (int i = 0; i < ENDS; i++) { /* Outputs of later phases are set here if all is known of them. */
+    int64_t shape[MOST_AXES + 1];
+    if (i >= INPUTS && (output_found[i - INPUTS] || output_values[i - INPUTS] < phases[0].first + phases[0].results))
+      continue;
+    for (int64_t axis = axes_at[i]; axis < axes_at[i + 1]; axis++)
+      shape[axis - axes_at[i]] = axes[axis] >= 0 ? axes[axis] : extents[-1 - axes[axis]];
+    settle_end(model, i, shape);
   }
-  memcpy(model->registers, model->tried, sizeof(int64_t) * (size_t)gear->registers);
-  model->bases[ENDS + 2] = (int64_t)(intptr_t)model->arena;
-  memcpy(model->bases + ENDS + 3, model->registers + gear->first,
-         sizeof(int64_t) * (size_t)(gear->registers - gear->first));
-  model->gear = gear;
-  settle(model, gear, extents);
   return NAME_OK;
 }
 
 EXPORT const NAME_tensor *NAME_input_at(const NAME_model *model, int number) {
-  return model && model->gear && number >= 0 && number < INPUTS ? model->ends + number : NULL;
+  return model && model->parts->gear && number >= 0 && number < INPUTS ? model->ends + number : NULL;
+}
+
+/* Whether the extents of an output are known by now. */
+static int is_known(const NAME_model *model, int number) {
+  if (!model || !model->parts->gear || number < 0 || number >= OUTPUTS) return 0;
+  return model->is_done || !output_found[number];
 }
 
 EXPORT const NAME_tensor *NAME_output_at(const NAME_model *model, int number) {
-  int known = model && model->gear && number >= 0 && number < OUTPUTS;
-  return known ? model->ends + INPUTS + number : NULL;
+  return is_known(model, number) ? model->ends + INPUTS + number : NULL;
 }
 
 /* -- instances, from outside --------------------------------------------------------------------- */
@@ -399,7 +452,7 @@ EXPORT void NAME_destroy(NAME_model *model) {
   if (!model) return;
   Core *core = model->core;
   const NAME_allocator *from = &core->allocator;
-  for (int i = 0; i < OUTPUTS; i++) release(from, model->own[i], model->own_bytes[i]);
+  for (int i = 0; i < VALUES; i++) release(from, model->own[i], model->own_bytes[i]);
   release(from, model->arena, model->arena_bytes);
   release(from, model, sizeof *model);
   core_release(core);
@@ -419,30 +472,37 @@ EXPORT const NAME_tensor *NAME_output(int number) {
 EXPORT int NAME_set_input(NAME_model *model, int number, const void *data) {
   if (!model || !data || number < 0 || number >= INPUTS)
     return failed(NAME_BAD_ARGUMENT, "set_input takes a model, the number of an input, and memory");
-  model->bases[number] = (int64_t)(intptr_t)data;
+  model->values[number] = (int64_t)(intptr_t)data;
   return NAME_OK;
 }
 
 EXPORT int NAME_set_output(NAME_model *model, int number, void *data) {
   if (!model || !data || number < 0 || number >= OUTPUTS)
     return failed(NAME_BAD_ARGUMENT, "set_output takes a model, the number of an output, and memory");
-  model->bases[INPUTS + number] = (int64_t)(intptr_t)data;
+  if (output_found[number])
+    return failed(NAME_BAD_ARGUMENT, "data decide the size of this output: get_output has it after a run");
+  model->values[output_values[number]] = (int64_t)(intptr_t)data;
   return NAME_OK;
 }
 
-EXPORT void *NAME_get_output(NAME_model *model, int number) {
-  if (!model || !model->gear || number < 0 || number >= OUTPUTS) return NULL;
-  int64_t *base = model->bases + INPUTS + number;
-  size_t nbytes = model->ends[INPUTS + number].nbytes;
-  if (!*base) {
-    if (!model->own[number] || model->own_bytes[number] < nbytes) {
-      release(&model->core->allocator, model->own[number], model->own_bytes[number]);
-      model->own[number] = allocate(&model->core->allocator, nbytes);
-      model->own_bytes[number] = model->own[number] ? nbytes : 0;
+/* The memory of a value: what was set, or own memory, which grows; NULL where there is none. */
+static void *placed(NAME_model *model, int64_t value, size_t nbytes) {
+  if (!model->values[value]) {
+    if (!model->own[value] || model->own_bytes[value] < nbytes) {
+      release(&model->core->allocator, model->own[value], model->own_bytes[value]);
+      model->own[value] = allocate(&model->core->allocator, nbytes);
+      model->own_bytes[value] = model->own[value] ? nbytes : 0;
     }
-    *base = (int64_t)(intptr_t)model->own[number];
+    model->values[value] = (int64_t)(intptr_t)model->own[value];
   }
-  return (void *)(intptr_t)*base;
+  return (void *)(intptr_t)model->values[value];
+}
+
+EXPORT void *NAME_get_output(NAME_model *model, int number) {
+  if (!is_known(model, number)) return NULL;
+  int64_t value = output_values[number];
+  if (output_found[number]) return (void *)(intptr_t)model->values[value];
+  return placed(model, value, model->ends[INPUTS + number].nbytes);
 }
 
 /* -- a run ------------------------------------------------------------------------------------- */
@@ -507,29 +567,76 @@ static int run_with_room(Run *run) {
   return 1;
 }
 
-EXPORT int NAME_run(NAME_model *model) {
-  if (!model) return failed(NAME_BAD_ARGUMENT, "run takes a model");
-  if (!model->gear) return failed(NAME_BAD_ARGUMENT, "no extents have been set: set_extents");
-  const Gear *gear = model->gear;
-  for (int i = 0; i < INPUTS; i++)
-    if (!model->bases[i]) return failed(NAME_BAD_ARGUMENT, "an input has not been set");
-  for (int i = 0; i < OUTPUTS; i++)
-    if (!NAME_get_output(model, i)) return failed(NAME_NO_MEMORY, "there is no memory for outputs");
-  /* The executor finds the table of addresses through an array object; this is its one field. */
-  struct { int64_t before[ARRAY_DATA_WORD]; int64_t *data; } table = {{0}, model->bases};
-  Run run = {model->core, gear, &table, -1};
-  if (!run_with_room(&run))
-    return failed(NAME_NO_THREAD, "the caller's stack is too small, and no thread could be started");
-  int64_t reached = run.reached;
-  if (reached == -1) return NAME_OK;
-  for (int64_t i = 0; i < gear->stop_count; i++) {
-    const Stop *stop = gear->stops + i;
+/* Say which index was out of range where a program has stopped. */
+static int stopped(const Part *part, int64_t reached) {
+  for (int64_t i = 0; i < part->gear->stop_count; i++) {
+    const Stop *stop = part->gear->stops + i;
     if (stop->step != reached) continue;
-    const char *found = (const char *)(intptr_t)model->bases[stop->base] + stop->offset;
-    int64_t extent = stop->place < 0 ? stop->extent : model->registers[stop->place];
+    const char *found = (const char *)(intptr_t)part->bases[stop->base] + stop->offset;
+    int64_t extent = stop->place < 0 ? stop->extent : part->registers[stop->place];
     snprintf(message, sizeof message, "NAME: %s: index %lld is out of range for an extent of %lld",
              stop->op, (long long)((const int64_t *)found)[1], (long long)extent);
     return NAME_BAD_INDEX;
   }
   return failed(NAME_BAD_ARGUMENT, "the program stopped early");
+}
+
+/* Run a phase at its extents. */
+static int run_phase(NAME_model *model, const Phase *phase) {
+  Part *part = model->parts + (phase - phases);
+  int64_t *bases = part->bases;
+  for (int64_t i = 0; i < phase->inputs; i++) *bases++ = model->values[phase->takes[i]];
+  for (int64_t v = phase->first; v < phase->first + phase->results; v++) {
+    if (value_outputs[v] < 0 || output_found[value_outputs[v]]) model->values[v] = 0; /* sizes change */
+    *bases = (int64_t)(intptr_t)placed(model, v, model->nbytes[v]);
+    if (!*bases++) return failed(NAME_NO_MEMORY, "there is no memory for outputs");
+  }
+  bases[0] = bases[1] = (int64_t)(intptr_t)NAME_weights;
+  bases[2] = (int64_t)(intptr_t)model->arena;
+  /* The executor finds the table of addresses through an array object; this is its one field. */
+  struct { int64_t before[ARRAY_DATA_WORD]; int64_t *data; } table = {{0}, part->bases};
+  Run run = {model->core, part->gear, &table, -1};
+  if (!run_with_room(&run))
+    return failed(NAME_NO_THREAD, "the caller's stack is too small, and no thread could be started");
+  return run.reached == -1 ? NAME_OK : stopped(part, run.reached);
+}
+
+/* Enter the extents that a phase has found behind those that are known. */
+static int found(NAME_model *model, const Phase *phase, int64_t *extents) {
+  for (int64_t i = 0; i < phase->found; i++) {
+    int64_t rows = phase->first + phase->results - 2 * (phase->found - i);
+    const NAME_extent *known = extents_known + phase->known + i;
+    int64_t count = *(const int32_t *)(intptr_t)model->values[rows + 1];
+    if (count < known->low || count > known->high)
+      return failed(NAME_BAD_EXTENT, "the program finds an extent beyond its range");
+    extents[phase->known + i] = count;
+    if (value_outputs[rows] < 0) continue;
+    /* The other rows are behind. */
+    int number = INPUTS + (int)value_outputs[rows];
+    model->shapes[axes_at[number]] = count;
+    model->ends[number].nbytes = (size_t)item_bytes[rows] * (size_t)count;
+    for (int axis = 1; axis < model->ends[number].ndim; axis++)
+      model->ends[number].nbytes *= (size_t)model->ends[number].shape[axis];
+  }
+  return NAME_OK;
+}
+
+EXPORT int NAME_run(NAME_model *model) {
+  if (!model) return failed(NAME_BAD_ARGUMENT, "run takes a model");
+  if (!model->parts->gear) return failed(NAME_BAD_ARGUMENT, "no extents have been set: set_extents");
+  for (int i = 0; i < INPUTS; i++)
+    if (!model->values[i]) return failed(NAME_BAD_ARGUMENT, "an input has not been set");
+  int64_t extents[KNOWN + 1];
+  memcpy(extents, model->parts->extents, sizeof extents);
+  model->is_done = 0;
+  for (const Phase *phase = phases; phase < phases + PHASES; phase++) {
+    Part *part = model->parts + (phase - phases);
+    int is_same = part->gear && !memcmp(part->extents, extents, sizeof(int64_t) * (size_t)phase->known);
+    int status = is_same ? NAME_OK : choose(model, phase, extents);
+    if (!status) status = run_phase(model, phase);
+    if (!status) status = found(model, phase, extents);
+    if (status) return status;
+  }
+  model->is_done = 1;
+  return NAME_OK;
 }

@@ -24,7 +24,7 @@ enum {
   NAME_BAD_PROCESSOR = 3, /* the processor lacks instructions that the model was compiled for */
   NAME_NO_THREAD = 4,
   NAME_BAD_INDEX = 5, /* an index is out of range; NAME_error() names op, index and extent */
-  NAME_BAD_EXTENT = 6 /* an extent is outside of its range, or the model does not take it */
+  NAME_BAD_EXTENT = 6 /* an extent, chosen or found, is outside of its range, or the model does not take it */
 };
 
 /* Element types, by their names. */
@@ -32,8 +32,8 @@ typedef struct NAME_tensor {
   const char *name;
   const char *dtype; /* "float32", "int64", ... */
   int ndim;
-  const int64_t *shape; /* -1 where an instance chooses the extent */
-  size_t nbytes; /* of the dense row-major array; 0 where an extent is not chosen */
+  const int64_t *shape; /* -1 where an instance chooses the extent, or data decide it */
+  size_t nbytes; /* of the dense row-major array; 0 where an extent is not known */
 } NAME_tensor;
 
 /* An extent that instances choose, such as the number of rows; both ends are inclusive. */
@@ -77,16 +77,18 @@ const NAME_extent *NAME_extent_of(int number);
 int NAME_set_extents(NAME_model *model, const int64_t *extents, size_t count);
 
 /* Inputs and outputs at the extents of an instance, until it has others; NULL where there is none of
- * that number, or no extents are set. */
+ * that number, no extents are set, or data decide an extent and no run has ended since. */
 const NAME_tensor *NAME_input_at(const NAME_model *model, int number);
 const NAME_tensor *NAME_output_at(const NAME_model *model, int number);
 
 /* Have the model read an input from, or write an output to, this memory from now on; nothing is
- * copied. It is the caller's, dense and row-major, and must live until the next run has ended. */
+ * copied. It is the caller's, dense and row-major, and must live until the next run has ended. An
+ * output whose size data decide has memory of the instance's. */
 int NAME_set_input(NAME_model *model, int number, const void *data);
 int NAME_set_output(NAME_model *model, int number, void *data);
 
-/* The memory of an output: what was set, or the instance's own. NULL where there is none. */
+/* The memory of an output: what was set, or the instance's own. NULL where there is none; where data
+ * decide its size, until a run has ended. */
 void *NAME_get_output(NAME_model *model, int number);
 
 /* Compute all outputs. Where an index is out of range (NAME_BAD_INDEX), outputs may hold anything;

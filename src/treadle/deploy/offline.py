@@ -13,12 +13,14 @@ import numpy as np
 from treadle.backends.program import ShippingCompiler
 from treadle.base.errors import CompileError, ShapeError
 from treadle.base.version import VERSION
+from treadle.deploy.phases import Compiled, compiled
 from treadle.deploy.prepared import WASM, PreparedWeights
-from treadle.deploy.ranges import Maker, Wanted, opened
+from treadle.deploy.ranges import Maker, Wanted
 from treadle.engine.devices.placement import compiling, engines_of, find_compiler
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
 from treadle.engine.package.native_part import MOST_GEARS, NativePart
+from treadle.engine.phases import finds_extents
 from treadle.graph.ir import Graph
 
 Shape = tuple[int, ...]
@@ -72,28 +74,35 @@ def compile_offline(
         compiler = compiler.toward(target)
     pool = PreparedWeights()
     make = Maker(chosen, compiler, pool, "offline")
-    declared = None
-    if ranges is None:
-        made = [make.fixed(model.at(wanted)) for wanted in _checked(model, gears)]
+    if gears and ranges is not None:
+        raise ShapeError("ranges", "there are gears or ranges, not both")
+    if ranges is None and (gears or not finds_extents(model.graph)):
+        made = _of_gears(make, model, gears)
     else:
-        if gears:
-            raise ShapeError("ranges", "there are gears or ranges, not both")
-        wide = opened(model, ranges)
-        made = make.programs(wide)
-        declared = wide.declared(model.graph, [gear for gear, _ in made])
+        made = compiled(make, model, ranges)
     part = NativePart(
-        tuple(gear for gear, _ in made),
-        compiler.shipped([program for _, program in made]),
+        made.gears,
+        compiler.shipped(list(made.programs)),
         pool.joined(),
         compiling(engines_of(chosen)),
         _about(model.graph, chosen, compiler, command, source),
-        declared,
+        made.ranges,
+        made.phases,
     )
     others = [p for p in model.native if p.code.machine != part.code.machine]
     return replace(model, native=(*others, part))
 
 
 # -- gears -------------------------------------------------------------------------------------
+
+
+def _of_gears(make: Maker, model: Model, gears: Sequence[Mapping[str, Sequence[int]]]) -> Compiled:
+    """A program for each set of shapes."""
+    if finds_extents(model.graph):
+        problem = "data decide extents in the model, which has no gears"
+        raise ShapeError("gears", problem, hint="give ranges")
+    made = [make.fixed(model.at(wanted)) for wanted in _checked(model, gears)]
+    return Compiled(tuple(gear for gear, _ in made), tuple(program for _, program in made))
 
 
 def _checked(model: Model, gears: Sequence[Mapping[str, Sequence[int]]]) -> list[tuple[Shape, ...]]:

@@ -15,9 +15,7 @@ from treadle.base.array import Array
 from treadle.base.errors import CompileError
 from treadle.base.symbol import evaluate
 from treadle.engine.package.native_part import NativeStop
-from treadle.engine.phases import decisions_of, finds_extents
 from treadle.engine.plan import Plan, aligned, relocate
-from treadle.graph.ir import Graph
 from treadle.ops.check import CheckIndices
 from treadle.runtime.host import address, memory
 
@@ -66,22 +64,6 @@ def refuse(plan: Plan, what: str) -> None:
         )
     if plan.updates:
         raise CompileError(what, "the model changes its inputs", hint="trace it for inference")
-
-
-def refuse_phases(graph: Graph, what: str) -> None:
-    """Refuse graphs that are several programs, with Python between them.
-
-    Raises:
-        CompileError: data decide extents.
-    """
-    if finds_extents(graph):
-        raise CompileError(
-            what,
-            "data decide extents in the model: it runs in phases, which are compiled as they run",
-            saw=", ".join(decisions_of(graph)),
-            hint="keep it in a file without machine code, which compiles where it runs; or "
-            "end the model before these ops",
-        )
 
 
 def stops_of(plan: Plan) -> tuple[NativeStop, ...]:
@@ -149,4 +131,4 @@ def moved(
     return relocate(plan.steps, rebase, 0, 0)
 
 
-__all__ = ["WASM", "PreparedWeights", "moved", "packed", "refuse", "refuse_phases", "stops_of"]
+__all__ = ["WASM", "PreparedWeights", "moved", "packed", "refuse", "stops_of"]

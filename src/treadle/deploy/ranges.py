@@ -20,7 +20,7 @@ from treadle.base.arithmetic import ExpressionWriter, evaluate_all
 from treadle.base.errors import CompileError, ShapeError, TreadleError
 from treadle.base.guards import deciding
 from treadle.base.symbol import Dim, Relation, Symbol, evaluate, symbol, symbols_of
-from treadle.deploy.prepared import PreparedWeights, moved, packed, refuse, refuse_phases, stops_of
+from treadle.deploy.prepared import PreparedWeights, moved, packed, refuse, stops_of
 from treadle.engine.execute.arenas import Arenas
 from treadle.engine.extents import refusal
 from treadle.engine.extents.cells import Cell, among, cell_of
@@ -31,13 +31,13 @@ from treadle.engine.package.extents import Pattern, Range, Ranges, bound, many_o
 from treadle.engine.package.models import Model
 from treadle.engine.package.native_part import MOST_GEARS, Gear
 from treadle.engine.package.native_run import extents
-from treadle.engine.package.open_graph import OpenGraph
+from treadle.engine.package.open_graph import fault_of_ones
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.engine.scheme import Open
 from treadle.engine.targets.compiled import results_of
-from treadle.graph.evaluate import bound_extents, specialize
-from treadle.graph.ir import Graph, lone_symbol
+from treadle.graph.evaluate import bound_extents, broken_guard, specialize
+from treadle.graph.ir import Graph, lone_symbol, symbols_in
 from treadle.ops.check import CheckIndices
 
 Points = npt.NDArray[np.int64]
@@ -69,7 +69,7 @@ class Opened:
             gears: its programs.
         """
         inputs, outputs = (
-            tuple(_pattern(v.type.shape) for v in ends)
+            tuple(pattern_of(v.type.shape) for v in ends)
             for ends in (self.graph.inputs, self.graph.outputs)
         )
         needs = tuple(map(str, self.graph.guards))
@@ -164,9 +164,10 @@ def _join(given: Opened, own: Mapping[str, int]) -> Opened:
 
 
 def _symbols(graph: Graph) -> dict[str, Dim]:
-    """The symbols among the extents of inputs, by name."""
-    extents = (d for v in graph.inputs for d in v.type.shape)
-    return {lone.name: d for d in extents if (lone := lone_symbol(d)) is not None}
+    """The symbols of inputs and guards, by name."""
+    found = [s for g in graph.guards for s in symbols_in(g.expr)]
+    found += [s for v in graph.inputs for s in symbols_in(v.type)]
+    return {s.name: symbol(s.name, s.low, s.high, s.multiple) for s in found}
 
 
 def _equal_symbols(guard: Relation, within: Mapping[str, Dim]) -> tuple[str, str] | None:
@@ -228,11 +229,27 @@ def _needs(graph: Graph) -> str:
     return " and ".join(map(str, graph.guards))
 
 
-def _pattern(shape: Sequence[Dim]) -> Pattern:
+def pattern_of(shape: Sequence[Dim]) -> Pattern:
+    """A shape as a file has it."""
     return tuple(d if isinstance(d, int) else str(d) for d in shape)
 
 
 # -- programs ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A program, and what it serves.
+
+    Attributes:
+        gear: what a file says of it.
+        program: its words, before they are linked.
+        spans: ranges of extents, by name, of which its code says which it serves.
+    """
+
+    gear: Gear
+    program: Program
+    spans: Mapping[str, Range]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,20 +268,24 @@ class Maker:
     weights: PreparedWeights
     what: str
 
-    def programs(self, given: Opened) -> list[tuple[Gear, Program]]:
+    def programs(self, given: Opened) -> list[Made]:
         """Programs that serve, together, all extents that the model takes.
 
         Raises:
             CompileError: there are none for many extents, or it would take too many.
             ShapeError: the model takes no extents of the ranges.
         """
-        refuse_phases(given.graph, self.what)
-        found: list[tuple[Gear, Program]] = []
-        for part, points in _by_ones(given):
+        if not given.ranges:
+            return [Made(*self.fixed(given.graph), {})]
+        found: list[Made] = []
+        for part, points, numbers in _by_ones(given):
             if part.ranges:
-                found += self._covering(part, points, MOST_GEARS - len(found))
+                made = self._covering(part, points, MOST_GEARS - len(found))
             else:
-                found.append(self.fixed(part.graph))
+                made = [Made(*self.fixed(part.graph), {})]
+            for m in made:
+                spans = {**numbers, **m.spans}
+                found.append(replace(m, spans={name: spans[name] for name in given.ranges}))
         if not found:
             raise ShapeError(
                 "ranges", "the model takes no extents of these ranges", saw=_listed(given.ranges)
@@ -275,9 +296,8 @@ class Maker:
         """The program for one set of shapes.
 
         Raises:
-            CompileError: an op needs Python, or data decide the extents of an output.
+            CompileError: an op needs Python, or an extent is symbolic.
         """
-        refuse_phases(graph, self.what)
         stages = Stages(graph, options=self.options, crossing=self.compiler)
         plan = stages.planned.plan
         refuse(plan, self.what)
@@ -298,11 +318,11 @@ class Maker:
         )
         return gear, Program(steps, plan.bases)
 
-    def _covering(self, given: Opened, left: Points, most: int) -> list[tuple[Gear, Program]]:
+    def _covering(self, given: Opened, left: Points, most: int) -> list[Made]:
         origin = SharedGraph(given.graph, Interface(), self.options, None, Arenas())
         if why := refusal(origin):
             raise _alone(why)
-        made: list[tuple[Gear, Program]] = []
+        made: list[Made] = []
         while left.shape[1]:
             if len(made) == most:
                 raise CompileError(
@@ -311,12 +331,12 @@ class Maker:
                     saw=_listed(given.ranges),
                     hint="give narrower ones, or gears",
                 )
-            gear, program, served = self._program(given, left)
-            made.append((gear, program))
+            found, served = self._program(given, left)
+            made.append(found)
             left = left[:, ~served]
         return made
 
-    def _program(self, given: Opened, left: Points) -> tuple[Gear, Program, npt.NDArray[np.bool_]]:
+    def _program(self, given: Opened, left: Points) -> tuple[Made, npt.NDArray[np.bool_]]:
         """A program for the first of the extents that are left, and which of them it serves."""
         point = dict(zip(given.ranges, left[:, 0].tolist(), strict=True))
         cell = _within(_wide(cell_of(point)), given.ranges)
@@ -346,7 +366,8 @@ class Maker:
         at, arena = _largest(code, served)
         shapes = dict(zip(cell.ranges, at, strict=True))
         closed = specialize(given.graph, shapes)
-        patterns = tuple(_pattern(v.type.shape) for v in given.graph.inputs)
+        patterns = tuple(pattern_of(v.type.shape) for v in given.graph.inputs)
+        spans = _box(served, cell, given)
         gear = Gear(
             tuple(v.type for v in closed.inputs),
             tuple(v.type for v in closed.outputs),
@@ -354,9 +375,9 @@ class Maker:
             plan.launches,
             stops=stops_of(worded),
             partitions=stages.report.partitions,
-            many=many_of(_box(served, cell, given), patterns, code),
+            many=many_of(spans, patterns, code),
         )
-        return gear, worded.program(worded.steps, ()), inside
+        return Made(gear, worded.program(worded.steps, ()), spans), inside
 
 
 def _alone(why: str) -> CompileError:
@@ -371,16 +392,14 @@ def _listed(ranges: Mapping[str, Range]) -> str:
     return ", ".join(f"{name} {low} to {high}" for name, (low, high) in ranges.items())
 
 
-def _by_ones(given: Opened) -> Iterator[tuple[Opened, Points]]:
+def _by_ones(given: Opened) -> Iterator[tuple[Opened, Points, dict[str, Range]]]:
     """The graph with extents of 0 and 1 as numbers, in every combination, and the other extents
-    that the model takes with them.
+    that the model takes with them, and the numbers as ranges.
     """
     points = _points(given)
     small = np.minimum(points, 2)
     for kinds in np.unique(small, axis=1).T:
-        numbers: dict[str, Dim] = {
-            n: int(k) for n, k in zip(given.ranges, kinds, strict=True) if k < 2
-        }
+        numbers = {n: int(k) for n, k in zip(given.ranges, kinds, strict=True) if k < 2}
         rest = {n: (max(a, 2), b) for n, (a, b) in given.ranges.items() if n not in numbers}
         left = points[:, (small == kinds[:, None]).all(0)]
         while left.shape[1]:
@@ -392,7 +411,7 @@ def _by_ones(given: Opened) -> Iterator[tuple[Opened, Points]]:
             own = left[[n in rest for n in given.ranges]]
             inside = _holding(made.graph.guards, tuple(rest), own)
             inside[0] = True
-            yield made, own[:, inside]
+            yield made, own[:, inside], {n: (int(k), int(k)) for n, k in numbers.items()}
             left = left[:, ~inside]
 
 
@@ -404,12 +423,14 @@ def _pinned(
 
 def _takes(graph: Graph, point: Mapping[str, int]) -> bool:
     """Return whether the model takes extents, of which 1 may broadcast."""
-    shapes = [tuple(evaluate(d, point) for d in v.type.shape) for v in graph.inputs]
+    if broken_guard(graph.guards, point) is not None:
+        return False
     try:
-        OpenGraph(graph, lambda: graph).at(shapes)
+        made = specialize(graph, point)
+        below = any(point[s.name] < s.low for v in graph.inputs for s in symbols_in(v.type))
+        return not (below and fault_of_ones(made, graph))
     except TreadleError:
         return False
-    return True
 
 
 def _points(given: Opened) -> Points:
@@ -426,10 +447,11 @@ def _points(given: Opened) -> Points:
 def _holding(
     guards: Sequence[Relation], symbols: Sequence[str], points: Points
 ) -> npt.NDArray[np.bool_]:
-    """Return for which extents all guards hold."""
-    writer = ExpressionWriter(symbols)
+    """Return for which extents all guards on them hold."""
+    writer, known = ExpressionWriter(symbols), set(symbols)
     for guard in guards:
-        writer.ask(guard)
+        if symbols_of(guard.expr) <= known:
+            writer.ask(guard)
     code, _ = writer.finished()
     cut = range(0, points.shape[1], _CHUNK)
     found = [evaluate_all(code, points[:, at : at + _CHUNK])[0] for at in cut]
@@ -495,4 +517,4 @@ def _largest(code: Open, served: Points) -> tuple[list[int], int]:
     return served[:, best].tolist(), int(peaks[best])
 
 
-__all__ = ["Maker", "Opened", "Wanted", "opened"]
+__all__ = ["Made", "Maker", "Opened", "Wanted", "opened", "pattern_of"]

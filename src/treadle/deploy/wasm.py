@@ -25,21 +25,21 @@ from treadle.base.env import C_COMPILER
 from treadle.base.errors import CompileError
 from treadle.base.version import VERSION
 from treadle.deploy.c_text import integers, kernel_table, stop_table
-from treadle.deploy.library import compiler_for, named_ends, run_compiler
+from treadle.deploy.library import compiler_for, run_compiler
 from treadle.deploy.prepared import (
     WASM,
     PreparedWeights,
     moved,
     packed,
     refuse,
-    refuse_phases,
     stops_of,
 )
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
+from treadle.engine.phases import decisions_of, finds_extents
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Plan, aligned
-from treadle.graph.ir import Value
+from treadle.graph.ir import Graph, Value
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _STACK = 4 << 20
@@ -95,7 +95,7 @@ def write_wasm(
     """
     if _NAME.fullmatch(name) is None:
         raise CompileError("wasm", f"{name!r} is not a file name", hint="use letters and digits")
-    refuse_phases(model.graph, "wasm")
+    _refuse_phases(model.graph)
     command = _command()
     chosen = options or Options()
     compiler = compiler_for(chosen, WASM)
@@ -105,8 +105,8 @@ def write_wasm(
     steps = moved(plan, packed(plan, compiler.build), weights.add)
     linked = compiler.linked([Program(steps, plan.bases)], "treadle_wasm_")
     ends = [
-        *named_ends(model.graph.inputs, model.inputs),
-        *named_ends(model.graph.outputs, model.outputs),
+        *_named_ends(model.graph.inputs, model.inputs),
+        *_named_ends(model.graph.outputs, model.outputs),
     ]
     parts = _parts(linked, plan, ends)
     if weights.nbytes + plan.memory.peak + sum(_sizes(ends)) + _STACK > _MOST:
@@ -129,6 +129,33 @@ def write_wasm(
         wasm.write_bytes((here / "made.wasm").read_bytes())
     script.write_text(_text("model.mjs").replace("NAME", name), encoding="utf-8")
     return WebModule(wasm, script, weights.nbytes, plan.memory.peak)
+
+
+def _named_ends(values: Sequence[Value], names: Sequence[str]) -> list[tuple[str, Value]]:
+    """Inputs or outputs with their names.
+
+    Raises:
+        CompileError: one has extents that are not numbers.
+    """
+    for name, value in zip(names, values, strict=True):
+        if not value.type.is_static:
+            raise CompileError("wasm", f"{name} has symbolic extents", saw=str(value.type))
+    return list(zip(names, values, strict=True))
+
+
+def _refuse_phases(graph: Graph) -> None:
+    """Refuse graphs that are several programs, with Python between them.
+
+    Raises:
+        CompileError: data decide extents.
+    """
+    if finds_extents(graph):
+        raise CompileError(
+            "wasm",
+            "data decide extents in the model: it runs in phases, and a module holds one program",
+            saw=", ".join(decisions_of(graph)),
+            hint="end the model before these ops, or use write_library",
+        )
 
 
 def _sizes(ends: Sequence[tuple[str, Value]]) -> list[int]:

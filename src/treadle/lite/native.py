@@ -39,7 +39,10 @@ class Native:
         self.ranges = offline.ranges
 
     def at(self, shapes: Shapes) -> list[tuple[str, LiteLayout]] | None:
-        """Names and layouts of the outputs for inputs of these shapes; None: there is no code."""
+        """Names and layouts of the outputs for inputs of these shapes; None: there is no code.
+
+        Extents that data decide are -1.
+        """
         found = self._offline.results(shapes)
         if found is None:
             return None
@@ -48,8 +51,11 @@ class Native:
 
     def run(self, arrays: Sequence[Array], room: Room) -> list[Array]:
         """Run on arrays of shapes that there is code for; results go where `room` says."""
-        places = {}
+        places, later = {}, []
         for name, layout in self.at(tuple([a.shape for a in arrays])) or ():
+            if -1 in layout.shapes:  # Data decide it.
+                later.append(name)
+                continue
             place = room(name, layout)
             if place is not None:
                 places[name] = place
@@ -60,6 +66,10 @@ class Native:
             if not any(np.may_share_memory(place, a) for a in arrays)
         }
         results = self._offline.run(arrays, apart)
+        for name in later:
+            place = room(name, LiteLayout(results[name].shape, results[name].dtype))
+            if place is not None:
+                places[name] = place
         for name in places.keys() - apart.keys():
             np.copyto(places[name], results[name])
             results[name] = places[name]

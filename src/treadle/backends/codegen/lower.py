@@ -36,7 +36,7 @@ from treadle.backends.codegen.irregular import (  # noqa: F401
 )
 from treadle.backends.codegen.irregular.rows import row_by_row
 from treadle.backends.codegen.loops import lower_loops
-from treadle.backends.codegen.lowering import LOWERINGS, types_of
+from treadle.backends.codegen.lowering import LOWERINGS, TAKING_EMPTY, types_of
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered
 from treadle.base.guards import asking_nothing, remembered
@@ -87,7 +87,7 @@ def _lower(
     if isinstance(op, Fused):
         return _lower_fused(op, operands, constant, target)
     own = LOWERINGS.get(op.name)
-    if own is not None and all(all(t.shape) for t in operands):
+    if own is not None and (op.name in TAKING_EMPTY or all(all(t.shape) for t in operands)):
         try:
             return _grained(own(op, operands, constant, target), target)
         except MemoryError:

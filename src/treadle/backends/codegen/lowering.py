@@ -15,15 +15,23 @@ Lowering = Callable[[Any, tuple[TensorType, ...], tuple[bool, ...], Target], "Lo
 """(op, operand types, which operands are frozen, target) -> launches, or why there are none."""
 
 LOWERINGS: dict[str, Lowering] = {}
+TAKING_EMPTY: set[str] = set()
+"""Names of ops whose lowerings take operands without elements."""
 F = TypeVar("F", bound=Lowering)
 
 
-def lowers(*ops: type[Op]) -> Callable[[F], F]:
-    """Decorator: the function lowers these ops. Operand types are static, no operand is empty."""
+def lowers(*ops: type[Op], empty: bool = False) -> Callable[[F], F]:
+    """Decorator: the function lowers these ops.
+
+    Args:
+        ops: their operand types are static.
+        empty: operands may have no elements.
+    """
 
     def register(function: F) -> F:
         for op in ops:
             LOWERINGS[op.name] = function
+        TAKING_EMPTY.update(op.name for op in ops if empty)
         return function
 
     return register

@@ -320,9 +320,13 @@ def _facts(model: Model, found: Read) -> Facts:
     if found.gears:
         facts["gears"] = [{n: list(s) for n, s in gear.items()} for gear in found.gears]
     if model.native and model.native[0].ranges is not None:
-        extents = model.native[0].ranges.extents
-        facts["ranges"] = {name: list(ends) for name, ends in extents.items()}
-        facts["programs"] = len(model.native[0].gears)
+        part = model.native[0]
+        extents = part.ranges.extents if part.ranges is not None else {}
+        if extents:
+            facts["ranges"] = {name: list(ends) for name, ends in extents.items()}
+        if part.phases is not None:
+            facts["phases"] = len(part.phases.each)
+        facts["programs"] = len(part.gears)
     if found.precision is not None:
         facts["precision"] = found.precision.mode
     return facts
@@ -330,7 +334,13 @@ def _facts(model: Model, found: Read) -> Facts:
 
 def _ends(names: Sequence[str], values: Sequence[Any]) -> list[dict[str, Any]]:
     pairs = [(name, value.type) for name, value in zip(names, values, strict=True)]
-    return [{"name": n, "dtype": t.dtype.name, "shape": list(t.shape)} for n, t in pairs]
+    return [
+        {"name": n, "dtype": t.dtype.name, "shape": [_plain(d) for d in t.shape]} for n, t in pairs
+    ]
+
+
+def _plain(extent: Any) -> int | str:
+    return extent if isinstance(extent, int) else str(extent)
 
 
 def spelled(made: Facts) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from treadle.engine.devices.placement import find_compiler
 from treadle.engine.options import Options
 from treadle.engine.package.extents import Ranges
 from treadle.engine.package.models import Model, read_models
-from treadle.engine.package.native_part import Described, Gear
+from treadle.engine.package.native_part import Described
 from treadle.engine.package.native_run import loader_of
+from treadle.engine.package.phases import NativePhases
 from treadle.engine.report import describe_partitions
 from treadle.graph.json_text import graph_json
 from treadle.graph.printer import to_text
@@ -107,7 +108,7 @@ def described(path: Path, verify: bool = False, graph: Path | None = None) -> De
         found.facts["trusted"] = f"made by {origin.who}" if origin.who else origin.why_unknown
         found.data["trusted"] = bool(origin.who)
     _describe_ends(found, model)
-    _describe_gears(found, model, parts[0].gears if parts else ())
+    _describe_gears(found, model, parts[0] if parts else None)
     _describe_ranges(found, model, parts[0].ranges if parts else None)
     _describe_parts(found, parts)
     _describe_graph(found, model)
@@ -165,15 +166,18 @@ def _extents(shape: Sequence[Any]) -> list[int | str]:
     return [d if isinstance(d, int) else str(d) for d in shape]
 
 
-def _describe_gears(found: Description, model: Model, gears: Sequence[Gear]) -> None:
+def _describe_gears(found: Description, model: Model, part: Described | None) -> None:
     """The shapes that code is there for, and what a run with each takes."""
     rows, data = [], []
-    for gear in gears:
-        named = dict(zip(model.inputs, gear.shapes, strict=True))
-        shapes = _shapes(named)
+    gears = part.gears if part is not None else ()
+    phases = part.phases if part is not None else None
+    taken = _taken(model, phases) if phases is not None else [("", model.inputs)] * len(gears)
+    for gear, (phase, names) in zip(gears, taken, strict=True):
+        named = dict(zip(names, gear.shapes, strict=True))
+        shapes = phase + _shapes(named)
         if gear.many is not None:
-            patterns = dict(zip(model.inputs, gear.many.inputs, strict=True))
-            shapes = f"{_shapes(patterns)}: {_ranged(gear.many.ranges)}"
+            patterns = dict(zip(names, gear.many.inputs, strict=True))
+            shapes = f"{phase}{_shapes(patterns)}: {_ranged(gear.many.ranges)}"
         numbers = {"launches": gear.launches, "streams": gear.streams, "events": gear.events}
         cut = describe_partitions(gear.partitions)
         rows.append((shapes, size(gear.arena), cut, *map(str, numbers.values())))
@@ -186,12 +190,20 @@ def _describe_gears(found: Description, model: Model, gears: Sequence[Gear]) -> 
     found.data["gears"] = data
 
 
+def _taken(model: Model, phases: NativePhases) -> Iterator[tuple[str, list[str]]]:
+    """Return for each gear its phase, and names of the values that it takes."""
+    for i, phase in enumerate(phases.each):
+        names = [model.inputs[n] if n < len(model.inputs) else f"%{n}" for n in phase.inputs]
+        yield from [(f"phase {i + 1}, ", names)] * len(phase.spans)
+
+
 def _describe_ranges(found: Description, model: Model, ranges: Ranges | None) -> None:
     """The extents that gears are for together."""
     if ranges is None:
         return
     patterns = dict(zip(model.inputs, ranges.inputs, strict=True))
-    found.facts["extents"] = f"{_shapes(patterns)}: {_ranged(ranges.extents)}"
+    if ranges.extents:
+        found.facts["extents"] = f"{_shapes(patterns)}: {_ranged(ranges.extents)}"
     if ranges.needs:
         found.facts["extents need"] = ", ".join(ranges.needs)
     outputs = dict(zip(model.outputs, ranges.outputs, strict=True))

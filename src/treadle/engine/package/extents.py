@@ -26,6 +26,7 @@ Pattern = tuple[int | str, ...]
 Range = tuple[int, int]
 """The least and the largest extent, inclusive."""
 _MOST_CODE, _MOST_BYTES = 1 << 20, 1 << 40
+_MOST_EXTENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +152,19 @@ def entry_of_many(many: Many) -> dict[str, Any]:
     }
 
 
-def described_many(entry: Any) -> Many:
+def described_many(entry: Any, is_phase: bool = False) -> Many:
     """Return what an entry of a manifest describes.
+
+    Args:
+        entry: of the manifest.
+        is_phase: the gear is one of a phase, which is told its extents: shapes need not name them.
 
     Raises:
         ValueError, KeyError, TypeError: it is damaged.
     """
     ranges, inputs = ranges_in(entry["ranges"]), patterns_in(entry["inputs"], None)
-    if {d for shape in inputs for d in shape if isinstance(d, str)} != ranges.keys():
+    named = {d for shape in inputs for d in shape if isinstance(d, str)}
+    if not is_phase and named != ranges.keys():
         raise ValueError("an extent is of no input, or has no range")
     head, width = entry["code"], entry["width"]
     _numbers(head["placements"], _MOST_CODE)
@@ -176,8 +182,8 @@ def listed(ranges: Mapping[str, Range]) -> list[list[Any]]:
     return [[name, *ends] for name, ends in ranges.items()]
 
 
-def ranges_in(entry: Any) -> dict[str, Range]:
-    """Return ranges, checked.
+def ranges_in(entry: Any, least: int = 1) -> dict[str, Range]:
+    """Return ranges, checked; there are at least so many.
 
     Raises:
         ValueError: they are none.
@@ -188,7 +194,7 @@ def ranges_in(entry: Any) -> dict[str, Range]:
         if not isinstance(name, str) or low > high:
             raise ValueError("the range of an extent is malformed")
         found[name] = (low, high)
-    if not 1 <= len(found) <= 16:
+    if not least <= len(found) <= _MOST_EXTENTS:
         raise ValueError(f"{len(found)} open extents")
     return found
 

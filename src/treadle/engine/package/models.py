@@ -35,6 +35,7 @@ from treadle.engine.package import KIND, foreign, opened
 from treadle.engine.package.native_part import MEMBERS, NativePart, described, entry_of, members_of
 from treadle.engine.package.native_run import NativeRunner, Shapes, as_input, best_of
 from treadle.engine.package.open_graph import OpenGraph, at_shapes
+from treadle.engine.package.phases_run import PhasedNativeRunner, runner_of
 from treadle.engine.phases import Phases, finds_extents, stages_of
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
@@ -429,14 +430,16 @@ class OpenRunner:
         return None if found is None else found[1]
 
 
-def _ready(native: Sequence[NativePart], shapes: Shapes) -> NativeRunner | None:
+def _ready(
+    native: Sequence[NativePart], shapes: Shapes
+) -> NativeRunner | PhasedNativeRunner | None:
     """Return the runner of the best of these parts, if one has such a gear and fits this
     machine.
     """
-    having = [p for p in native if any(g.many or g.shapes == shapes for g in p.gears)]
+    having = [p for p in native if p.phases or any(g.many or g.shapes == shapes for g in p.gears)]
     best = best_of([(p.engine, p.code.machine) for p in having])
-    runner = None if best is None else NativeRunner(having[best])
-    return None if runner is None or runner.at(shapes) is None else runner
+    runner = None if best is None else runner_of(having[best])
+    return None if runner is None or not runner.serves(shapes) else runner
 
 
 def _fitting(value: Value, array: Any) -> Any:

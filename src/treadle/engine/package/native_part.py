@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from treadle.backends.native_code import Machine, NativeCode, NativeProgram
 from treadle.base.array import Array
-from treadle.base.dtype import as_dtype
+from treadle.base.dtype import DType, as_dtype
 from treadle.base.files.checksum import checksum
 from treadle.base.files.container import as_bytes
 from treadle.base.types import TensorType
@@ -34,13 +34,20 @@ from treadle.engine.package.extents import (
     patterns_in,
     ranges_in,
 )
+from treadle.engine.package.phases import (
+    MOST_PHASES,
+    NativePhases,
+    described_phases,
+    entry_of_phases,
+)
 from treadle.engine.report import Partition
 
 Bytes = bytes | memoryview
-SCHEMA = 3
+SCHEMA = 4
 """Of the entry in the manifest: raised when its meaning changes."""
-_WITHOUT_MANY = 2
-"""The schema written where no gear is for many extents: older readers take it."""
+_WITHOUT_MANY, _WITHOUT_PHASES = 2, 3
+"""The schemas written where no gear is for many extents, and where there are no phases: older
+readers take them."""
 MOST_GEARS = 100
 MEMBERS = ("words", "code", "weights")
 _LINE = 64
@@ -107,6 +114,7 @@ class NativePart:
         engine: name of the backend that runs it.
         about: what is recorded besides, as JSON knows it: who compiled it, from what, and how.
         ranges: the extents that its gears are for together; None where each is for its own.
+        phases: to which gears belong, one behind the other; None where each is all of the model.
     """
 
     gears: tuple[Gear, ...]
@@ -115,6 +123,7 @@ class NativePart:
     engine: str
     about: Mapping[str, Any] = field(default_factory=dict)
     ranges: Ranges | None = None
+    phases: NativePhases | None = None
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -173,7 +182,7 @@ def entry_of(part: NativePart, prefix: str, members: Mapping[str, Array]) -> dic
             }
         )
     return {
-        "schema": _WITHOUT_MANY if part.ranges is None else SCHEMA,
+        "schema": _schema(part),
         "engine": part.engine,
         "target": {
             "name": machine.target,
@@ -190,7 +199,14 @@ def entry_of(part: NativePart, prefix: str, members: Mapping[str, Array]) -> dic
         "checksum": checksum(as_bytes(members[f"{prefix}.weights"])),
         "about": dict(part.about),
         **({"ranges": _ranged(part.ranges)} if part.ranges is not None else {}),
+        **({"phases": entry_of_phases(part.phases)} if part.phases is not None else {}),
     }
+
+
+def _schema(part: NativePart) -> int:
+    if part.phases is not None:
+        return SCHEMA
+    return _WITHOUT_MANY if part.ranges is None else _WITHOUT_PHASES
 
 
 def _ranged(ranges: Ranges) -> dict[str, Any]:
@@ -226,7 +242,7 @@ class Described:
         sizes: bytes that each member has.
         about: the record.
         checksum: of the weights; "" in files that were written before there was one.
-        ranges: see `NativePart`.
+        ranges, phases: see `NativePart`.
     """
 
     entry: Mapping[str, Any]
@@ -238,6 +254,20 @@ class Described:
     about: Mapping[str, Any]
     checksum: str = ""
     ranges: Ranges | None = None
+    phases: NativePhases | None = None
+
+    @property
+    def types(self) -> list[tuple[tuple[TensorType, ...], tuple[TensorType, ...]]]:
+        """Types of the model's inputs and outputs, by gear; at one set of shapes where gears are
+        for ranges of extents, or for phases.
+        """
+        if self.ranges is None:
+            return [(gear.inputs, gear.outputs) for gear in self.gears]
+        first = self.gears[0]
+        own = tuple(t.dtype for t in first.inputs), tuple(t.dtype for t in first.outputs)
+        taken, given = own if self.phases is None else self.phases.dtypes
+        at = self.ranges.at
+        return [(_typed_at(taken, at[0]), _typed_at(given, at[1]))]
 
     def open(self, take: Take) -> NativePart:
         """The part, over members that `take` gives.
@@ -259,7 +289,12 @@ class Described:
         library = b"" if objects else code
         whole = NativeCode(programs, symbols, library, objects, self.machine)
         weights = np.frombuffer(raw["weights"], np.uint8, sizes["weights"])
-        return NativePart(gears, whole, weights, self.engine, self.about, self.ranges)
+        more = self.about, self.ranges, self.phases
+        return NativePart(gears, whole, weights, self.engine, *more)
+
+
+def _typed_at(dtypes: Sequence[DType], shapes: Sequence[tuple[int, ...]]) -> tuple[TensorType, ...]:
+    return tuple(TensorType(d, shape) for d, shape in zip(dtypes, shapes, strict=True))
 
 
 def described(entry: Any) -> Described:
@@ -271,37 +306,62 @@ def described(entry: Any) -> Described:
     if not isinstance(entry, dict):
         raise ValueError("the entry of a native part is not an object")
     schema = _count(entry["schema"])
-    if schema not in (_WITHOUT_MANY, SCHEMA):
+    if not _WITHOUT_MANY <= schema <= SCHEMA:
         raise NewerSchema(schema, str(entry.get("about", {}).get("producer", "")))
     target = entry["target"]
     texts = [_text(target[k]) for k in ("name", "architecture", "system")]
     requires = tuple(_text(f) for f in _list(target["requires"]))
     machine = Machine(texts[0], texts[1], texts[2], requires, _text(target["format"]))
-    gears = tuple(_gear(g) for g in _list(entry["gears"]))
-    if not 1 <= len(gears) <= MOST_GEARS or len({g.shapes for g in gears}) < len(gears):
-        raise ValueError(f"{len(gears)} gears, or two of the same shapes")
-    ends = {(len(g.inputs), len(g.outputs)) for g in gears}
-    if len(ends) > 1:
-        raise ValueError("gears have different numbers of inputs or outputs")
+    is_phased = "phases" in entry
+    gears = tuple(_gear(g, is_phased) for g in _list(entry["gears"]))
+    if not is_phased:
+        _check_gears(gears)
     sizes = {k: _count(entry["memory"][k]) for k in MEMBERS}
     if not isinstance(entry["about"], dict):
         raise ValueError("its record is not an object")
     engine, prefix = _text(entry["engine"]), _text(entry["members"])
     summed = _text(entry.get("checksum", ""))
-    ranges = _ranges(entry.get("ranges"), gears)
-    return Described(entry, gears, machine, engine, prefix, sizes, entry["about"], summed, ranges)
+    phases, counts = None, (len(gears[0].inputs), len(gears[0].outputs))
+    if is_phased:
+        phases = _phases(entry, gears)
+        counts = len(phases.dtypes[0]), len(phases.dtypes[1])
+    ranges = _ranges(entry.get("ranges"), gears, counts, is_phased)
+    more = entry["about"], summed, ranges, phases
+    return Described(entry, gears, machine, engine, prefix, sizes, *more)
 
 
-def _ranges(entry: Any, gears: Sequence[Gear]) -> Ranges | None:
+def _check_gears(gears: Sequence[Gear]) -> None:
+    if not 1 <= len(gears) <= MOST_GEARS or len({g.shapes for g in gears}) < len(gears):
+        raise ValueError(f"{len(gears)} gears, or two of the same shapes")
+    ends = {(len(g.inputs), len(g.outputs)) for g in gears}
+    if len(ends) > 1:
+        raise ValueError("gears have different numbers of inputs or outputs")
+
+
+def _phases(entry: Any, gears: Sequence[Gear]) -> NativePhases:
+    if not 1 <= len(gears) <= MOST_GEARS * MOST_PHASES:
+        raise ValueError(f"{len(gears)} gears")
+    ends = [(len(g.inputs), len(g.outputs)) for g in gears]
+    phases = described_phases(entry["phases"], ends, ranges_in(entry["ranges"]["extents"], 0))
+    owned = [names for p in phases.each for names in [set(p.extents)] * len(p.spans)]
+    for gear, names in zip(gears, owned, strict=True):
+        if gear.many is not None and not gear.many.ranges.keys() <= names:
+            raise ValueError("a gear is for extents that its phase does not have")
+    return phases
+
+
+def _ranges(
+    entry: Any, gears: Sequence[Gear], counts: tuple[int, int], is_phased: bool
+) -> Ranges | None:
     if entry is None:
         if any(gear.many is not None for gear in gears):
             raise ValueError("gears are for many extents, but it declares none")
         return None
-    extents = ranges_in(entry["extents"])
+    extents = ranges_in(entry["extents"], 0 if is_phased else 1)
     inputs, outputs = patterns_in(entry["inputs"], extents), patterns_in(entry["outputs"], None)
     if {d for shape in inputs for d in shape if isinstance(d, str)} != extents.keys():
         raise ValueError("an extent is of no input, or has no range")
-    if (len(inputs), len(outputs)) != (len(gears[0].inputs), len(gears[0].outputs)):
+    if (len(inputs), len(outputs)) != counts:
         raise ValueError("gears have other inputs or outputs than its ranges")
     taken, given = (patterns_in(ends, ()) for ends in _list(entry["at"]))
     if (len(taken), len(given)) != (len(inputs), len(outputs)):
@@ -325,12 +385,12 @@ class NewerSchema(ValueError):
         self.producer = producer
 
 
-def _gear(entry: Any) -> Gear:
+def _gear(entry: Any, is_phased: bool) -> Gear:
     inputs, outputs = (tuple(_type(t) for t in _list(entry[k])) for k in ("inputs", "outputs"))
     arena, launches, streams, events = (
         _count(entry[k]) for k in ("arena", "launches", "streams", "events")
     )
-    many = described_many(entry["many"]) if "many" in entry else None
+    many = described_many(entry["many"], is_phased) if "many" in entry else None
     stops = tuple(_stop(s, entry, many is not None) for s in _list(entry["stops"]))
     cut = tuple(_partition(p) for p in _list(entry.get("partitions", [])))
     gear = Gear(inputs, outputs, arena, launches, streams, events, stops, cut, many)

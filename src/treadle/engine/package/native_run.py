@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -30,7 +30,7 @@ Shapes = tuple[Shape, ...]
 """Of all inputs; those of gears are numbers."""
 _Kind = tuple[tuple[int, ...], np.dtype[Any]]
 _PAGE = 4096
-_MOST_INSTANCES = 1024
+MOST_INSTANCES = 1024
 """Extents whose numbers are kept, a few hundred bytes each."""
 _MOST_TOUCHED = 1 << 28
 """Bytes of an arena that are put in place ahead of the first run; a damaged file may ask for all
@@ -82,6 +82,33 @@ class GearInstance:
     numbers: Numbers | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Wide:
+    """A gear for many extents.
+
+    Attributes:
+        code: that computes its numbers.
+        program: what runs.
+        gear: the gear.
+    """
+
+    code: ManyNumbers
+    program: Executable
+    gear: Gear
+
+    def at(self, asked: tuple[int, ...]) -> GearInstance | None:
+        """The gear at extents in the order of its code; None where it does not serve them."""
+        numbers = self.code.at(asked)
+        if numbers is None:
+            return None
+        outputs = tuple(
+            TensorType(type_.dtype, shape)
+            for type_, shape in zip(self.gear.outputs, numbers.results, strict=True)
+        )
+        kinds = [(extents(t), t.dtype.numpy) for t in outputs]
+        return GearInstance(self.program, self.gear, outputs, kinds, numbers)
+
+
 class _Frame:
     """Addresses and scratch memory of one run at a time, touched before."""
 
@@ -119,32 +146,40 @@ class NativeRunner:
     Args:
         part: it fits this machine; its weights stay where they are.
         check: raises where the weights are damaged; called ahead of the first run.
+        opened: the programs of its code, where that has been opened.
 
     Raises:
         LoadError: its code cannot be opened.
     """
 
-    def __init__(self, part: NativePart, check: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        part: NativePart,
+        check: Callable[[], None] | None = None,
+        opened: Sequence[Executable] = (),
+    ) -> None:
         self._check = check
         loader = loader_of(part.engine)
-        programs = loader.open_native(part.code)
+        programs = opened or loader.open_native(part.code)
         self.gears, self.ranges = part.gears, part.ranges
         self._instances: dict[Shapes, GearInstance] = {}
-        self._many: list[tuple[ManyNumbers, Executable, Gear]] = []
+        self._gears: list[GearInstance | _Wide] = []
         for gear, program in zip(part.gears, programs, strict=True):
             if gear.many is None:
                 kinds = [(extents(t), t.dtype.numpy) for t in gear.outputs]
-                self._instances[gear.shapes] = GearInstance(program, gear, gear.outputs, kinds)
+                fixed = GearInstance(program, gear, gear.outputs, kinds)
+                self._gears.append(fixed)
+                self._instances[gear.shapes] = fixed
             else:
                 code = ManyNumbers(gear.many, len(gear.outputs), gear.arena, loader.evaluator)
-                self._many.append((code, program, gear))
+                self._gears.append(_Wide(code, program, gear))
+        self._many = [gear for gear in self._gears if isinstance(gear, _Wide)]
         self._fixed = len(self._instances)
         self._lock = threading.Lock()
         self._empty = loader.empty
         # An address alone would keep nothing alive.
         self._weights = _at_a_line(part.weights)
-        fixed = [gear.arena for gear in part.gears if gear.many is None]
-        self.arena = max(fixed, default=0)
+        self.arena = max((gear.arena for gear in part.gears if gear.many is None), default=0)
         self._bases = max(program.bases for program in part.code.programs)
         self._frames = [self._frame()]
 
@@ -162,23 +197,38 @@ class NativeRunner:
 
     def _made(self, shapes: Shapes) -> GearInstance | None:
         numbered = [tuple(int(d) for d in shape) for shape in shapes]
-        for code, program, gear in self._many:
-            asked = code.many.extents(numbered)
-            numbers = None if asked is None else code.at(asked)
-            if numbers is None:
+        for wide in self._many:
+            asked = wide.code.many.extents(numbered)
+            made = None if asked is None else wide.at(asked)
+            if made is None:
                 continue
-            outputs = tuple(
-                TensorType(type_.dtype, shape)
-                for type_, shape in zip(gear.outputs, numbers.results, strict=True)
-            )
-            kinds = [(extents(t), t.dtype.numpy) for t in outputs]
-            made = GearInstance(program, gear, outputs, kinds, numbers)
             with self._lock:
-                if len(self._instances) >= self._fixed + _MOST_INSTANCES:
+                if len(self._instances) >= self._fixed + MOST_INSTANCES:
                     keys = list(self._instances)  # The oldest go; those of numbers come first.
                     del self._instances[keys[self._fixed]]
                 return self._instances.setdefault(shapes, made)
         return None
+
+    def gear_at(self, number: int, known: Mapping[str, int]) -> GearInstance | None:
+        """A gear by number, at extents by name; None where it does not serve them.
+
+        Raises:
+            OutOfMemory: it needs more scratch memory than the file declares.
+            ShapeError: sizes are beyond 64 bits.
+        """
+        gear = self._gears[number]
+        if isinstance(gear, GearInstance):
+            return gear
+        return gear.at(tuple([known[name] for name in gear.code.many.ranges]))
+
+    def serves(self, shapes: Shapes) -> bool:
+        """Return whether there is a program for inputs of these shapes."""
+        return self.at(shapes) is not None
+
+    def results(self, shapes: Shapes) -> list[tuple[int, ...]] | None:
+        """Shapes of the results, for inputs of these; None where there is no program."""
+        found = self.at(shapes)
+        return None if found is None else [shape for shape, _ in found.kinds]
 
     def refused(self, shapes: Sequence[tuple[int, ...]]) -> ShapeError | None:
         """Return the error for shapes that no program is for, as ranges tell it."""
@@ -210,6 +260,15 @@ class NativeRunner:
         if self._check is not None:
             self._check()
             self._check = None
+        return self.launch(found, inputs, out)
+
+    def launch(
+        self,
+        found: GearInstance,
+        inputs: Sequence[Array],
+        out: Sequence[Array | None] | None = None,
+    ) -> list[Array]:
+        """Run a gear at the shapes of its inputs; see `run`."""
         results = [
             self._empty(*kind) if given is None else usable(given, type_, inputs)
             for kind, given, type_ in zip(

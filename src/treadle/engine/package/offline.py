@@ -38,17 +38,18 @@ from treadle.engine.package import opened
 from treadle.engine.package.extents import Pattern, Range
 from treadle.engine.package.native_part import Described, NewerSchema, described
 from treadle.engine.package.native_run import (
-    NativeRunner,
     as_input,
     best_of,
     extents,
     loader_of,
     usable,
 )
+from treadle.engine.package.phases_run import PhasedNativeRunner, runner_of
 
 if TYPE_CHECKING:
     from treadle.engine.options import Options
     from treadle.engine.package.models import Model, OpenRunner
+    from treadle.engine.package.native_run import NativeRunner
     from treadle.graph.ir import Graph
 
 Inputs = Mapping[str, Any] | Sequence[Any]
@@ -92,7 +93,7 @@ class OfflineModel:
         file: _File,
         entry: Mapping[str, Any],
         part: Described | None,
-        runner: NativeRunner | None,
+        runner: NativeRunner | PhasedNativeRunner | None,
         recompile: bool,
     ) -> None:
         self._file, self._entry, self._runner, self._recompile = file, entry, runner, recompile
@@ -102,7 +103,7 @@ class OfflineModel:
         self._lock = threading.Lock()
         self._compiled: OpenRunner | None = None
         names = entry["inputs"], entry["outputs"]
-        gears = self._types() if part is None else _types_of(part)
+        gears = self._types() if part is None else part.types
         ranges = None if part is None else part.ranges
         self.ranges: dict[str, Range] = {} if ranges is None else dict(ranges.extents)
         ends = (None, None) if ranges is None else (ranges.inputs, ranges.outputs)
@@ -160,20 +161,20 @@ class OfflineModel:
         ]
         places = None if out is None else self._places(out)
         runner, shapes = self._runner, tuple([a.shape for a in arrays])
-        if runner is not None and runner.at(shapes) is not None:
+        if runner is not None and runner.serves(shapes):
             results = runner.run(arrays, places)
         else:
             results = self._run_compiled(shapes, arrays, places)
         return dict(zip([p.name for p in self.outputs], results, strict=True))
 
     def results(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]] | None:
-        """Shapes of the results, for inputs of these; None where no code here is for them.
+        """Shapes of the results, for inputs of these, with -1 for extents that data decide; None
+        where no code here is for them.
 
         Raises:
             OutOfMemory: at these extents it needs more scratch memory than the file declares.
         """
-        found = None if self._runner is None else self._runner.at(tuple(shapes))
-        return None if found is None else [shape for shape, _ in found.kinds]
+        return None if self._runner is None else self._runner.results(tuple(shapes))
 
     def close(self) -> None:
         """Give scratch memory back; running again takes new."""
@@ -322,7 +323,7 @@ def load_offline(
     except _DAMAGE as error:
         raise _damaged(file, error) from error
     try:
-        runner = NativeRunner(part, partial(_check_weights, file, known))
+        runner = runner_of(part, partial(_check_weights, file, known))
     except LoadError:
         if not recompile:
             raise
@@ -354,10 +355,8 @@ def _described(file: _File, entry: Mapping[str, Any]) -> list[Described]:
     try:
         found = [described(part) for part in entry.get("native", ())]
         for part in found:
-            if (len(part.gears[0].inputs), len(part.gears[0].outputs)) != (
-                len(entry["inputs"]),
-                len(entry["outputs"]),
-            ):
+            counts = tuple(map(len, part.types[0]))
+            if counts != (len(entry["inputs"]), len(entry["outputs"])):
                 raise ValueError("its gears have other inputs or outputs than its graph")
         return found
     except NewerSchema as error:
@@ -399,25 +398,12 @@ def _manifest(sealed: Sealed, entry: Mapping[str, Any], part: Described | None) 
     found = {k: whole[k] for k in ("format", "version", "producer")}
     found |= {k: entry[k] for k in ("inputs", "outputs", "info", "options")}
     if part is not None:
-        listed = ("schema", "engine", "target", "gears", "memory", "about", "ranges")
+        listed = ("schema", "engine", "target", "gears", "memory", "about", "ranges", "phases")
         found |= {k: part.entry[k] for k in listed if k in part.entry}
         digests = whole["sha256"].items()
         own = f"{part.prefix}."
         found["sha256"] = {n.removeprefix(own): d for n, d in digests if n.startswith(own)}
     return found
-
-
-def _types_of(part: Described) -> list[Any]:
-    """Types of inputs and outputs, by gear; where gears are for ranges, at one set of shapes."""
-    if part.ranges is None:
-        return [(gear.inputs, gear.outputs) for gear in part.gears]
-    gear = part.gears[0]
-    return [
-        tuple(
-            [TensorType(type_.dtype, shape) for type_, shape in zip(types, shapes, strict=True)]
-            for types, shapes in zip((gear.inputs, gear.outputs), part.ranges.at, strict=True)
-        )
-    ]
 
 
 def _port(name: Any, types: Sequence[Any], pattern: Pattern) -> Port:

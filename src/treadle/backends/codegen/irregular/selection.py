@@ -34,7 +34,7 @@ _MOST_ITEMS = 16
 """Each has its own scratch."""
 
 
-@lowers(NonzeroPlaces)
+@lowers(NonzeroPlaces, empty=True)
 def lower_nonzero(
     op: NonzeroPlaces, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
