@@ -168,3 +168,34 @@ def check_a_rank_alone_makes_programs_of_smaller_batches() -> None:
     for rows, wanted in ((4, 8), (4, 8), (2, 6), (4, 8)):
         x = mge.tensor(np.ones((rows if r else 4, 3), np.float32))
         assert step(x).tolist() == [wanted] * 3
+
+
+def check_ranks_of_different_lengths_share_programs() -> None:
+    """Ranks need no program for each length, whichever of them meets a new range of lengths."""
+    r = dist.get_rank()
+    w = mge.Parameter(np.ones((3,), np.float32))
+    gm = mge.autodiff.GradManager().attach([w], dist.make_allreduce_cb("sum"))
+
+    @compiled(dynamic={0: {0: "rows"}})
+    def step(x: Tensor) -> Tensor:
+        with gm:
+            gm.backward((w * x).sum())
+        grad, w.grad = w.grad, None
+        return grad
+
+    lengths = ((4, 8), (5, 5), (20, 6), (7, 200), (300, 2), (1, 31), (90, 1))
+    for pair in lengths:
+        x = mge.tensor(np.ones((pair[r % 2], 3), np.float32))
+        n = dist.get_world_size()
+        assert step(x).tolist() == [sum(pair[k % 2] for k in range(n))] * 3
+    found = [f for fs in step._captures.families.values() for f in fs if f.regimes]
+    assert [f.alone for f in found] == [""] and len(found[0].regimes) == 3
+
+    @compiled(dynamic={0: {0: "rows"}})
+    def gather(x: Tensor) -> Tensor:
+        return D.reduce_scatter_sum(D.all_gather(x, axis=0) * 2, axis=0).sum(0)
+
+    for rows in (2, 5, 9, 40):
+        x = mge.tensor(np.ones((rows, 3), np.float32))
+        assert gather(x).tolist() == [2.0 * rows * dist.get_world_size()] * 3
+    assert not any(f.alone for fs in gather._captures.families.values() for f in fs)

@@ -257,3 +257,20 @@ def test_rules_state_and_are_refused_at_the_call() -> None:
 def test_what_names_no_axes_is_refused_in_words(given: Any) -> None:
     with pytest.raises(ShapeError, match=r"(?s)which axes may change.*0: 'batch'"):
         jit.compile(lambda x: x, dynamic=given)
+
+
+def test_axes_that_part_from_one_with_a_number_are_open_again() -> None:
+    """A text that is as long as the model is wide closes the axis of its length for one call."""
+    w = mge.tensor(np.random.default_rng(0).standard_normal((8, 3), "float32"))
+    runs: list[int] = []
+
+    def body(x: mge.Tensor) -> mge.Tensor:
+        runs.append(1)
+        return F.softmax(x @ w, 0)
+
+    compiled = jit.compile(dynamic=True)(body)
+    for n in (8, 5, 6, 7, 8, 9):
+        x = mge.tensor(np.random.default_rng(n).standard_normal((n, 8), "float32"))
+        np.testing.assert_allclose(compiled(x).numpy(), F.softmax(x @ w, 0).numpy(), rtol=1e-5)
+    assert len(runs) == 4, "both axes, neither, both again, the length"
+    assert [len(fs) for fs in compiled._captures.families.values()] == [1]

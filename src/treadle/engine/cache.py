@@ -142,8 +142,9 @@ def save(key: str, entry: CachedProgram, compiler: Compiler) -> None:
 
 
 def _is_kept(task: HostTask) -> bool:
-    """Return whether a task is a check, or a collective, whose attributes are numbers and names."""
-    plain = all(type(v) in (int, str) for v in task.op.attributes.values())
+    """Return whether a task is a check, or a collective, of numbers and names alone."""
+    ends = [n for where, type_ in task.inputs + task.outputs for n in (where.offset, *type_.shape)]
+    plain = all(type(v) in (int, str) for v in (*task.op.attributes.values(), *ends))
     return isinstance(task.op, Collective | CheckIndices) and plain
 
 

@@ -57,7 +57,7 @@ class Openings:
         return known.met(extents)
 
     def close(self, structure: Any, names: Iterable[str]) -> None:
-        """Fix the extents that these symbols stand for as numbers, for good."""
+        """Fix the extents that these symbols stand for as numbers, as long as they are equal."""
         self._found[structure].close(set(names))
 
     def close_all(self, structure: Any) -> None:
@@ -73,7 +73,8 @@ class _Axes:
         self._groups: dict[Place, int] = {}
         self._first: dict[Place, int] = {}
         self._open: dict[Place, None] = {}
-        self._closed: set[Place] = set()
+        self._closed: dict[Place, int] = {}
+        """With how many axes each one shared the symbol that was fixed."""
 
     def met(self, extents: Mapping[Place, int]) -> Axes:
         """Take the extents of a call into account, and return which axes are open then."""
@@ -85,16 +86,28 @@ class _Axes:
                 first = self._first.setdefault(place, extent)
                 if self._at_once or first != extent:
                     self._open[place] = None
+        self._reopen()
         return self._named()
 
     def close(self, names: set[str]) -> None:
         """Close the axes of symbols."""
         named = self._named()
-        self._closed.update((i, a) for i, axes in named.items() for a in axes if axes[a] in names)
+        places = [(i, a) for i, axes in named.items() for a in axes if axes[a] in names]
+        self._closed.update({place: self._sharing(place) for place in places})
 
     def close_all(self) -> None:
         """Close all axes."""
-        self._closed.update(self._groups)
+        self._closed.update(dict.fromkeys(self._groups, 0))
+
+    def _reopen(self) -> None:
+        """Open axes again that were closed with others which they no longer equal."""
+        apart = [place for place, count in self._closed.items() if self._sharing(place) < count]
+        for place in apart:
+            del self._closed[place]
+
+    def _sharing(self, place: Place) -> int:
+        """The number of open axes whose symbol is that of an axis."""
+        return sum(self._groups[other] == self._groups[place] for other in self._open)
 
     def _named(self) -> dict[int, dict[int, str]]:
         """The open axes with the names of their symbols."""

@@ -18,13 +18,10 @@ pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 NUMBERS = "a number is needed for the extent"
 CHANNELS = f"{NUMBERS}: channels and windows, which are open here as well, lay out the kernel"
 ALONE = {
-    **dict.fromkeys(("all_gather", "all_reduce", "all_to_all", "gather_to"), "ranks agree"),
-    **dict.fromkeys(("reduce_scatter", "scatter_from"), "ranks agree"),
     **dict.fromkeys(("attention", "attention_grad"), f"{NUMBERS}: features of a head"),
     **dict.fromkeys(("conv", "int_conv", "wide_conv"), CHANNELS),
     **dict.fromkeys(("conv_grad_input", "conv_grad_weight"), CHANNELS),
     **dict.fromkeys(("winograd_conv", "winograd_conv_grad_weight"), CHANNELS),
-    "sliding_window": f"{NUMBERS}: a table says where windows begin",
 }
 """Ops whose samples have programs of their own where all axes are open: how the reason begins."""
 NOBODY = {"all_reduce_bucket": "needs a group of processes"}

@@ -9,7 +9,7 @@ from treadle.backends.measuring import MEASURING
 from treadle.backends.program import OpenCompiler, runs_of
 from treadle.base.log import get_logger
 from treadle.base.symbol import Expr
-from treadle.engine.cache import CachedProgram
+from treadle.engine.cache import CachedProgram, settle
 from treadle.engine.extents.cells import Cell, cell_of
 from treadle.engine.extents.numbering import first_placements, numbered
 from treadle.engine.extents.regime import Regime, SharedGraph, Symbolic
@@ -17,7 +17,6 @@ from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Plan
 from treadle.engine.scheme import Open
 from treadle.engine.targets.compiled import CompiledTarget, results_of
-from treadle.ops.collective import Collective
 from treadle.ops.fused import Fused
 
 
@@ -43,17 +42,18 @@ def compile_regime(origin: SharedGraph, extents: Mapping[str, int], number: int)
     entry = _entry(symbolic, cell, made)
     if isinstance(made.target, CompiledTarget):
         made.target.keep(made.source, entry, f"{cell} #{number}")
+    settle(origin.graph, origin.options, entry.cuts)
     return Regime(origin, cell, entry, symbolic)
 
 
 def _entry(symbolic: Symbolic, cell: Cell, stages: Stages) -> CachedProgram:
     """The program in memory, with code for its numbers."""
-    planned, guards = symbolic
+    planned, guards, cuts = symbolic
     results = results_of(planned.captured, planned.graph)
     plan, scheme = numbered(planned.plan, [t.shape for t in results], tuple(cell.ranges), guards)
     loaded = stages.target.load(replace(planned, plan=plan), stages.report)
     dtypes = tuple(t.dtype.name for t in results)
-    return CachedProgram(loaded, (), (), Open(scheme, dtypes, first_placements(scheme, cell)))
+    return CachedProgram(loaded, (), cuts, Open(scheme, dtypes, first_placements(scheme, cell)))
 
 
 def refusal(origin: SharedGraph) -> str:
@@ -68,8 +68,6 @@ def refusal(origin: SharedGraph) -> str:
         return "the program is on a device"
     if options.memory_budget or options.streams > 1:
         return "a memory budget, or several streams, are decided by numbers"
-    if any(isinstance(n.op, Collective) for n in graph.nodes):
-        return "ranks agree on every program"
     if MEASURING.on:
         return "kernels are measured at numbers"
     return ""

@@ -20,7 +20,7 @@ from treadle.base.errors import CompileError, IndexRangeError, ShapeError
 from treadle.base.guards import deciding
 from treadle.base.symbol import Relation
 from treadle.engine.artifacts import Planned
-from treadle.engine.cache import CachedProgram
+from treadle.engine.cache import CachedProgram, Cuts, settle, shared
 from treadle.engine.devices.names import CompNode
 from treadle.engine.execute.arenas import Arenas
 from treadle.engine.execute.executor import Executor, Packs, ProgramInstance
@@ -43,6 +43,8 @@ class Symbolic(NamedTuple):
 
     planned: Planned
     guards: tuple[Relation, ...]
+    cuts: Cuts
+    """Reductions that go together, as agreed with other ranks."""
 
 
 class SharedGraph(NamedTuple):
@@ -69,8 +71,9 @@ class SharedGraph(NamedTuple):
     def planned(self, cell: Cell, extents: Mapping[str, int]) -> Symbolic:
         """The program with expressions for its numbers, for what answers as these extents do."""
         with deciding(extents, cell.hints) as decisions:
-            planned = self.stages(cell.of(self.graph)).planned
-        return Symbolic(planned, tuple(decisions.guards))
+            made = self.stages(cell.of(self.graph))
+            planned = made.planned
+        return Symbolic(planned, tuple(decisions.guards), tuple(made.report.cuts))
 
 
 class Regime:
@@ -187,8 +190,12 @@ def recall_regime(origin: SharedGraph, cell: Cell, number: int) -> Regime | None
     made = origin.stages(origin.graph)
     if not isinstance(made.target, CompiledTarget):
         return None
-    entry = made.target.recall(made.source, f"{cell} #{number}")
-    return None if entry is None or entry.open is None else Regime(origin, cell, entry)
+    found = made.target.recall(made.source, f"{cell} #{number}")
+    entry = shared(origin.graph, origin.options, found)
+    if entry is None or entry.open is None:
+        return None
+    settle(origin.graph, origin.options, entry.cuts)
+    return Regime(origin, cell, entry)
 
 
 def known(entry: CachedProgram) -> Open:

@@ -15,12 +15,15 @@ from treadle.backends.codegen.irregular.copying import convert
 from treadle.backends.codegen.irregular.pool_tables import (
     Bounds,
     Geometry,
+    OpenAxis,
     WindowAxis,
     Windows,
     along,
     arguments_of,
+    is_open,
     moving,
-    table_of,
+    open_patches,
+    with_table,
 )
 from treadle.backends.codegen.irregular.rows import RowBuilder, RowParameters, bits_of, over_rows
 from treadle.backends.codegen.irregular.scatter import element_types, is_half
@@ -33,7 +36,8 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Launch, Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.shape import Shape, size_of
+from treadle.base.estimates import estimate
+from treadle.base.shape import Shape, product, size_of
 from treadle.base.types import TensorType
 from treadle.ops.sliding import Patches, SlidingWindow, SlidingWindowTranspose
 
@@ -41,9 +45,15 @@ _NS = 1.2
 """Of one cell."""
 
 
-def _windows(op: Patches, spatial: Shape) -> tuple[list[WindowAxis], list[int]]:
+Axes = Sequence[WindowAxis] | Sequence[OpenAxis]
+
+
+def _windows(op: Patches, spatial: Shape) -> tuple[Axes, list[int]]:
     """Windows whose third number is their first kernel cell inside, and the kernel's extents."""
-    axes, kernel = [], [1] * (3 - len(op.kernel)) + [int(k) for k in op.kernel]
+    kernel = [1] * (3 - len(op.kernel)) + [int(k) for k in op.kernel]
+    if is_open(spatial):
+        return open_patches(op.window, spatial), kernel
+    axes = []
     starts = [(0, 1)] * (3 - len(op.kernel))
     starts += [(p[0], s) for p, s in zip(op.padding, op.strides, strict=True)]
     for axis, (before, step) in zip(moving(op.window, spatial), starts, strict=True):
@@ -62,11 +72,11 @@ def lower_sliding_window(
     x = types[0]
     axes, kernel = _windows(op, x.shape[2:])
     cells = size_of(kernel)
-    rows = size_of(x.shape[:2]) * axes[0].count * axes[1].count
+    rows = product(x.shape[:2]) * axes[0].count * axes[1].count
     given = _Cut(Ref("output", 0), Ref("input", 0), (*kernel,), arguments_of(axes))
     code = _cut_kernel(bits_of(x.dtype))
-    launch = over_rows(code, given, rows, axes[2].count * cells * _NS)
-    return Lowered((launch,), constants=(table_of(axes),))
+    launch = over_rows(code, given, rows, estimate(axes[2].count) * cells * _NS)
+    return with_table(axes, Lowered((launch,)))
 
 
 @lowers(SlidingWindowTranspose)
@@ -79,17 +89,17 @@ def lower_sliding_window_transpose(
     """A plane at a time: patch after patch is added."""
     patches = types[0]
     axes, kernel = _windows(op, op.spatial)
-    planes, dtype = size_of(patches.shape[:2]), patches.dtype
-    count, half = planes * size_of(op.spatial), is_half(patches.dtype)
+    planes, dtype = product(patches.shape[:2]), patches.dtype
+    count, half = planes * product(op.spatial), is_half(patches.dtype)
     out = Ref("output", 0)
     sums = Ref("workspace", 0) if half else out
     given = _Added(sums, Ref("input", 0), (*kernel,), arguments_of(axes))
     code = _add_kernel(*element_types(dtype, add=True))
-    cost = size_of(patches.shape[2:]) * _NS
+    cost = estimate(product(patches.shape[2:])) * _NS
     launches: tuple[Launch, ...] = (over_rows(code, given, planes, cost),)
     if half:
         launches += (convert(out, sums, dtype, dt.float32, count, target),)
-    return Lowered(launches, (4 * count,) if half else (), (table_of(axes),))
+    return with_table(axes, Lowered(launches, (4 * count,) if half else ()))
 
 
 @contextmanager

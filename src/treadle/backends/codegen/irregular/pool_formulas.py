@@ -43,6 +43,23 @@ class Moving(Record[P, S]):
         return start + skipped, minimum(end, self.cells), maximum(counted, 0)
 
 
+class Patch(Record[P, S]):
+    """(first, stop, first kernel cell inside) of windows that move in steps."""
+
+    stride: S
+    before: S
+    reach: S
+    dilation: S
+    cells: S
+
+    def row(self: Patch[Pointer, Value], i: Value) -> Row:
+        """Window i."""
+        start = i * self.stride - self.before
+        skipped = (maximum(0 - start, 0) + (self.dilation - 1)) // self.dilation
+        stop = minimum(start + self.reach, self.cells)
+        return start + skipped * self.dilation, stop, skipped
+
+
 class Adaptive(Record[P, S]):
     """The same of windows that cover all cells."""
 
@@ -75,7 +92,7 @@ class Progressions(Record[P, S]):
 
 class _Table(Record[P, S], windows=dt.int64):
     windows: P
-    formula: Moving[P, S] | Adaptive[P, S] | Progressions[P, S]
+    formula: Moving[P, S] | Patch[P, S] | Adaptive[P, S] | Progressions[P, S]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +100,7 @@ class Formula:
     """Rows of a table, `count` of them, as a formula of their number."""
 
     count: Dim
-    of: Moving[Ref, Dim] | Adaptive[Ref, Dim] | Progressions[Ref, Dim]
+    of: Moving[Ref, Dim] | Patch[Ref, Dim] | Adaptive[Ref, Dim] | Progressions[Ref, Dim]
 
     def launch(self, place: Ref) -> Launch:
         """The launch that writes the rows to a place."""

@@ -19,6 +19,7 @@ from treadle.backends.codegen.irregular.pool_formulas import (
     Adaptive,
     Formula,
     Moving,
+    Patch,
     Progressions,
 )
 from treadle.backends.codegen.kernel.builder import Builder, Changing, builder_of
@@ -90,6 +91,17 @@ def open_moving(
     return _open_three(axes)
 
 
+def open_patches(window: Window, spatial: Shape) -> tuple[OpenAxis, ...]:
+    """The same axes for patches: a window's third number is its first kernel cell inside."""
+    axes = []
+    for i, (n, m) in enumerate(zip(spatial, window.extents("window", spatial, ""), strict=True)):
+        before, kernel, dilation = window.padding[i][0], int(window.kernel[i]), window.dilation[i]
+        reach = (kernel - 1) * dilation + 1
+        formula = Patch[Ref, Dim](window.strides[i], before, reach, dilation, n)
+        axes.append(OpenAxis(n, Formula(m, formula), kernel, dilation))
+    return _open_three(axes, 0)
+
+
 def open_adaptive(spatial: Shape, counts: Sequence[int]) -> tuple[OpenAxis, ...]:
     """Axes of `counts` windows that cover the cells, whose number is an expression."""
     return _open_three(
@@ -100,8 +112,8 @@ def open_adaptive(spatial: Shape, counts: Sequence[int]) -> tuple[OpenAxis, ...]
     )
 
 
-def _open_three(axes: list[OpenAxis]) -> tuple[OpenAxis, ...]:
-    single = OpenAxis(1, Formula(1, Progressions(0, 0, 1, 0, 1, 0)), 1.0)
+def _open_three(axes: list[OpenAxis], third: int = 1) -> tuple[OpenAxis, ...]:
+    single = OpenAxis(1, Formula(1, Progressions(0, 0, 1, 0, third, 0)), 1.0)
     return (*[single] * (3 - len(axes)), *axes)
 
 
