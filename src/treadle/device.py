@@ -24,6 +24,7 @@ from treadle.ops.op import REGISTRY
 from treadle.runtime.ahead import AHEAD, Ahead
 from treadle.runtime.api import CachingDevice
 from treadle.runtime.array import DeviceArray
+from treadle.runtime.host import give_back
 from treadle.runtime.opened import forget_peak
 from treadle.runtime.synchronous import synchronous
 from treadle.tensor import Tensor
@@ -349,8 +350,9 @@ def reset_max_memory_stats(device: str | None = None) -> None:
 
 
 def coalesce_free_memory() -> None:
-    """Collect garbage, and give back what devices keep of freed memory; the host keeps none."""
+    """Collect garbage, and give back what devices and the C library keep of freed memory."""
     gc.collect()
+    give_back()
     for opened in _devices.opened():
         if isinstance(opened.raw, CachingDevice) and not (opened.lost or opened.closed):
             opened.raw.drop_cache()

@@ -1,6 +1,9 @@
 """The host as a device like any other."""
 
 import os
+import platform
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -57,3 +60,26 @@ def test_synchronous_streams_are_always_done() -> None:
     stream.wait(event)
     stream.synchronize()
     assert isinstance(event, DoneEvent) and event.done()
+
+
+_FREED = """
+from treadle.runtime.host import give_back
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+given = [bytes(3000) for _ in range(20_000)]
+last = given[-1]  # C libraries return what lies behind all that is in use
+del given
+before = resident()
+give_back()
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others return it, or never do")
+def test_what_the_c_library_keeps_is_given_back() -> None:
+    command = [sys.executable, "-c", _FREED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 40_000_000

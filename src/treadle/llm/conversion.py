@@ -239,7 +239,7 @@ def _made(name: str, stored: Stored, form: Form, report: Report) -> Array | Bloc
         worst,
     )
     report.tensors.append(row)
-    stored.release()
+    stored.release(None)
     return made
 
 

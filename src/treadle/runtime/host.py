@@ -6,6 +6,8 @@ class exists for code that treats all devices alike (conformance tests, memory q
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 from typing import Any
 
@@ -108,3 +110,9 @@ def address(array: npt.NDArray[Any]) -> int:
     """Return the address of an array's memory."""
     start: int = array.__array_interface__["data"][0]
     return start
+
+
+def give_back() -> None:
+    """Return memory to the system that the C library keeps of what was freed, where it can."""
+    with contextlib.suppress(OSError, TypeError, AttributeError):  # glibc has it, few others do
+        ctypes.CDLL(None).malloc_trim(0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from treadle.base.blocks import FORMATS, BlockFormat, BlockTensor, by_number
-from treadle.base.blocks.panels import LAYOUTS, from_panels, has_panels, to_panels
+from treadle.base.blocks.panels import LAYOUTS, from_panels, has_panels, rows_of_panels, to_panels
 from treadle.base.errors import CheckpointError, DTypeError, NumericError, ShapeError
 
 WRITTEN = [each for each in FORMATS.values() if each.encode is not None]
@@ -222,3 +222,5 @@ def test_panels_hold_the_same_numbers(name: str) -> None:
         raw.view(form.layout)["e"] = np.random.default_rng(7).integers(104, 144, (21, 3))
     found = from_panels(name, to_panels(name, raw), 21)
     np.testing.assert_allclose(found, form.dequantize(raw), rtol=1e-5, atol=1e-4)
+    some = np.array([[20, 0, 15], [16, 3, 3]])
+    np.testing.assert_array_equal(rows_of_panels(name, to_panels(name, raw), some), found[some])

@@ -31,7 +31,7 @@ class Given:
     def tensor(self, name: str) -> Any:
         return self.tensors[name]
 
-    def release(self, name: str) -> None:
+    def release(self, name: str, rows: slice | None = None) -> None:
         """Nothing is mapped."""
 
 

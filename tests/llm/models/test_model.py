@@ -222,7 +222,7 @@ def test_files_are_let_go() -> None:
             self.events.append(name)
             return super().tensor(name)
 
-        def release(self, name: str) -> None:
+        def release(self, name: str, rows: slice | None = None) -> None:
             self.events.append("release " + name)
 
     given = Mapped(GIVEN.config, GIVEN.tensors)

@@ -39,6 +39,8 @@ WORD = 4 * ROWS
 """Bytes of a word of all rows: four levels of each."""
 _CHUNK = 1 << 18
 """Bytes of a file that are rearranged at a time: they stay in the second cache."""
+_LOOKED_UP = 64
+"""Rows that are widened at a time."""
 _THREADS = 4
 """NumPy moves bytes without the interpreter's lock."""
 ONES = 0x01010101
@@ -188,6 +190,11 @@ def _powers(fields: Fields) -> Array:
     return powers
 
 
+def panel_bytes(name: str, row: int) -> int:
+    """Return the bytes of a panel whose rows have so many bytes in a file."""
+    return row // FORMATS[name].bytes * LAYOUTS[name].block
+
+
 def to_panels(name: str, data: Array) -> Array:
     """Rows of blocks as panels.
 
@@ -198,22 +205,32 @@ def to_panels(name: str, data: Array) -> Array:
     Returns:
         uint8 [ceil(rows / 16), bytes of a panel].
     """
-    layout, rows = LAYOUTS[name], len(data)
-    panels, blocks = -(-rows // ROWS), data.shape[1] // FORMATS[name].bytes
-    target = np.empty((panels, blocks * layout.block), np.uint8)
-    step = max(1, _CHUNK // max(1, ROWS * data.shape[1]))
-
-    def fill(first: int) -> None:
-        given = data[first * ROWS : (first + step) * ROWS]
-        if len(given) % ROWS:
-            given = np.concatenate([given, np.zeros((-len(given) % ROWS, data.shape[1]), np.uint8)])
-        made = target[first : first + step]
-        fields = np.ascontiguousarray(given).view(FORMATS[name].layout)
-        _fill(made.reshape(len(made), blocks, -1), fields.reshape(len(made), ROWS, -1), layout)
-
+    rows, row = data.shape
+    target = np.empty((-(-rows // ROWS), panel_bytes(name, row)), np.uint8)
     with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(fill, range(0, panels, step)))
+        step = max(1, _CHUNK // max(1, ROWS * row))
+        parts = range(0, len(target), step)
+        list(pool.map(lambda at: fill_panels(name, data, target, at, at + step), parts))
     return target
+
+
+def fill_panels(name: str, data: Array, target: Array, first: int, end: int) -> None:
+    """Write panels `first` to `end`, or to the last one, of what `to_panels` returns.
+
+    Args:
+        name, data: see `to_panels`.
+        target: all of its panels.
+    """
+    layout, row = LAYOUTS[name], data.shape[1]
+    step = max(1, _CHUNK // max(1, ROWS * row))
+    for at in range(first, min(end, len(target)), step):
+        till = min(at + step, end)
+        given = data[at * ROWS : till * ROWS]
+        if len(given) % ROWS:
+            given = np.concatenate([given, np.zeros((-len(given) % ROWS, row), np.uint8)])
+        made = target[at:till]
+        fields = np.ascontiguousarray(given).view(FORMATS[name].layout).reshape(len(made), ROWS, -1)
+        _fill(made.reshape(len(made), fields.shape[2], -1), fields, layout)
 
 
 def _fill(target: Array, fields: Fields, layout: PanelLayout) -> None:
@@ -247,29 +264,57 @@ def _numbers(fields: Fields, name: str) -> Array:
 
 def from_panels(name: str, panels: Array, rows: int) -> Array:
     """The values of panels: float32 [rows, elements of a row]."""
-    layout = LAYOUTS[name]
-    blocks = panels.shape[1] // layout.block
-    given = panels.reshape(-1, blocks, layout.block)
-    count = len(given)
-    header = np.ascontiguousarray(given[..., : layout.header]).view(np.float16)
-    header = header.reshape(count, blocks, 1, 1, -1, ROWS).astype(np.float32)
-    pieces = given[..., layout.header :].reshape(count, blocks, layout.pieces, layout.piece)
-    scale, minimum = _scales(layout, pieces, header)
-    levels = _levels(layout, pieces)
-    values = (levels - np.float32(layout.offset)) * scale[..., None, :, None]
-    if minimum is not None:
-        values = values + minimum[..., None, :, None]
+    found = _values(LAYOUTS[name], *_parts(LAYOUTS[name], panels))
     # [panel, block, piece, group, word, row, byte]
-    found = values.transpose(0, 5, 1, 2, 3, 4, 6).reshape(count * ROWS, -1)
+    found = found.transpose(0, 5, 1, 2, 3, 4, 6).reshape(len(panels) * ROWS, -1)
     return np.ascontiguousarray(found[:rows])
 
 
-def _scales(layout: PanelLayout, pieces: Array, header: Array) -> tuple[Array, Array | None]:
+def rows_of_panels(name: str, panels: Array, rows: Array) -> Array:
+    """The values of the rows with these numbers [...]: float32 [..., elements of a row]."""
+    layout, count = LAYOUTS[name], rows.size
+    panel, row = np.divmod(rows.reshape(-1), ROWS)
+    header, scales, words = _parts(layout, panels)
+    found = np.empty((count, header.shape[1] * layout.elements), np.float32)
+    for at in range(0, count, _LOOKED_UP):
+        p, r = panel[at : at + _LOOKED_UP], row[at : at + _LOOKED_UP]
+        # Of the rows of a panel one is taken, and stays an axis.
+        given = header[p, :, :, r], scales[p, :, :, :, r], words[p, :, :, :, r]
+        made = _values(layout, given[0][..., None], given[1][..., None], given[2][..., None, :])
+        found[at : at + _LOOKED_UP] = made.reshape(len(p), -1)
+    return found.reshape(*rows.shape, -1)
+
+
+def _parts(layout: PanelLayout, panels: Array) -> tuple[Array, Array, Array]:
+    """Views of headers float16 [panel, block, number, row], scales of groups uint8 [panel, block,
+    piece, number, row] and words uint8 [panel, block, piece, word, row, byte].
+    """
+    count = len(panels)
+    given = panels.reshape(count, -1, layout.block)
+    blocks = given.shape[1]
+    header = given[..., : layout.header].view(np.float16).reshape(count, blocks, -1, ROWS)
+    pieces = given[..., layout.header :].reshape(count, blocks, layout.pieces, layout.piece)
+    at = layout.scale_bytes
+    scales = pieces[..., :at].reshape(*pieces.shape[:3], at // ROWS, ROWS)
+    words = pieces[..., at:].reshape(*pieces.shape[:3], layout.words, ROWS, 4)
+    return header, scales, words
+
+
+def _values(layout: PanelLayout, header: Array, scales: Array, words: Array) -> Array:
+    """Return values of what `_parts` gives, float32 [panel, block, piece, group, word, row,
+    byte].
+    """
+    scale, minimum = _scales(layout, header.astype(np.float32)[:, :, None, None], scales)
+    levels = _levels(layout, words)
+    values: Array = (levels - np.float32(layout.offset)) * scale[..., None, :, None]
+    return values if minimum is None else values + minimum[..., None, :, None]
+
+
+def _scales(layout: PanelLayout, header: Array, given: Array) -> tuple[Array, Array | None]:
     """Scales and minima of groups: [panel, block, piece, group, row]."""
     d = header[..., 0, :]
     m = header[..., 1, :] if layout.minimum else None
     groups = layout.groups
-    given = pieces[..., : layout.scale_bytes].reshape(*pieces.shape[:3], -1, ROWS)
     if layout.scales == "none":
         return d, m
     if layout.scales == "signed":
@@ -282,18 +327,18 @@ def _scales(layout: PanelLayout, pieces: Array, header: Array) -> tuple[Array, A
     return d * factors.astype(np.float32), -(m * minima.astype(np.float32))
 
 
-def _levels(layout: PanelLayout, pieces: Array) -> Array:
+def _levels(layout: PanelLayout, words: Array) -> Array:
     """Levels as float32: [panel, block, piece, group, word, row, byte]."""
-    words = pieces[..., layout.scale_bytes :].reshape(*pieces.shape[:3], layout.words, ROWS, 4)
     made = []
     for word in range(layout.span // 4):
-        level = np.zeros((*pieces.shape[:3], ROWS, 4), np.uint8)
+        level = np.zeros((*words.shape[:3], *words.shape[4:]), np.uint8)
         for field in layout.fields(word):
             level |= ((words[..., field.word, :, :] >> field.shift) & field.mask) << field.up
         if layout.table:
             level = np.asarray(layout.table, np.uint8)[level]
         made.append(level.astype(np.float32))
-    return np.stack(made, 3).reshape(*pieces.shape[:3], layout.groups, -1, ROWS, 4)
+    found = np.stack(made, 3)
+    return found.reshape(*words.shape[:3], layout.groups, -1, *words.shape[4:])
 
 
 def _words(fields: Fields, layout: PanelLayout) -> list[Array]:

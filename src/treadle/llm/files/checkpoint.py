@@ -16,17 +16,19 @@ from treadle.base.errors import CheckpointError
 from treadle.base.files.strict_json import shorten
 
 
-def _nothing() -> None:
+def _nothing(rows: slice | None = None) -> None:
     pass
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor that was not read yet: its shape, what makes it, what gives its memory back."""
+    """A tensor that was not read yet: its shape, what makes it, what gives the memory back that it
+    (None), or some of its rows, took.
+    """
 
     shape: tuple[int, ...]
     make: Callable[[], Array | BlockTensor]
-    release: Callable[[], None] = _nothing
+    release: Callable[[slice | None], None] = _nothing
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,14 @@ class ModelCheckpoint:
         """
         return self._stored(name).shape
 
-    def release(self, name: str) -> None:
-        """Release the memory that a tensor took of a mapped file, since it was copied or packed."""
-        self._stored(name).release()
+    def release(self, name: str, rows: slice | None = None) -> None:
+        """Release the memory that a tensor took of a mapped file, since it was copied or packed.
+
+        Args:
+            name: of the tensor.
+            rows: only these, counted through all axes but the last.
+        """
+        self._stored(name).release(rows)
 
     def no_tokenizer(self) -> CheckpointError:
         """Return the error for a checkpoint without a tokenizer."""

@@ -144,19 +144,20 @@ class Gguf:
             return BlockTensor(entry.form, entry.shape, data.reshape(*entry.shape[:-1], -1))
         return data.view(entry.form).reshape(entry.shape)
 
-    def release(self, name: str, part: int | None = None) -> None:
+    def release(self, name: str, rows: slice | None = None) -> None:
         """Release the memory of a tensor's pages, since it was copied or packed.
 
         Args:
             name: of the tensor.
-            part: only one of those that lie along its first axis.
+            rows: only these, counted through all axes but the last.
         """
         entry = self.entries[name]
-        size = entry.nbytes if part is None else entry.nbytes // entry.shape[0]
-        begin = entry.begin + (part or 0) * size
+        count = math.prod(entry.shape[:-1])
+        start, stop, _ = (rows or slice(None)).indices(count)
+        begin, end = (entry.begin + entry.nbytes // count * at for at in (start, stop))
         page = mmap.PAGESIZE
         # Pages that are shared with a neighbor stay.
-        first, last = -(-begin // page) * page, (begin + size) // page * page
+        first, last = -(-begin // page) * page, end // page * page
         if hasattr(self._mapped, "madvise") and first < last:
             self._mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -133,13 +134,20 @@ def _add(
     else:
         each = {
             target.replace("{e}", str(i)): Stored(
-                shape[1:], partial(make, i), partial(file.release, name, i)
+                shape[1:], partial(make, i), partial(_release, file, name, i)
             )
             for i in range(shape[0])
         }
     if found.keys() & each.keys():
         raise CheckpointError(file.where, f"{shorten(name)} is there twice")
     found.update(each)
+
+
+def _release(file: Gguf, name: str, expert: int, rows: slice | None) -> None:
+    """Release the memory of an expert's rows."""
+    count = math.prod(file.entries[name].shape[1:-1])
+    start, stop, _ = (rows or slice(None)).indices(count)
+    file.release(name, slice(expert * count + start, expert * count + stop))
 
 
 def _change(file: Gguf, names: Names, parts: Parsed, config: Config) -> _Change | None:
@@ -205,8 +213,14 @@ def _join(where: str, found: Mapping[str, Stored]) -> dict[str, Stored]:
 
 
 def _alternate(first: Stored, second: Stored) -> Array | BlockTensor:
-    """Rows (of biases: elements) of two stacks in turns."""
-    one, two = first.make(), second.make()
+    """Rows (of biases: elements) of two stacks in turns, copied out of the file."""
+    made = _in_turns(first.make(), second.make())
+    first.release(None)
+    second.release(None)
+    return made
+
+
+def _in_turns(one: Array | BlockTensor, two: Array | BlockTensor) -> Array | BlockTensor:
     if (
         isinstance(one, BlockTensor)
         and isinstance(two, BlockTensor)

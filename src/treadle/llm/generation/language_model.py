@@ -20,6 +20,7 @@ from treadle.llm.models.families import ENCODERS
 from treadle.llm.models.stacked import Stacked
 from treadle.llm.text import Template, Tokenizer
 from treadle.llm.tuning.files import read_adapter
+from treadle.runtime.host import give_back
 
 Message = Mapping[str, Any]
 Paths = Mapping[str, str | os.PathLike[str]]
@@ -30,7 +31,7 @@ class LanguageModel:
     """A model that continues text.
 
     Attributes:
-        checkpoint: the file or directory.
+        path: of the file or directory.
         model: what computes logits.
         tokenizer, template: between text, conversations and tokens; a base model has no template.
         engine: what continues sequences.
@@ -41,6 +42,7 @@ class LanguageModel:
         self,
         checkpoint: ModelCheckpoint,
         model: DecoderModel,
+        tokenizer: Tokenizer,
         *,
         sequences: int = 1,
         context: int = 4096,
@@ -48,11 +50,9 @@ class LanguageModel:
         draft: LanguageModel | None = None,
         adapters: Paths | None = None,
     ) -> None:
-        if checkpoint.tokenizer is None:
-            raise checkpoint.no_tokenizer()
-        self.checkpoint = checkpoint
+        self.path = checkpoint.path
         self.model = model
-        self.tokenizer = Tokenizer.of(checkpoint.tokenizer)
+        self.tokenizer = tokenizer
         source = checkpoint.chat_template
         self.template = None if source is None else Template(source, self.tokenizer)
         self.defaults = options_of(checkpoint.generation)
@@ -61,7 +61,7 @@ class LanguageModel:
         if draft is not None and not self.tokenizer.is_like(draft.tokenizer):
             hint = "take a smaller model of the same family"
             problem = "as a draft, its tokens are not those of the model"
-            raise CheckpointError(draft.checkpoint.path, problem, hint=hint)
+            raise CheckpointError(draft.path, problem, hint=hint)
         self.adapters = tuple(adapters or ())
         self._adapter: str | None = None
         if adapters:
@@ -98,9 +98,10 @@ class LanguageModel:
             raise CheckpointError(checkpoint.path, problem, hint="use llm.load_embedder")
         if checkpoint.tokenizer is None:
             raise checkpoint.no_tokenizer()  # before weights are read
+        tokenizer = Tokenizer.of(checkpoint.tokenizer)
         model = build(checkpoint, dtype, prompts)
         return cls(
-            *(checkpoint, model),
+            *(checkpoint, model, tokenizer),
             sequences=sequences,
             context=context,
             cache_dtype=cache_dtype,
@@ -195,7 +196,7 @@ class LanguageModel:
         if self.template is None:
             hint = "continue texts (generate, treadle llm run), or take a model tuned for chats"
             problem = "the model has no template of conversations"
-            raise CheckpointError(self.checkpoint.path, problem, hint=hint)
+            raise CheckpointError(self.path, problem, hint=hint)
         return self.tokenizer.encode(self.template.render(messages, tools), special=True)
 
     def options(self, **changes: Any) -> Options:
@@ -279,9 +280,8 @@ def load(
         model = llm.load("smollm2.gguf")
         print(model.chat([{"role": "user", "content": "What is the capital of France?"}]))
     """
-    checkpoint = open_checkpoint(path)
-    return LanguageModel.of(
-        checkpoint,
+    made = LanguageModel.of(
+        open_checkpoint(path),
         dtype,
         sequences=sequences,
         context=context,
@@ -290,3 +290,5 @@ def load(
         draft=None if draft is None else load(draft, dtype, context=8),
         adapters=adapters,
     )
+    give_back()  # tables of the tokenizer, which its library has now
+    return made

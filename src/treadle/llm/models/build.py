@@ -13,6 +13,7 @@ from treadle.llm.models.encoder import EncoderStack
 from treadle.llm.models.families import describe, describe_encoder
 from treadle.llm.models.matrices import PIECE
 from treadle.llm.models.model import DecoderModel
+from treadle.llm.models.packing import Packer
 from treadle.llm.models.weights import ELEMENTS, Checkpoint, CheckpointWeights
 
 STORED = "stored"
@@ -43,9 +44,10 @@ def build(
     declared = describe(Config(checkpoint.config))
     rounded = _pieces(prompts)
     alike = dtype != STORED or rounded == "int16"
-    weights, dtype = _weights(checkpoint, declared.names, dtype, rounded)
-    stack = DecoderStack(weights, declared)
-    weights.check_all_taken()
+    with Packer() as packer:
+        weights, dtype = _weights(checkpoint, declared.names, dtype, rounded, packer)
+        stack = DecoderStack(weights, declared)
+        weights.check_all_taken()
     weights.release()
     return DecoderModel(stack, checkpoint.config, dtype, 1 if alike else PIECE)
 
@@ -56,9 +58,10 @@ def build_embedder(checkpoint: Checkpoint, dtype: str = "float32") -> Embedder:
     Arguments and errors are those of `build`.
     """
     declared = describe_encoder(Config(checkpoint.config))
-    weights, _ = _weights(checkpoint, declared.names, dtype, _pieces(None))
-    stack = EncoderStack(weights, declared)
-    weights.check_all_taken()
+    with Packer() as packer:
+        weights, _ = _weights(checkpoint, declared.names, dtype, _pieces(None), packer)
+        stack = EncoderStack(weights, declared)
+        weights.check_all_taken()
     weights.release()
     return Embedder(stack, checkpoint.config, checkpoint.pooling)
 
@@ -74,7 +77,7 @@ def _pieces(prompts: str | None) -> str:
 
 
 def _weights(
-    checkpoint: Checkpoint, names: Names, dtype: str, pieces: str
+    checkpoint: Checkpoint, names: Names, dtype: str, pieces: str, packer: Packer
 ) -> tuple[CheckpointWeights, str]:
     """Return the taker of tensors, and the element type that is computed in."""
     if dtype not in (*ELEMENTS, STORED):
@@ -82,4 +85,7 @@ def _weights(
         raise DTypeError("build", "models do not compute in it", saw=repr(dtype), hint=hint)
     stored = dtype == STORED
     dtype = "float32" if stored else dtype
-    return CheckpointWeights(checkpoint, names, dtype, stored=stored, pieces=pieces), dtype
+    weights = CheckpointWeights(
+        checkpoint, names, dtype, stored=stored, pieces=pieces, packer=packer
+    )
+    return weights, dtype

@@ -195,10 +195,11 @@ def projection(
     weights: CheckpointWeights, name: str, parts: dict[str, int], columns: int, bias: bool
 ) -> Projection:
     """Products of one operand, by their names and rows."""
-    matrices = [weights.matrix(f"{name}.{p}.weight", rows, columns) for p, rows in parts.items()]
-    biases = [weights.take(f"{name}.{p}.bias", rows) if bias else None for p, rows in parts.items()]
-    products = [weights.product(f"{name}.{p}.weight", r, columns) for p, r in parts.items()]
-    return Projection(matrices, biases, products)
+    rows = {f"{name}.{part}.weight": count for part, count in parts.items()}
+    whole = weights.below(rows, columns)
+    matrices = [weights.matrix(n, r, columns) for n, r in rows.items()] if whole is None else whole
+    biases = [weights.take(f"{name}.{p}.bias", r) if bias else None for p, r in parts.items()]
+    return Projection(matrices, biases, [weights.product(n, r, columns) for n, r in rows.items()])
 
 
 class DecoderStack:
@@ -212,17 +213,15 @@ class DecoderStack:
         self.declared = declared
         vocabulary, hidden = declared.vocabulary, declared.hidden
         embedding = "model.embed_tokens.weight"
-        self.embedding = weights.table(embedding, vocabulary, hidden)
+        tied = declared.tied
+        head = weights.matrix(embedding if tied else "lm_head.weight", vocabulary, hidden)
+        self.head = head
+        self.embedding = weights.table(embedding, vocabulary, hidden, head if tied else None)
         self.layers = [
             DecoderLayer(weights, f"model.layers.{i}", hidden, layer)
             for i, layer in enumerate(declared.layers)
         ]
         self.norm = RootMeanSquare(weights, "model.norm", hidden, declared.norm)
-        numbers = self.embedding.numbers if declared.tied else None
-        name = embedding if declared.tied else "lm_head.weight"
-        self.head = (
-            Dense(numbers) if numbers is not None else weights.matrix(name, vocabulary, hidden)
-        )
         self.nbytes = weights.nbytes
 
     def hidden(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -11,8 +11,7 @@ import numpy as np
 import treadle.functional as F
 from treadle.base.array import Array
 from treadle.base.blocks import BlockTensor
-from treadle.base.blocks.panels import ROWS, has_panels, to_panels
-from treadle.llm.models.adopt import adopted
+from treadle.base.blocks.panels import rows_of_panels
 from treadle.tensor import Tensor
 
 PIECE = 32
@@ -80,37 +79,30 @@ Adapt: TypeAlias = Callable[[WeightMatrix, Tensor, Tensor], Tensor]
 """Change of a product, from its operand and itself."""
 
 
-def quantized(blocks: BlockTensor, pieces: str) -> Quantized | None:
-    """A matrix of blocks as kernels read it; None where none reads this format."""
-    if not has_panels(blocks):
-        return None
-    name, rows = blocks.format.name, blocks.shape[-2]
-    data = blocks.data.reshape(-1, rows, blocks.data.shape[-1])
-    if len(blocks.shape) == 2:
-        return Quantized(adopted(to_panels(name, data[0])), name, rows, pieces)
-    panels = np.stack([to_panels(name, matrix) for matrix in data])
-    return Quantized(adopted(panels), name, rows, pieces)
-
-
 class Projection:
-    """Several products of one operand; of matrices in one format they are a single one."""
+    """Several products of one operand.
+
+    Args:
+        matrices: one for each, or one of all rows below each other.
+        biases: those of the products.
+        products: what they are of.
+    """
 
     def __init__(
         self,
-        matrices: Sequence[Matrix],
+        matrices: Sequence[Matrix] | Quantized,
         biases: Sequence[Tensor | None],
         products: Sequence[WeightMatrix],
     ) -> None:
         self.products = tuple(products)
         self._biases = tuple(biases)
-        self._whole = _join(matrices)
-        self._matrices = () if self._whole is not None else tuple(matrices)
-        self._rows = [m.rows for m in matrices if isinstance(m, Quantized)]
+        self._whole = matrices if isinstance(matrices, Quantized) else None
+        self._matrices = () if isinstance(matrices, Quantized) else tuple(matrices)
 
     def __call__(self, x: Tensor, adapt: Adapt | None = None) -> list[Tensor]:
         """(..., rows) for each matrix."""
         if self._whole is not None:
-            ends = np.cumsum(self._rows)[:-1].tolist()
+            ends = np.cumsum([p.rows for p in self.products])[:-1].tolist()
             found = list(F.split(self._whole.times(x), ends, axis=-1))
         else:
             found = [m.times(x) for m in self._matrices]
@@ -122,32 +114,28 @@ class Projection:
         return [adapt(product, x, y) for product, y in zip(self.products, found, strict=True)]
 
 
-def _join(matrices: Sequence[Matrix]) -> Quantized | None:
-    """All rows below each other, where their panels are whole and of one format."""
-    given = [m for m in matrices if isinstance(m, Quantized)]
-    if len(given) < len(matrices) or len(given) < 2 or len({m.format for m in given}) > 1:
-        return None
-    if any(m.rows % ROWS for m in given[:-1]):
-        return None
-    panels = np.concatenate([m.panels.numpy() for m in given])
-    return replace(given[0], panels=adopted(panels), rows=sum(m.rows for m in given))
-
-
 @dataclass(frozen=True)
 class TokenTable:
     """Vectors of tokens: numbers that programs look up, or blocks that are widened before.
 
-    Of a mapped file, only the pages of tokens that occur are ever read.
+    Blocks are those of the head, which multiplies with the same matrix, or of a file: of a mapped
+    one only the pages of tokens that occur are read, and `release` lets them go.
     """
 
     numbers: Tensor | None = None
+    head: Quantized | None = None
     blocks: BlockTensor | None = None
+    release: Callable[[], None] = lambda: None
 
     def given(self, tokens: Array) -> Tensor:
         """Return the rows of a program's int32 tokens."""
-        if self.blocks is None:
-            return Tensor(tokens)
-        return Tensor(self.blocks.format.dequantize(self.blocks.data[tokens]))
+        if self.head is not None:
+            return Tensor(rows_of_panels(self.head.format, self.head.panels.numpy(), tokens))
+        if self.blocks is not None:
+            found = self.blocks.format.dequantize(self.blocks.data[tokens])
+            self.release()
+            return Tensor(found)
+        return Tensor(tokens)
 
     def vectors(self, given: Tensor) -> Tensor:
         """Return the tokens' vectors in a program, (batch, time, features)."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -13,8 +14,10 @@ import numpy as np
 import treadle.functional as F
 from treadle.base.array import Array
 from treadle.base.blocks import BlockTensor
+from treadle.base.blocks.panels import ROWS, has_panels, panel_bytes
 from treadle.base.errors import CheckpointError
 from treadle.base.files.strict_json import shorten
+from treadle.engine.devices.names import default_device
 from treadle.llm.models.adopt import adopted
 from treadle.llm.models.declared import Names, Norm, Piece
 from treadle.llm.models.matrices import (
@@ -24,8 +27,8 @@ from treadle.llm.models.matrices import (
     Quantized,
     TokenTable,
     WeightMatrix,
-    quantized,
 )
+from treadle.llm.models.packing import Packer
 from treadle.ops.norm import RmsNorm
 from treadle.tensor import Tensor
 
@@ -55,8 +58,19 @@ class Checkpoint(Protocol):
     def tensor(self, name: str) -> Array | BlockTensor:
         """One of them."""
 
-    def release(self, name: str) -> None:
-        """Release what was read of a file for a tensor."""
+    def release(self, name: str, rows: slice | None = None) -> None:
+        """Release what was read of a file for a tensor, or for these of its rows, counted through
+        all axes but the last.
+        """
+
+
+@dataclass(frozen=True)
+class _BlockRows:
+    """Rows of blocks in a tensor of the checkpoint; `first` is None where others lie between."""
+
+    name: str
+    first: int | None
+    blocks: BlockTensor
 
 
 class CheckpointWeights:
@@ -68,6 +82,7 @@ class CheckpointWeights:
         dtype: their element type once they are taken, a key of `ELEMENTS`.
         stored: matrices of quantized blocks stay what they are, as far as kernels read them.
         pieces: what their products round pieces of texts to; see `Quantized`.
+        packer: what fills their panels: they are read at the end of its block.
 
     Attributes:
         nbytes: of all that was taken to compute with.
@@ -82,7 +97,9 @@ class CheckpointWeights:
         *,
         stored: bool = False,
         pieces: str = "int16",
+        packer: Packer,
     ) -> None:
+        self._packer = packer
         self._stored = stored
         self._pieces = pieces
         self.rounds_pieces = stored and pieces == "bfloat16"
@@ -123,23 +140,80 @@ class CheckpointWeights:
 
     def matrix(self, name: str, *shape: int) -> Matrix:
         """A matrix to multiply with; with three extents one of every expert."""
-        blocks = self._blocks(name, shape)
-        found = None if blocks is None else quantized(blocks, self._pieces)
+        found = self._blocks(name, shape)
+        return Dense(self.take(name, *shape)) if found is None else self._packed([found])
+
+    def below(self, rows: Mapping[str, int], columns: int) -> Quantized | None:
+        """One matrix of several below each other, where their panels are whole and of one format.
+
+        Args:
+            rows: of matrices, by their names.
+            columns: those of all.
+        """
+        if len(rows) < 2 or any(count % ROWS for count in list(rows.values())[:-1]):
+            return None
+        found = self._alike({name: (count, columns) for name, count in rows.items()})
+        return None if found is None else self._packed(found)
+
+    def matrices(self, name: str, count: int, *shape: int) -> Matrix:
+        """A matrix of every expert; `name` has {} in the place of the number."""
+        together = name.replace(".{}", "")
+        if self.has(together):
+            return self.matrix(together, count, *shape)
+        found = self._alike({name.format(i): shape for i in range(count)})
         if found is None:
-            return Dense(self.take(name, *shape))
-        self._checkpoint.release(self._find(name).name)
-        self.nbytes += found.panels.size
+            return Dense(F.stack([self.take(name.format(i), *shape) for i in range(count)]))
+        return self._packed(found, stacked=True)
+
+    def _alike(self, shapes: Mapping[str, tuple[int, ...]]) -> list[_BlockRows] | None:
+        """Matrices of blocks; None where some are none, or formats differ."""
+        found: list[_BlockRows] = []
+        for name, shape in shapes.items():
+            part = self._blocks(name, shape)
+            if part is None or part.blocks.format != (found or [part])[0].blocks.format:
+                return None
+            found.append(part)
         return found
 
-    def table(self, name: str, vocabulary: int, features: int) -> TokenTable:
-        """Vectors of tokens."""
-        blocks = self._blocks(name, (vocabulary, features))
-        if blocks is None:
-            return TokenTable(self.take(name, vocabulary, features))
-        return TokenTable(blocks=blocks)
+    def _packed(self, parts: Sequence[_BlockRows], *, stacked: bool = False) -> Quantized:
+        """Panels of matrices below each other or, if `stacked`, along an axis before."""
+        form, shape = parts[0].blocks.format.name, parts[0].blocks.shape
+        each = [(part, at) for part in parts for at in np.ndindex(shape[:-2])]
+        ends = np.cumsum([0, *(-(-p.blocks.shape[-2] // ROWS) for p, _ in each)]).tolist()
+        bytes_ = panel_bytes(form, parts[0].blocks.data.shape[-1])
+        target = np.empty((ends[-1], bytes_), np.uint8)
+        for i, (part, at) in enumerate(each):
+            release = partial(self._release_rows, part, sum(at))
+            self._packer.pack(form, part.blocks.data[at], target[ends[i] : ends[i + 1]], release)
+        self.nbytes += target.size
+        if not default_device().on_host:  # It copies what is there now.
+            self._packer.wait()
+        rows = shape[-2] if stacked else sum(part.blocks.shape[-2] for part in parts)
+        stack = (len(parts),) if stacked else shape[:-2]
+        panels = adopted(target.reshape(*stack, -1, bytes_))
+        return Quantized(panels, form, rows, self._pieces)
 
-    def _blocks(self, name: str, shape: tuple[int, ...]) -> BlockTensor | None:
-        """Blocks that stay blocks."""
+    def _release_rows(self, part: _BlockRows, matrix: int, rows: slice) -> None:
+        if part.first is not None:
+            first = part.first + matrix * part.blocks.shape[-2]
+            self._checkpoint.release(part.name, slice(first + rows.start, first + rows.stop))
+
+    def table(
+        self, name: str, vocabulary: int, features: int, head: Matrix | None = None
+    ) -> TokenTable:
+        """Vectors of tokens; `head` is the same matrix, where one multiplies with it."""
+        if isinstance(head, Dense):
+            return TokenTable(head.weight)
+        if head is not None and default_device().on_host:
+            return TokenTable(head=head)
+        found = self._blocks(name, (vocabulary, features))
+        if found is None:
+            return TokenTable(self.take(name, vocabulary, features))
+        release = partial(self._checkpoint.release, found.name)
+        return TokenTable(blocks=found.blocks, release=release)
+
+    def _blocks(self, name: str, shape: tuple[int, ...]) -> _BlockRows | None:
+        """Blocks that stay blocks, since kernels read them."""
         piece, found = self._read(name) if self._stored else (None, None)
         if piece is None or not isinstance(found, BlockTensor) or piece.transposed:
             return None
@@ -147,27 +221,17 @@ class CheckpointWeights:
         rows = (*data.shape[:-1], found.shape[-1])
         if rows != shape:
             raise _mismatch(name, piece, found, shape)
-        return BlockTensor(found.format, rows, data)
+        blocks = BlockTensor(found.format, rows, data)
+        first: int | None = 0
+        if piece.rows is not None:
+            together = piece.rows.step in (None, 1) and len(rows) == 2
+            first = piece.rows.start or 0 if together else None
+        return _BlockRows(piece.name, first, blocks) if has_panels(blocks) else None
 
     def _read(self, name: str) -> tuple[Piece, Array | BlockTensor]:
         piece = self._find(name)
         self._taken.add(piece.name)
         return piece, self._checkpoint.tensor(piece.name)
-
-    def matrices(self, name: str, count: int, *shape: int) -> Matrix:
-        """A matrix of every expert; `name` has {} in the place of the number."""
-        together = name.replace(".{}", "")
-        if self.has(together):
-            return self.matrix(together, count, *shape)
-        found = [self.matrix(name.format(i), *shape) for i in range(count)]
-        first = found[0]
-        same = [m for m in found if isinstance(m, Quantized)]
-        if (
-            isinstance(first, Quantized)
-            and len({m.format for m in same}) == 1 == len(same) // count
-        ):
-            return replace(first, panels=adopted(np.stack([m.panels.numpy() for m in same])))
-        return Dense(F.stack([self.take(name.format(i), *shape) for i in range(count)]))
 
     def each(self, name: str, count: int, *shape: int) -> Tensor:
         """A tensor of every expert, stacked; `name` has {} in the place of the number."""

@@ -228,7 +228,7 @@ def _changed(stored: Stored, adapter: Adapter, module: str) -> Any:
         if isinstance(found, BlockTensor):
             found = found.format.dequantize(found.data)
         whole: Floats = found.astype(np.float32) + adapter.change(module)
-        stored.release()
+        stored.release(None)
         return whole
 
     return make
