@@ -26,6 +26,7 @@ class Target:
         matrices: whether there are registers for matrices of bytes, and of bfloat16 where
             `dot_bfloat16` is set, too (AMX).
         l1, l2: bytes of the caches of one core.
+        widest: lanes of the widest vectors that the language of kernels has.
         fine: whether items are threads of a GPU: the more the better, each with little scratch.
         preferred: names of the `layouts` that programs use where nobody asks for others.
     """
@@ -43,6 +44,7 @@ class Target:
     matrices: bool = False
     l1: int = 32 << 10
     l2: int = 512 << 10
+    widest: int = 64
     fine: bool = False
     preferred: tuple[str, ...] = ("channels-last",)
 
@@ -50,6 +52,11 @@ class Target:
     def is_arm(self) -> bool:
         """True where its instructions are those of AArch64."""
         return self.name.startswith(NEON.name)
+
+    @property
+    def is_card(self) -> bool:
+        """True where items are threads of a graphics card."""
+        return self.fine or self.name == "opencl"
 
     @property
     def layouts(self) -> tuple[MapLayout, ...]:

@@ -23,7 +23,15 @@ if not POCL_SPECIALIZATION.get():
 _FORKED: list[int] = []
 os.register_at_fork(after_in_child=lambda: _FORKED.append(os.getpid()))
 
-GRAPHICS = Target("opencl", vector_bytes=16, registers=64, fma=True, l1=16 << 10, l2=64 << 10)
+GRAPHICS = Target(
+    "opencl",
+    vector_bytes=16,
+    registers=64,
+    fma=True,
+    l1=16 << 10,
+    l2=64 << 10,
+    widest=16,
+)
 """Narrow vectors and modest tiles; one thread has no cache of its own to speak of."""
 
 _CARD_LANES = 64
@@ -110,7 +118,7 @@ def target_of(device: cl.Device, processor: bool) -> Target:
     if not processor:
         return replace(GRAPHICS, fma=fused)
     known = {64: AVX512, 32: AVX2}.get(4 * device.native_vector_width_float, GENERIC)
-    return replace(known, name=f"opencl-{known.name}", fma=fused and known.fma)
+    return replace(known, name=f"opencl-{known.name}", fma=fused and known.fma, widest=16)
 
 
 def features_of(device: cl.Device) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ def build(
             blocks, where the checkpoint has such, and products are those of `F.block_linear`. The
             rest is computed in float32.
         prompts: what quantized weights multiply where 32 and more neighboring tokens are read:
-            activations rounded to "int16", "bfloat16" or "int8". bfloat16 where the processor has
+            activations rounded to "int16", "bfloat16" or "int8". bfloat16 where the device has
             instructions for its products, else int16, unless it is said. Fewer tokens, and all that
             are generated, have 16 bits.
 
@@ -69,7 +69,7 @@ def build_embedder(checkpoint: Checkpoint, dtype: str = "float32") -> Embedder:
 def _pieces(prompts: str | None) -> str:
     """Return the rounding of pieces of texts."""
     if prompts is None:
-        return "bfloat16" if "bfloat16" in get_device_properties("cpu0").units else "int16"
+        return "bfloat16" if "bfloat16" in get_device_properties().units else "int16"
     if prompts not in ACTIVATIONS:
         hint = f"use one of {', '.join(ACTIVATIONS)}"
         raise DTypeError("build", "prompts cannot be rounded to it", saw=repr(prompts), hint=hint)

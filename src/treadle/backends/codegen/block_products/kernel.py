@@ -41,6 +41,7 @@ class BlockConfig:
 
     With `experts`, an integer type, the weights are several matrices, and an operand of that type
     says which of them a row of the result is computed with. Tiles then have one row.
+    An item has all columns of a panel or, `apart`, some vectors of them.
     """
 
     records: Records
@@ -48,6 +49,12 @@ class BlockConfig:
     lanes: int
     experts: DType | None = None
     vectors: int = 1
+    apart: bool = False
+
+    @property
+    def parts(self) -> int:
+        """Items of a panel."""
+        return ROWS // (self.lanes * self.vectors) if self.apart else 1
 
     @property
     def layout(self) -> PanelLayout:
@@ -96,7 +103,7 @@ def product_kernel(spec: BlockConfig, name: str) -> RecordedKernel:
     """A kernel over (chunk of tiles, panel), the panel fastest, of `ProductParameters`.
 
     With experts it is one over (panel, row), the row fastest, so that a panel's weights are met
-    again soon, of `ExpertParameters`.
+    again soon, of `ExpertParameters`. Where a panel has several items, they are neighbors.
     """
     writer = _Product(spec)
     return writer.kernel(name) if spec.experts is None else writer.routed(name, spec.experts)
@@ -118,12 +125,13 @@ class _Product:
         tiles = (p.sizes.m + (tile - 1)) // tile
         terms = p.sizes.blocks * (self.layout.elements // TERMS)
         with e.items() as i:
+            i, place = self._place(i)
             first = i // p.sizes.panel_count * p.chunk
             panel = i % p.sizes.panel_count
             weights = p.panels + panel * (p.sizes.blocks * self.layout.block)
             with e.loop(first, minimum(first + p.chunk, tiles)) as t:
                 rows = p.records + t * (terms * self.records.units)
-                self._columns(rows, weights, t * tile, panel)
+                self._columns(rows, weights, t * tile, (panel, place))
         return RecordedKernel(e.kernel(f"blocks_{name}_{self.records.label}_{tile}"), p)
 
     def routed(self, name: str, dtype: DType) -> RecordedKernel:
@@ -132,22 +140,41 @@ class _Product:
         self.p = p = e.record(kind, y=self.spec.dtype, numbers=dtype)
         terms = p.sizes.blocks * (self.layout.elements // TERMS)
         with e.items() as i:
+            i, part = self._place(i)
             row, panel = i % p.sizes.m, i // p.sizes.m
             expert = resolve(p.numbers[row], p.experts)
             place = expert * p.sizes.panel_count + panel
             weights = p.panels + place * (p.sizes.blocks * self.layout.block)
             source = row // p.sharing * (terms * self.records.units)
-            self._columns(p.records + source, weights, row, panel)
+            self._columns(p.records + source, weights, row, (panel, part))
         return RecordedKernel(e.kernel(f"experts_{name}_{self.records.label}"), p)
 
-    def _columns(self, rows: Pointer, weights: Pointer, row: Value, panel: Value) -> None:
-        """A tile of rows, the first of which is `row`, with the vectors of a panel."""
-        vectors, tile = self.spec.vectors, self.records.tile
-        with self.e.loop(0, ROWS, self.spec.lanes * vectors) as at:
+    def _place(self, item: Value) -> tuple[Value, Value | None]:
+        """Return an item's number among those of the same part, and its first column."""
+        parts = self.spec.parts
+        if parts == 1:
+            return item, None
+        return item // parts, item % parts * (self.spec.lanes * self.spec.vectors)
+
+    def _columns(
+        self, rows: Pointer, weights: Pointer, row: Value, place: tuple[Value, Value | None]
+    ) -> None:
+        """A tile of rows, the first of which is `row`, with the vectors of a panel: those from a
+        column on, or all.
+        """
+        vectors, tile, (panel, first) = self.spec.vectors, self.records.tile, place
+
+        def some(at: Value) -> None:
             sums = self._sums(rows, weights, at)
             column = panel * ROWS + at
             for v in range(vectors):
                 self._store(row, column + v * self.spec.lanes, sums[v * tile : (v + 1) * tile])
+
+        if first is not None:
+            some(first)
+            return
+        with self.e.loop(0, ROWS, self.spec.lanes * vectors) as at:
+            some(at)
 
     def _store(self, row: Value, column: Value, sums: list[Value]) -> None:
         sizes = self.p.sizes

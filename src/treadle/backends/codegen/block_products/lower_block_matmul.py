@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.backends.api import Support, no
@@ -81,23 +81,25 @@ def lower_block_matmul(
     pairs = not matrices and in_shorts(op.activations, target)
     signed = not matrices and target.dot_signed
     records = Records(tile, LAYOUTS[op.format], op.activations, matrices, pairs, signed)
-    rows = given.rows(records, m)
+    rows = given.rows(records, m, apart=target.is_card)
     chunk = max(1, target.l2 // 2 // given.row_bytes(records))
-    spec = BlockConfig(records, x.dtype, given.lanes, vectors=_vectors(records, given.lanes))
-    if pairs and estimate(m) > tile:
+    spec = BlockConfig(records, x.dtype, given.lanes)
+    spec = _arranged(spec, target)
+    if pairs and estimate(m) > tile and not target.is_card:
         chunk = min(max(chunk, _CHUNK // tile), MOST // tile)
         kernel = several_kernel(spec, op.format)
     elif matrices:
         chunk = min(chunk, MOST_TILES)
         kernel = matrices_kernel(spec, op.format, target.features)
     else:
+        chunk = 1 if target.is_card else chunk
         kernel = product_kernel(spec, op.format)
     tiles, count = -(-m // records.tile), panels.shape[0]
     flops = 2 * m * op.rows * given.k
     sizes = MatrixSizes[Ref, Dim](m, op.rows, given.blocks, count)
     launch = kernel.launch(
         ProductParameters(*_OPERANDS, sizes, chunk),
-        items=-(-tiles // chunk) * count,
+        items=-(-tiles // chunk) * count * spec.parts,
         serial=estimate(flops) < SERIAL,
         flops=flops,
         nbytes=product(panels.shape) + m * (given.k + op.rows) * x.dtype.itemsize,
@@ -161,21 +163,22 @@ def lower_block_experts(
     layout, signed = LAYOUTS[op.format], target.dot_signed
     records = Records(1, layout, op.activations, pairs=pairs, signed=signed)
     source = product(x.shape[:-1])
-    rows = given.rows(records, source)
+    rows = given.rows(records, source, apart=target.is_card)
     flops, (count, each) = 2 * m * op.rows * given.k, panels.shape[:2]
     nbytes = m * product(panels.shape[1:]) + m * op.rows * x.dtype.itemsize
     workspaces = (source * given.row_bytes(records),)
     described: Any = {"serial": estimate(flops) < SERIAL, "flops": flops, "nbytes": nbytes}
     sizes = MatrixSizes[Ref, Dim](m, op.rows, given.blocks, each)
-    if pairs and estimate(m) >= _SHARED * estimate(count):
+    many = estimate(m) >= _SHARED * estimate(count)
+    if pairs and many and not target.is_card:
         config, routes = BlockConfig(records, x.dtype, given.lanes), routes_of(experts, count)
         kernel = several_experts_kernel(config, _most(target), op.format)
         several = SeveralParameters(*_OPERANDS, ROUTES, sizes, sharing(x, experts))
         launch = kernel.launch(several, items=count * each, **described)
         return Lowered((rows, routes, launch), workspaces=(*workspaces, m * 4, count * 4))
-    spec = BlockConfig(records, x.dtype, given.lanes, experts.dtype, _vectors(records, given.lanes))
+    spec = _arranged(BlockConfig(records, x.dtype, given.lanes, experts.dtype), target)
     one = ExpertParameters(*_OPERANDS, Ref("input", 2), sizes, count, sharing(x, experts))
-    launch = product_kernel(spec, op.format).launch(one, items=each * m, **described)
+    launch = product_kernel(spec, op.format).launch(one, items=each * m * spec.parts, **described)
     return Lowered((rows, launch), workspaces=workspaces)
 
 
@@ -192,11 +195,12 @@ class _Given:
         """Bytes of a tile of rows."""
         return self.k // records.terms * records.units * 4
 
-    def rows(self, records: Records, m: Dim) -> Launch:
+    def rows(self, records: Records, m: Dim, *, apart: bool) -> Launch:
         """The launch that makes m rows bytes."""
-        return rows_kernel(records, self.dtype, self.lanes).launch(
-            RowsParameters(Ref("input", 0), Ref("workspace", 0), self.k // records.terms),
-            items=m,
+        count = self.k // records.terms
+        return rows_kernel(records, self.dtype, self.lanes, apart=apart).launch(
+            RowsParameters(Ref("input", 0), Ref("workspace", 0), count),
+            items=m * count if apart else m,
             serial=estimate(m * self.k) < SERIAL // 4,
             nbytes=m * self.k * (self.dtype.itemsize + 1),
         )
@@ -206,13 +210,20 @@ def _given(op: BlockWeight, types: tuple[TensorType, ...], target: Target) -> _G
     """Facts that launches are made from, or the reason why there are none."""
     x, layout = types[0], LAYOUTS[op.format]
     width = types[0 if isinstance(op, BlockValues) else 1].shape[-1]
-    if target.fine:
-        return no("op", "products with quantized blocks are written for processors")
+    whole = not isinstance(op, BlockMatmul | BlockExperts) or op.activations == "bfloat16"
+    if whole and target.fine:
+        return no("op", "values of quantized blocks are made by processors alone")
     if not isinstance(width, int):
         return no("dynamic-shape", "the rows of a weight have a known number of elements")
-    lanes = min(target.lanes(dt.float32), ROWS)
+    # Levels lie in vectors of bytes, or of pairs of 16 bits where no table is looked up.
+    narrowest = 4 if layout.table or not in_shorts(_rounding(op), target) else 2
+    lanes = min(target.lanes(dt.float32), ROWS, target.widest // narrowest)
     blocks = width // layout.block
     return _Given(blocks * layout.elements, blocks, x.dtype, lanes)
+
+
+def _rounding(op: BlockWeight) -> str:
+    return op.activations if isinstance(op, BlockMatmul | BlockExperts) else "bfloat16"
 
 
 def _pairing(
@@ -239,6 +250,11 @@ def in_shorts(activations: str, target: Target) -> bool:
     return activations == "int16" and not (target.dot_int8 or target.dot_signed)
 
 
-def _vectors(records: Records, lanes: int) -> int:
-    """Vectors of columns that share what is read of one or two rows."""
-    return ROWS // lanes if records.pairs else 1
+def _arranged(spec: BlockConfig, target: Target) -> BlockConfig:
+    """Divide columns: with pairs, all of a panel share what is read of one or two rows.
+
+    Threads of a graphics card have a vector each, so that there are many.
+    """
+    if target.is_card:
+        return replace(spec, apart=True)
+    return replace(spec, vectors=ROWS // spec.lanes if spec.records.pairs else 1)

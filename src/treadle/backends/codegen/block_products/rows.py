@@ -119,20 +119,30 @@ class RowsParameters(Record[P, S], records=dt.int32):
 
 
 @cache
-def rows_kernel(records: Records, dtype: DType, lanes: int) -> RecordedKernel:
-    """A kernel over rows."""
+def rows_kernel(
+    records: Records, dtype: DType, lanes: int, *, apart: bool = False
+) -> RecordedKernel:
+    """A kernel over rows, or, `apart`, over the records of rows."""
     e = KernelBuilder()
     p = e.record(RowsParameters[Pointer, Value], x=dtype)
     count = p.count
-    with e.items() as r:
+    with e.items() as item:
+        r, only = (item // count, item % count) if apart else (item, None)
         source = p.x + r * (count * records.terms)
         tile = r // records.tile * (count * records.units)
         target, slot = p.records + tile, r % records.tile
-        with e.loop(count) as i:
+
+        def record(i: Value) -> None:
             given = source + i * records.terms
             into = target + i * records.units
             for part in range(records.terms // TERMS):
                 _part(records, part, given + part * TERMS, (into, slot), lanes)
+
+        if only is not None:
+            record(only)
+        else:
+            with e.loop(count) as i:
+                record(i)
     kind = "matrices" if records.matrices else str(records.tile)
     return RecordedKernel(e.kernel(f"quantize_rows_{dtype.name}_{records.label}_{kind}"), p)
 

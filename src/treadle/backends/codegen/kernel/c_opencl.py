@@ -354,6 +354,40 @@ def _shuffle(p: Printer, instruction: Instruction) -> bool:
     return True
 
 
+def _dot(p: Printer, instruction: Instruction) -> bool:
+    """Products of integers, which wrap; other kinds lane by lane."""
+    total, x, y = instruction.arguments
+    lanes = total.lanes
+    many = x.lanes // max(lanes, 1)
+    if total.dtype is not dt.int32 or lanes == 1 or x.lanes != y.lanes:
+        return False
+    if (x.dtype, y.dtype, many) not in _PRODUCTS:
+        return False
+    products = []
+    for first in range(many):
+        picked = "".join(f"{k:x}" for k in range(first, x.lanes, many))
+        pair = [f"convert_int{lanes}({p.whole(v)}.s{picked})" for v in (x, y)]
+        products.append(f"as_uint{lanes}({pair[0]} * {pair[1]})")
+    text = " + ".join((f"as_uint{lanes}({p.whole(total)})", *products))
+    _define(p, result_of(instruction), f"as_int{lanes}({text})")
+    return True
+
+
+_PRODUCTS = (
+    (dt.uint8, dt.int8, 4),
+    (dt.int8, dt.int8, 4),
+    (dt.int16, dt.int16, 2),
+)
+"""Integers that a dot multiplies, and how many pairs of them each sum has."""
+
+
+def _lookup(p: Printer, instruction: Instruction) -> bool:
+    (x,) = instruction.arguments
+    entries = ", ".join(map(str, instruction.detail))
+    _define(p, result_of(instruction), f"shuffle((uchar16)({entries}), {p.whole(x)})")
+    return True
+
+
 def _reduce(p: Printer, instruction: Instruction) -> bool:
     (x,) = instruction.arguments
     result, code = result_of(instruction), instruction.detail[0]
@@ -423,6 +457,8 @@ _NATIVE: dict[str, Native] = {
     "iota": _iota,
     "first_lanes": _first_lanes,
     "shuffle": _shuffle,
+    "dot": _dot,
+    "lookup": _lookup,
     "reduce": _reduce,
     "load": _load,
     "store": _store,
