@@ -600,3 +600,29 @@ def test_a_tensor_that_is_passed_and_reached_is_two_inputs() -> None:
     assert np.isclose(g(net.weight).item(), g.__wrapped__(net.weight).item())
     other = mge.tensor(np.ones((2, 2), "float32"))
     assert np.isclose(g(other).item(), g.__wrapped__(other).item())
+
+
+def test_gradients_of_what_the_body_makes_need_no_capture_per_call() -> None:
+    """Attacks and penalties take gradients of tensors that no call but their own knows."""
+    weight = mge.Parameter(np.ones((3, 1), "float32"))
+    outer = mge.autodiff.GradManager().attach([weight])
+    bodies: list[int] = []
+
+    def attacked(x: mge.Tensor) -> mge.Tensor:
+        bodies.append(1)
+        near = x * 1
+        inner = mge.autodiff.GradManager().attach([near])
+        with inner:
+            inner.backward(F.sin(near @ weight).sum())
+        with outer:
+            outer.backward(((x + F.sign(near.grad)) @ weight).sum())
+        found, weight.grad = weight.grad, None
+        return found
+
+    compiled = mge.jit.compile(attacked)
+    for n in (1.0, 2.0, 3.0):
+        x = mge.tensor(np.full((2, 3), n, "float32"))
+        np.testing.assert_allclose(compiled(x).numpy(), attacked(x).numpy(), rtol=1e-6)
+    assert len(bodies) == 4, "one for the program, three for what is compared"
+    found = list(mge.jit.sink(compiled, [x] * 4, 2))
+    np.testing.assert_array_equal(found[-1].numpy(), attacked(x).numpy())

@@ -274,3 +274,41 @@ def test_axes_that_part_from_one_with_a_number_are_open_again() -> None:
         np.testing.assert_allclose(compiled(x).numpy(), F.softmax(x @ w, 0).numpy(), rtol=1e-5)
     assert len(runs) == 4, "both axes, neither, both again, the length"
     assert [len(fs) for fs in compiled._captures.families.values()] == [1]
+
+
+def test_declared_extents_are_held_to() -> None:
+    length = jit.Extent("length", low=4, high=64, multiple=4)
+    runs: list[int] = []
+
+    def body(x: mge.Tensor, y: mge.Tensor) -> mge.Tensor:
+        runs.append(1)
+        if x.shape[0] > 100 or x.shape[0] % 2:
+            raise AssertionError("neither is possible")
+        return (x + y).sum(0)
+
+    compiled = jit.compile(dynamic={0: {0: length}, 1: {0: length}})(body)
+    for n in (4, 64, 8):
+        assert compiled(rows(n), rows(n)).shape == (4,)
+    assert len(runs) == 1
+    for n, problem in (
+        (68, "'length' is 68, and declared as 4 to 64"),
+        (3, "'length' is 3, and declared as 4 to 64"),
+        (0, "'length' is 0"),
+        (6, "'length' is 6, and declared as a multiple of 4"),
+    ):
+        with pytest.raises(ShapeError, match=problem):
+            compiled(rows(n), rows(n))
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize(
+    "given", [{"low": -1}, {"high": 1}, {"low": 9, "high": 8}, {"multiple": 0}]
+)
+def test_declarations_that_leave_no_extent_are_refused(given: Any) -> None:
+    with pytest.raises(ShapeError, match="extent"):
+        jit.Extent("n", **given)
+
+
+def test_one_name_has_one_declaration() -> None:
+    with pytest.raises(ShapeError, match="'n' is declared in two ways"):
+        jit.compile(dynamic={0: {0: jit.Extent("n", high=8), 1: jit.Extent("n", high=9)}})(rows)

@@ -175,6 +175,20 @@ def test_graphs_for_tensorboard(tmp_path: Path) -> None:
     assert b"loss" in raw
 
 
+def test_programs_for_tensorboard(tmp_path: Path) -> None:
+    @jit.compile(dynamic={0: {0: "rows"}})
+    def double(x: mge.Tensor) -> mge.Tensor:
+        return x * 2
+
+    with SummaryWriterExtend(str(tmp_path)) as writer:
+        for n in (3, 5, 40):
+            double(mge.tensor(np.ones((n, 3), np.float32)))
+        writer.add_program("double", double, 1)
+    raw = next(tmp_path.iterdir()).read_bytes()
+    assert b"programs for many extents: rows" in raw and b"2 <= rows <= 15" in raw
+    assert b"double/programs" in raw and b"double/signatures" in raw
+
+
 # -- downloads --------------------------------------------------------------------------------
 
 BODY = bytes(range(256)) * 1000

@@ -22,12 +22,17 @@ import numpy as np
 
 from treadle.base.array import Array
 from treadle.base.errors import EngineError
+from treadle.base.symbol import Expr
+from treadle.base.types import TensorType
+from treadle.engine.execute import Runner
 from treadle.engine.execute.counters import Counters
+from treadle.engine.extents.programs import OpenRunners
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.engine.report import CompileReport
-from treadle.graph.ir import Graph
+from treadle.graph.evaluate import extents_of
+from treadle.graph.ir import Graph, symbols_of
 from treadle.graph.verify import verify
 
 Done = Callable[["Future[list[Array]]"], Any]
@@ -102,7 +107,7 @@ def _with(base: Options, given: Mapping[str, Any], where: str) -> Options:
 
 
 class _Entry:
-    """One graph of a session, built when it first runs."""
+    """One graph of a session, built when it first runs; where extents are open, for a range."""
 
     def __init__(
         self, graph: Graph, options: Options, variables: tuple[str, ...], updates: dict[int, str]
@@ -116,14 +121,46 @@ class _Entry:
         pairs = tuple((j, position[name]) for j, name in updates.items() if name in position)
         changed = {i for _, i in pairs}
         frozen = tuple(bool(n) and i not in changed for i, n in enumerate(variables))
-        self.stages = Stages(graph, Interface(frozen, pairs), options)
+        interface = Interface(frozen, pairs)
+        self.stages = Stages(graph, interface, options)
+        self.many = OpenRunners(graph, options, interface) if symbols_of(graph) else None
+
+    @property
+    def is_built(self) -> bool:
+        """True if there is a program."""
+        if self.many is not None:
+            return self.many.made > 0
+        return self.stages.made.get("running") is not None
 
     def build(self) -> None:
         """Run all stages but the last, once."""
+        if self.many is not None:
+            names = ", ".join(s.name for s in symbols_of(self.graph))
+            hint = "run it: arrays say what extents are"
+            raise EngineError("build_graph", f"the extents {names} are open", hint=hint)
         with self.lock:
             if self.stages.made.get("running") is None:
                 self.stages.compile()
                 self.builds += 1
+
+    def runner(self, arrays: Sequence[Array]) -> Runner:
+        """The program for these arrays, built if there is none.
+
+        Raises:
+            ShapeError: the graph does not take their extents.
+        """
+        if self.many is None:
+            self.build()
+            return self.stages.compile()
+        return self.many.at(extents_of(self.graph, arrays))
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of its runs."""
+        if self.many is not None:
+            return self.many.counters
+        runner = self.stages.made.get("running")
+        return Counters() if runner is None else runner.counters
 
 
 class Session:
@@ -255,31 +292,37 @@ class Session:
             del self._graphs[key]
 
     def build_graph(self, key: int) -> CompileReport:
-        """Run all stages but the last, unless that is done; returns their decisions."""
+        """Run all stages but the last, unless that is done; returns their decisions.
+
+        Raises:
+            EngineError: extents of the graph are open.
+        """
         entry = self._entry(key, "build_graph")
         entry.build()
         return entry.stages.report
 
     def is_rebuild_needed(self, key: int) -> bool:
-        """Return whether the next run builds first."""
-        return self._entry(key, "is_rebuild_needed").stages.made.get("running") is None
+        """Return whether the next run builds first; open extents of another range always may."""
+        return not self._entry(key, "is_rebuild_needed").is_built
 
     def counters(self, key: int) -> Counters:
         """Return the counters of a graph's runs and their cost at its border."""
-        executor = self._entry(key, "counters").stages.made.get("running")
-        return Counters() if executor is None else executor.counters
+        return self._entry(key, "counters").counters
 
     def run_graph(self, key: int, inputs: Sequence[Any] = ()) -> list[Array]:
         """Run a graph on arrays, one for each input that is not a variable, in order.
+
+        Where extents of inputs are symbols, arrays say what they are. Programs serve ranges of
+        extents, and are built when the first ones of a range come along.
 
         Returns:
             The outputs that are not updates, in order.
 
         Raises:
             EngineError: there is no such graph, or an array does not fit its input.
+            ShapeError: the graph does not take the extents of the arrays.
         """
         entry = self._entry(key, "run_graph")
-        entry.build()
         if entry.updates:
             with self._lock:  # Graphs of a session share its variables.
                 return self._run(entry, inputs)
@@ -307,7 +350,7 @@ class Session:
                 continue
             array = np.ascontiguousarray(next(given, _MISSING), value.type.dtype.numpy)
             array = array.reshape(()) if not value.type.shape and array.size == 1 else array
-            if array.shape != value.type.shape:
+            if not _fits(array, value.type):
                 raise EngineError(
                     "run_graph",
                     f"an array does not fit input {value.name or value.index}",
@@ -315,8 +358,7 @@ class Session:
                     hint=f"the graph takes {entry.variables.count('')} arrays",
                 )
             arrays.append(array)
-        executor = entry.stages.compile()
-        results = executor.run(arrays)
+        results = entry.runner(arrays).run(arrays)
         for j, name in entry.updates.items():
             if name not in entry.variables:  # Written, but not read, by the graph.
                 place = sum(1 for k in range(j) if self._is_result(entry, k))
@@ -347,6 +389,13 @@ class Session:
     def _require_open(self, where: str) -> None:
         if not self._open:
             raise EngineError(where, "the session is closed", hint="open another one")
+
+
+def _fits(array: Array, type_: TensorType) -> bool:
+    """Return whether an array has a type, whose extents may be open."""
+    wanted = type_.shape
+    pairs = zip(wanted, array.shape, strict=False)
+    return len(wanted) == array.ndim and all(isinstance(w, Expr) or w == n for w, n in pairs)
 
 
 _MISSING = np.empty(0)

@@ -47,11 +47,7 @@ def evaluate(
     given = [np.asarray(a) for a in arrays]
     if len(given) != len(graph.inputs):
         raise GraphError(_name(graph), f"takes {len(graph.inputs)} inputs, got {len(given)}")
-    extents: dict[str, int] = {}
-    for i, (type_, array) in enumerate(zip(graph.input_types, given, strict=True)):
-        bind(graph, type_, array, extents)
-        _check_argument(graph, i, type_, array, extents)
-    _check_guards(graph, extents)
+    extents = extents_of(graph, given)
     known: dict[Value, Array] = dict(zip(graph.inputs, given, strict=True))
     for node in graph.nodes:
         op = node.op
@@ -114,6 +110,21 @@ def bind(graph: Graph, type_: TensorType, array: Any, extents: dict[str, int]) -
         if symbol is not None and symbol.name not in extents:
             _check_range(graph, symbol, actual)
             extents[symbol.name] = actual
+
+
+def extents_of(graph: Graph, arrays: Sequence[Array]) -> dict[str, int]:
+    """Read the values of a graph's symbols off arrays for its inputs.
+
+    Raises:
+        ShapeError: an extent is out of its range, or another one than an expression of symbols
+            says, or a guard fails.
+    """
+    extents: dict[str, int] = {}
+    for i, (type_, array) in enumerate(zip(graph.input_types, arrays, strict=True)):
+        bind(graph, type_, array, extents)
+        _check_argument(graph, i, type_, array, extents)
+    _check_guards(graph, extents)
+    return extents
 
 
 def _check_range(graph: Graph, symbol: Symbol, value: int) -> None:

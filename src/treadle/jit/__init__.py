@@ -7,6 +7,7 @@ from treadle.engine.options import Options, engines
 from treadle.jit.compare import Comparison, OpComparison, compare
 from treadle.jit.compiled import Compiled, compile
 from treadle.jit.control import cond, scan, while_loop
+from treadle.jit.dynamic import Extent
 from treadle.jit.fuse import fuse
 from treadle.jit.memory import DTRConfig, GraphOptimizationConfig, SublinearMemoryConfig
 from treadle.jit.partial import partial_trace, xla_trace
@@ -23,6 +24,7 @@ __all__ = [
     "Comparison",
     "Compiled",
     "DTRConfig",
+    "Extent",
     "GraphOptimizationConfig",
     "OpComparison",
     "Options",

@@ -220,9 +220,9 @@ class Capture:
             return
         before = tensor.__dict__.get("grad")
         _remember_step(tensor, before)
-        self._grads[id(tensor)] = (tensor, before)
-        holder = self._holder(tensor)
-        self._slots.append((holder, before is None))
+        self._grads[id(tensor)], holder = (tensor, before), self._holder(tensor)
+        if type(tensor._data) is not Symbol or id(tensor) in self._bound:
+            self._slots.append((holder, before is None))  # Others are made anew by each call.
         if isinstance(before, Tensor) and type(before._data) is not Symbol:
             self.bind(before, GradOf(holder))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle.base import tree
@@ -12,7 +12,15 @@ from treadle.base.symbol import Expr
 from treadle.engine.options import Options
 from treadle.jit.capture import ManagerInside, capture
 from treadle.jit.captured import CapturedCall
-from treadle.jit.dynamic import Axes, Dynamic, declared_axes, extents_of, symbolic_shapes
+from treadle.jit.dynamic import (
+    Axes,
+    Dynamic,
+    Extent,
+    declared_axes,
+    extents_of,
+    named_axes,
+    symbolic_shapes,
+)
 from treadle.jit.family import Family
 from treadle.jit.openings import Openings, fixed_symbols
 from treadle.jit.recaptures import tell_of_pins
@@ -45,7 +53,12 @@ class Captures:
     def __init__(self, function: Callable[..., Any], options: Options, dynamic: Dynamic) -> None:
         self._function = function
         self._options = options
-        self._dynamic = dynamic
+        self._dynamic: Axes | bool | None = None
+        self._bounds: Mapping[str, Extent] = {}
+        if dynamic is None or isinstance(dynamic, bool):
+            self._dynamic = dynamic
+        else:
+            self._dynamic, self._bounds = named_axes(dynamic)
         self._openings = Openings(at_once=dynamic is True)
         self._told = False
         self.families: dict[Any, list[Family]] = {}
@@ -101,6 +114,9 @@ class Captures:
 
     def _with_symbols(self, key: Any, leaves: list[Any], given: Given, axes: Axes) -> Variant:
         """A program with symbols for these extents."""
+        for name, extent in extents_of(leaves, axes).items():
+            if name in self._bounds:
+                self._bounds[name].check(extent)
         known = self._known(key, leaves, axes)
         if known is not None:
             return known
@@ -133,7 +149,7 @@ class Captures:
     def _captured(self, leaves: list[Any], given: Given, axes: Axes | None = None) -> CapturedCall:
         self.count += 1
         args, kwargs = replaced(*given, leaves)
-        shapes = symbolic_shapes(leaves, axes or {})
+        shapes = symbolic_shapes(leaves, axes or {}, self._bounds)
         extents = extents_of(leaves, axes or {})
         return capture(self._function, args, kwargs, self.name, shapes, extents=extents)
 

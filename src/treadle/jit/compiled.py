@@ -6,6 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
+from itertools import chain
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -27,6 +28,7 @@ from treadle.jit.capture import ManagerInside
 from treadle.jit.choosing import CAST, RECORDED, Captures, name_of
 from treadle.jit.dynamic import Dynamic, checked_axes
 from treadle.jit.order import agree_on_order
+from treadle.jit.ranges import ranges_of, to_text
 from treadle.jit.recaptures import MANY, tell_of_many
 from treadle.jit.recorded import call_recorded
 from treadle.jit.variants import Variant
@@ -185,7 +187,8 @@ class Compiled(Generic[P, R]):
     ) -> str | dict[str, Any]:
         """Explain the program: stages, groups, kernels, memory, streams.
 
-        Measured times are there once the program has been profiled.
+        Measured times are there once the program has been profiled. Programs that serve many
+        extents are listed behind it: their ranges, guards, and the extents that they have met.
 
         Args:
             args: of the function; without any, the program of the signature captured last.
@@ -197,7 +200,11 @@ class Compiled(Generic[P, R]):
             TypeError: arguments are missing, and the function has not been called before.
         """
         program = self._known(args, kwargs).inspected
-        return program.data() if form == "json" else program.explained(full=full)
+        families = chain.from_iterable(self._captures.families.values())
+        ranges = ranges_of(families, self.variants)
+        if form == "json":
+            return {**program.data(), "ranges": ranges} if ranges else program.data()
+        return "\n\n".join(filter(None, (program.explained(full=full), to_text(ranges))))
 
     def profile(
         self,
@@ -251,6 +258,11 @@ class Compiled(Generic[P, R]):
         """
         runners = [v.runner for v in self.variants]
         return sum((r.counters for r in {_shared(r) for r in runners if r is not None}), Counters())
+
+    @property
+    def captures(self) -> int:
+        """Number of times that the body ran to be captured."""
+        return self._captures.count
 
     @property
     def variants(self) -> tuple[Variant, ...]:

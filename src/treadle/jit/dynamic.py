@@ -3,16 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from treadle.base.errors import ShapeError
 from treadle.base.shape import Shape
-from treadle.base.symbol import symbol
+from treadle.base.symbol import Expr, symbol
 from treadle.tensor import Tensor
 
 Axes = Mapping[int, Mapping[int, str]]
 """For arguments by number (flattened, from 0), the names of axes whose extents may change."""
-Dynamic = Axes | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """An extent that may change, and what is known of it, for `jit.compile(dynamic=...)`.
+
+    What is declared is checked at each call, and spares programs questions: they are compiled for
+    what is left of their ranges, and a multiple divides.
+
+    Args:
+        name: axes of one name have equal extents.
+        low, high: the least and the largest extent; None: there is no largest.
+        multiple: extents are multiples of it.
+
+    Raises:
+        ShapeError: no extent of two or more fits, or a number is out of range.
+
+    Example:
+        >>> import treadle as mge
+        >>> import treadle.functional as F
+        >>> length = mge.jit.Extent("length", low=8, high=512, multiple=8)
+        >>> halves = mge.jit.compile(dynamic={0: {0: length}})(lambda x: x.reshape(2, -1))
+        >>> [halves(F.zeros(n)).shape for n in (8, 16, 64)]
+        [(2, 4), (2, 8), (2, 32)]
+    """
+
+    name: str
+    low: int = 0
+    high: int | None = None
+    multiple: int = 1
+
+    def __post_init__(self) -> None:
+        if self.low < 0:
+            raise ShapeError("jit.Extent", f"the least extent is {self.low}", hint="use 0 or more")
+        self.symbol()
+
+    def symbol(self) -> Expr:
+        """The extent where it is two or more."""
+        return symbol(self.name, max(2, self.low), self.high, self.multiple)
+
+    def check(self, extent: int) -> None:
+        """Raise ShapeError for an extent that is not among those declared."""
+        if extent < self.low or (self.high is not None and extent > self.high):
+            most = "" if self.high is None else f" to {self.high}"
+            problem = f"the extent {self.name!r} is {extent}, and declared as {self.low}{most}"
+        elif extent % self.multiple:
+            problem = f"the extent {self.name!r} is {extent}, and declared as a multiple of "
+            problem += str(self.multiple)
+        else:
+            return
+        raise ShapeError("jit.compile", problem, hint="pad the argument, or declare another range")
+
+
+OpenAxes = Mapping[int, Mapping[int, str | Extent]]
+Dynamic = OpenAxes | bool | None
 """Such names; True for all axes, False for none, None for those that are seen to change."""
 
 
@@ -34,6 +89,29 @@ def checked_axes(given: Any) -> Dynamic:
     )
 
 
+def named_axes(given: OpenAxes) -> tuple[Axes, dict[str, Extent]]:
+    """The names of axes, and by name what is declared of them.
+
+    Raises:
+        ShapeError: one name is declared in two ways.
+    """
+    bounds: dict[str, Extent] = {}
+    for extent in (e for names in given.values() for e in names.values()):
+        if isinstance(extent, Extent) and bounds.setdefault(extent.name, extent) != extent:
+            known = bounds[extent.name]
+            raise ShapeError(
+                "jit.compile",
+                f"dynamic extent {extent.name!r} is declared in two ways",
+                saw=f"{known} and {extent}",
+                hint="give one jit.Extent to all axes of a name",
+            )
+    names = {
+        i: {a: e.name if isinstance(e, Extent) else e for a, e in axes.items()}
+        for i, axes in given.items()
+    }
+    return names, bounds
+
+
 def declared_axes(function: Any, args: Any, kwargs: Any) -> Axes:
     """Axes that an imported model declares to be open; none where a call does not fit them."""
     declared: Axes = getattr(function, "open_axes", {})
@@ -51,7 +129,7 @@ def _names_axes(argument: Any, axes: Any) -> bool:
     return (
         _is_place(argument)
         and isinstance(axes, Mapping)
-        and all(_is_place(axis) and isinstance(name, str) for axis, name in axes.items())
+        and all(_is_place(axis) and isinstance(name, str | Extent) for axis, name in axes.items())
     )
 
 
@@ -87,7 +165,9 @@ def extents_of(leaves: Sequence[Any], axes: Axes) -> dict[str, int]:
     return found
 
 
-def symbolic_shapes(leaves: Sequence[Any], axes: Axes) -> dict[int, Shape]:
+def symbolic_shapes(
+    leaves: Sequence[Any], axes: Axes, bounds: Mapping[str, Extent]
+) -> dict[int, Shape]:
     """Shapes of the arguments with symbols in place of named extents.
 
     Extents of 0 and 1 stay numbers, and symbols begin at 2: what is empty or broadcasts takes
@@ -95,7 +175,7 @@ def symbolic_shapes(leaves: Sequence[Any], axes: Axes) -> dict[int, Shape]:
     """
     return {
         number: tuple(
-            symbol(names[i], 2) if i in names and extent > 1 else extent
+            bounds.get(names[i], Extent(names[i])).symbol() if i in names and extent > 1 else extent
             for i, extent in enumerate(leaves[number].shape)
         )
         for number, names in axes.items()

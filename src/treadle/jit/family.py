@@ -15,7 +15,7 @@ from treadle.base import tree
 from treadle.base.arithmetic import Questions
 from treadle.engine.execute import ProgramInstance, Runner
 from treadle.engine.extents.plans import Plans
-from treadle.engine.extents.regime import Regime
+from treadle.engine.extents.regime import OpenProgram, Regime
 from treadle.engine.options import Options
 from treadle.engine.phases import Phases, finds_extents
 from treadle.engine.pipeline import Stages
@@ -60,7 +60,7 @@ class Family:
         return GraphRule(self.captured, self.options)
 
     @property
-    def regimes(self) -> list[Regime]:
+    def regimes(self) -> list[OpenProgram]:
         """Plans for many extents, as far as there are."""
         return self.plans.regimes
 
@@ -114,10 +114,14 @@ class Family:
             return Single(captured, self.options, self.captured.graph, stages)
         found = self.plans.at(extents)
         if found is None:
-            self._singles += 1
+            captured = self.at(extents)
+            if self.captured.spread:
+                return Single(captured, self.options, self.captured.graph)
+            stages = self.plans.stages(extents)
+            self._singles += bool(self.alone)
             if self._singles == MANY + 1:
                 tell_of_extents(self.captured.graph.name, self.alone)
-            return Single(self.at(extents), self.options, self.captured.graph)
+            return Single(captured, self.options, self.captured.graph, stages)
         return Member(self, extents, *found)
 
     def bound(self, extents: Mapping[str, int], runner: Runner) -> Binding:
@@ -135,6 +139,9 @@ class Member(Variant):
         extents: by symbol.
         regime: the plan.
         instance: the same at these extents.
+
+    Attributes:
+        regime: the same.
     """
 
     def __init__(
@@ -142,7 +149,7 @@ class Member(Variant):
     ) -> None:
         self._family = family
         self._extents = extents
-        self._regime = regime
+        self.regime = regime
         self._instance = instance
         self._binding = family.bound(extents, instance)
 
@@ -162,6 +169,11 @@ class Member(Variant):
         return self._family.at(self._extents)
 
     @property
+    def arena(self) -> int:
+        """Bytes of scratch memory at the signature's extents."""
+        return self._instance.at.peak
+
+    @property
     def graph(self) -> Graph:
         """The captured graph; with symbols, if it serves other extents."""
         return self._family.captured.graph
@@ -174,7 +186,7 @@ class Member(Variant):
     @cached_property
     def stages(self) -> Stages:
         """The program, for those who look."""
-        return self._regime.stages(self._instance.at)
+        return self.regime.stages(self._instance.at)
 
     @property
     def runner(self) -> Runner:

@@ -1,13 +1,16 @@
-"""`SummaryWriterExtend`: graphs of networks beside scalars, for TensorBoard."""
+"""`SummaryWriterExtend`: graphs of networks and programs beside scalars, for TensorBoard."""
 
 from __future__ import annotations
 
 import importlib
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treadle.utils.network import Network
 from treadle.utils.network_node import OpNode
+
+if TYPE_CHECKING:
+    from treadle.jit import Compiled
 
 
 def _package(name: str) -> Any:
@@ -81,6 +84,30 @@ class SummaryWriterExtend:
             inputs = tuple(dict.fromkeys(names[v.owner.key] for v in opr.inputs))
             self.add_node_raw(names[opr.key], opr.type, "cpu0:0", inputs, attributes)
         self.add_graph_by_node_raw_list()
+
+    def add_program(
+        self, tag: str, function: Compiled[..., Any], global_step: int | None = None
+    ) -> None:
+        """Write what became of a compiled function, as a text and as numbers.
+
+        The text is that of `explain()`, with its programs for many extents; numbers are how many
+        signatures it has met (`TAG/signatures`), captures (`TAG/captures`) and programs that serve
+        many extents (`TAG/programs`).
+
+        Args:
+            tag: the name under which they stand.
+            function: made by `jit.compile`; it has been called.
+            global_step: of the numbers, to see them grow.
+        """
+        found = function.explain(form="json").get("ranges", [])
+        self._writer.add_text(tag, f"```\n{function.explain()}\n```", global_step)
+        numbers = {
+            "signatures": len(function.variants),
+            "captures": function.captures,
+            "programs": sum(len(capture["programs"]) for capture in found),
+        }
+        for name, number in numbers.items():
+            self._writer.add_scalar(f"{tag}/{name}", number, global_step)
 
 
 def _name(opr: OpNode, number: int) -> str:

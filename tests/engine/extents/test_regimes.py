@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -369,3 +370,29 @@ def test_gradients_of_what_is_one_in_a_call() -> None:
 
     compiled = compiled_of(step)
     np.testing.assert_allclose(compiled(rows(2)).numpy(), step(rows(2)).numpy(), rtol=1e-5)
+
+
+def test_programs_for_many_extents_are_explained() -> None:
+    @jit.compile(dynamic={0: {0: "n"}})
+    def head(x: mge.Tensor) -> mge.Tensor:
+        return F.softmax(x[:, ::-1] if x.shape[0] > 4 else x, 0)
+
+    assert "ranges" not in jit.compile(lambda x: x * 2).explain(rows(3), form="json")
+    for n in (3, 9, 12, 30, 1):
+        head(rows(n))
+    small, large = head.explain(form="json")["ranges"]
+    assert (small["extents"], small["guards"]) == (["n"], ["-n + 4 >= 0"])
+    assert large["guards"] == ["n - 5 >= 0"] and large["alone"] == "" and not large["numbers"]
+    assert [p["range"] for p in large["programs"]] == [{"n": [2, 15]}, {"n": [16, 127]}]
+    assert [[one["n"] for one in p["met"]] for p in large["programs"]] == [[9, 12], [30]]
+    assert all(one["arena"] >= 0 for p in large["programs"] for one in p["met"])
+    text = head.explain()
+    assert "programs for many extents: n, where n - 5 >= 0" in text
+    assert "16 <= n <= 127" in text and "9, 12" in text
+
+    @jit.compile(dynamic={0: {0: "n"}})
+    def asking(x: mge.Tensor) -> mge.Tensor:
+        return x * math.sqrt(x.shape[0])
+
+    asking(rows(5))
+    assert "the number of n is asked for at " in asking.explain()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from treadle.backends.program import Launch, Lowered, MapLayout, Program, runs_o
 from treadle.backends.rendered.executable import RenderedExecutable, encode, restored
 from treadle.backends.rendered.library import KernelBinaries
 from treadle.backends.rendering import Renderer
+from treadle.base.arithmetic import Rows, Words, evaluate
 from treadle.base.array import Array
 from treadle.base.env import cache_directory
 from treadle.base.types import TensorType
@@ -30,6 +32,13 @@ class RenderedCompiler:
     @property
     def target(self) -> str:
         return f"{self.renderer.name}/{self.renderer.fingerprint}"
+
+    @property
+    def is_open(self) -> bool:
+        return True
+
+    def evaluator(self, rows: Rows, /) -> Callable[[Words], int]:
+        return partial(evaluate, rows)
 
     @property
     def layouts(self) -> tuple[MapLayout, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from treadle.engine.extents.regime import Regime, SharedGraph
+    from treadle.engine.extents.regime import OpenProgram, SharedGraph
 
 __all__ = ["compile_regime", "refusal"]
 
@@ -21,7 +21,9 @@ def refusal(origin: SharedGraph) -> str:
     return making.refusal(origin)
 
 
-def compile_regime(origin: SharedGraph, extents: Mapping[str, int], number: int) -> Regime | str:
+def compile_regime(
+    origin: SharedGraph, extents: Mapping[str, int], number: int
+) -> OpenProgram | str:
     """A program for these extents, and for all that answer alike; or why there is none.
 
     Args:

@@ -10,17 +10,25 @@ from treadle.backends.program import OpenCompiler, runs_of
 from treadle.base.log import get_logger
 from treadle.base.symbol import Expr
 from treadle.engine.cache import CachedProgram, settle
+from treadle.engine.devices.placement import HOST, engines_of, segment_engines
 from treadle.engine.extents.cells import Cell, cell_of
 from treadle.engine.extents.numbering import first_placements, numbered
-from treadle.engine.extents.regime import Regime, SharedGraph, Symbolic
-from treadle.engine.pipeline import Stages
+from treadle.engine.extents.regime import (
+    DeviceRegime,
+    OpenProgram,
+    Regime,
+    SharedGraph,
+    Symbolic,
+)
 from treadle.engine.plan import Plan
 from treadle.engine.scheme import Open
 from treadle.engine.targets.compiled import CompiledTarget, results_of
 from treadle.ops.fused import Fused
 
 
-def compile_regime(origin: SharedGraph, extents: Mapping[str, int], number: int) -> Regime | str:
+def compile_regime(
+    origin: SharedGraph, extents: Mapping[str, int], number: int
+) -> OpenProgram | str:
     """A program for these extents, and for all that answer alike; or why there is none.
 
     Args:
@@ -38,34 +46,39 @@ def compile_regime(origin: SharedGraph, extents: Mapping[str, int], number: int)
     reason = _leaves(symbolic.planned.plan)
     if reason:
         return reason
+    plan, known = _open(symbolic, cell)
+    if not origin.on_host:
+        settle(origin.graph, origin.options, symbolic.cuts)
+        return DeviceRegime(origin, cell, known, symbolic)
     made = origin.stages(origin.graph)
-    entry = _entry(symbolic, cell, made)
+    loaded = made.target.load(replace(symbolic.planned, plan=plan), made.report)
+    entry = CachedProgram(loaded, (), symbolic.cuts, known)
     if isinstance(made.target, CompiledTarget):
         made.target.keep(made.source, entry, f"{cell} #{number}")
     settle(origin.graph, origin.options, entry.cuts)
     return Regime(origin, cell, entry, symbolic)
 
 
-def _entry(symbolic: Symbolic, cell: Cell, stages: Stages) -> CachedProgram:
-    """The program in memory, with code for its numbers."""
-    planned, guards, cuts = symbolic
+def _open(symbolic: Symbolic, cell: Cell) -> tuple[Plan, Open]:
+    """The plan with entries of its table for numbers, and the code for those."""
+    planned, guards, _ = symbolic
     results = results_of(planned.captured, planned.graph)
     plan, scheme = numbered(planned.plan, [t.shape for t in results], tuple(cell.ranges), guards)
-    loaded = stages.target.load(replace(planned, plan=plan), stages.report)
     dtypes = tuple(t.dtype.name for t in results)
-    return CachedProgram(loaded, (), cuts, Open(scheme, dtypes, first_placements(scheme, cell)))
+    return plan, Open(scheme, dtypes, first_placements(scheme, cell))
 
 
 def refusal(origin: SharedGraph) -> str:
     """Return what keeps a graph from having programs for many extents, as known beforehand."""
-    graph, options, home = origin.graph, origin.options, origin.home
+    graph, options = origin.graph, origin.options
     if all(t.is_static for t in graph.input_types):
         return "no extent is open"
     compiler = origin.stages(graph).target.compiler()
     if not isinstance(compiler, OpenCompiler) or not compiler.is_open:
         return "its compiler takes numbers for extents"
-    if home is not None and not home.on_host:
-        return "the program is on a device"
+    kind = HOST if origin.home is None else origin.home.kind
+    if asked := segment_engines(engines_of(options, kind)):
+        return f"{asked[0].name} takes numbers for extents"
     if options.memory_budget or options.streams > 1:
         return "a memory budget, or several streams, are decided by numbers"
     if MEASURING.on:

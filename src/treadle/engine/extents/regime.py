@@ -64,6 +64,11 @@ class SharedGraph(NamedTuple):
     home: CompNode | None
     arenas: Arenas
 
+    @property
+    def on_host(self) -> bool:
+        """True if the host runs it."""
+        return self.home is None or self.home.on_host
+
     def stages(self, graph: Graph) -> Stages:
         """The graph, or a form of it, on its way through the stages."""
         return Stages(graph, self.interface, self.options, self.home)
@@ -76,38 +81,30 @@ class SharedGraph(NamedTuple):
         return Symbolic(planned, tuple(decisions.guards), tuple(made.report.cuts))
 
 
-class Regime:
-    """A plan for the extents of a cell that answer alike, in memory once.
+class OpenProgram:
+    """A plan for the extents of a cell that answer alike, and what computes its numbers.
 
     Args:
         origin: of the program.
         cell: the box of extents that it was compiled for.
-        entry: the program, loaded.
-        symbolic: the same with expressions; None where it came from the cache.
+        made: its scheme.
+        symbolic: the program with expressions; None where it came from the cache.
 
     Attributes:
-        origin, cell, entry: the same.
+        origin, cell: the same.
+        scheme: how extents become numbers.
+        placements: orders of its memory.
         is_recalled: whether it came from the cache.
-        executor: runs the program at an `ProgramInstance`.
     """
 
     def __init__(
-        self,
-        origin: SharedGraph,
-        cell: Cell,
-        entry: CachedProgram,
-        symbolic: Symbolic | None = None,
+        self, origin: SharedGraph, cell: Cell, made: Open, symbolic: Symbolic | None
     ) -> None:
-        self.origin, self.cell, self.entry = origin, cell, entry
-        self.arenas = origin.arenas
+        self.origin, self.cell = origin, cell
         self.is_recalled = symbolic is None
         self._symbolic = symbolic
-        made = known(entry)
         self.scheme = scheme = made.scheme
         self._dtypes = [as_dtype(name).numpy for name in made.dtypes]
-        self._frozen = [i for i, yes in enumerate(origin.interface.frozen) if yes]
-        self._packs = Packs()
-        self.executor = Executor(entry.loaded, (), self._frozen, packs=self._packs, many=self)
         evaluator = _evaluator_of(origin)
         self._evaluate = evaluator(scheme.arithmetic.rows)
         self._results = [list(places) for places in scheme.results]
@@ -120,8 +117,8 @@ class Regime:
         registers[: len(extents)] = extents
         return registers
 
-    def at(self, extents: tuple[int, ...]) -> ProgramInstance | None:
-        """The program at extents in its cell; None where they have another one.
+    def numbers(self, extents: tuple[int, ...]) -> At | None:
+        """The numbers of the plan at extents in its cell; None where they have another plan.
 
         Raises:
             ShapeError: sizes at these extents are beyond 64 bits.
@@ -145,7 +142,68 @@ class Regime:
         if self.origin.options.check:
             symbolic = self.symbolic(self.named(extents))
             prove(at_extents(symbolic.planned.plan, self.named(extents), made))
-        return ProgramInstance(self.executor, made)
+        return made
+
+    def named(self, extents: Sequence[int]) -> dict[str, int]:
+        """Extents by symbol."""
+        return dict(zip(self.scheme.symbols, extents, strict=True))
+
+    def symbolic(self, extents: Mapping[str, int]) -> Symbolic:
+        """The program with expressions; compiled for the purpose if it came from the cache."""
+        if self._symbolic is None:
+            self._symbolic = self.origin.planned(self.cell, extents)
+        return self._symbolic
+
+    def asked(self) -> list[str]:
+        """Conditions on extents that it needs besides those of its graph and its cell."""
+        return list(map(str, self.symbolic(self.cell.hints).guards))
+
+    def planned(self, at: At) -> Stages:
+        """The program at certain extents, as far as compile: with numbers for expressions."""
+        extents = self.named(at.extents)
+        before = self.symbolic(extents).planned
+        made = self.origin.stages(specialize(self.origin.graph, extents))
+        plan, lowered = at_extents(before.plan, extents, at), specialize(before.graph, extents)
+        made.planned = Planned(made.source, lowered, plan)
+        return made
+
+
+class Regime(OpenProgram):
+    """A program of the host for the extents of a cell that answer alike, in memory once.
+
+    Args:
+        origin: of the program.
+        cell: the box of extents that it was compiled for.
+        entry: the program, loaded.
+        symbolic: the same with expressions; None where it came from the cache.
+
+    Attributes:
+        entry: the same.
+        executor: runs the program at an `ProgramInstance`.
+    """
+
+    def __init__(
+        self,
+        origin: SharedGraph,
+        cell: Cell,
+        entry: CachedProgram,
+        symbolic: Symbolic | None = None,
+    ) -> None:
+        super().__init__(origin, cell, known(entry), symbolic)
+        self.entry = entry
+        self.arenas = origin.arenas
+        self._frozen = [i for i, yes in enumerate(origin.interface.frozen) if yes]
+        self._packs = Packs()
+        self.executor = Executor(entry.loaded, (), self._frozen, packs=self._packs, many=self)
+
+    def at(self, extents: tuple[int, ...]) -> ProgramInstance | None:
+        """The program at extents in its cell; None where they have another one.
+
+        Raises:
+            ShapeError: sizes at these extents are beyond 64 bits.
+        """
+        found = self.numbers(extents)
+        return None if found is None else ProgramInstance(self.executor, found)
 
     # -- what an executor asks -------------------------------------------------------------
 
@@ -157,31 +215,35 @@ class Regime:
         """Return the error of a check, by number, that has found an index at certain extents."""
         return index_error(specialize(self.origin.graph, self.named(at.extents)), number, index)
 
-    def named(self, extents: Sequence[int]) -> dict[str, int]:
-        """Extents by symbol."""
-        return dict(zip(self.scheme.symbols, extents, strict=True))
-
     # -- looking inside --------------------------------------------------------------------
-
-    def symbolic(self, extents: Mapping[str, int]) -> Symbolic:
-        """The program with expressions; compiled for the purpose if it came from the cache."""
-        if self._symbolic is None:
-            self._symbolic = self.origin.planned(self.cell, extents)
-        return self._symbolic
 
     def stages(self, at: At) -> Stages:
         """The program at certain extents with numbers for expressions, for those who look."""
-        extents = self.named(at.extents)
-        before = self.symbolic(extents).planned
-        made = self.origin.stages(specialize(self.origin.graph, extents))
-        plan, lowered = at_extents(before.plan, extents, at), specialize(before.graph, extents)
+        made = self.planned(at)
+        plan, lowered = made.planned.plan, made.planned.graph
         once = tuple(dict.fromkeys(run.kernel for run in runs_of(plan.prelude)))
         main = made.target.compiler().build(plan.program(plan.steps, once))
         loaded = replace(self.entry.loaded, plan=plan, main=main)
         results, failure = results_of(made.source, lowered), partial(index_error, made.source.graph)
         running = Executor(loaded, results, self._frozen, None, failure, self._packs)
-        made.planned, made.loaded = Planned(made.source, lowered, plan), loaded
-        made.running = running
+        made.loaded, made.running = loaded, running
+        return made
+
+
+class DeviceRegime(OpenProgram):
+    """A plan of a device, from which each set of extents gets a program of its own.
+
+    Nothing is captured, lowered or rendered for them: numbers take the place of expressions, and
+    kernels, whose arguments they are, are those of all.
+    """
+
+    def stages(self, at: At) -> Stages:
+        """The program at certain extents, ready to run."""
+        made = self.planned(at)
+        source, target = made.source, made.target
+        if isinstance(target, CompiledTarget):
+            results = results_of(source, made.planned.graph)
+            made.running = target.executor(source, made.loaded, results, made.report)
         return made
 
 
