@@ -11,7 +11,16 @@ import treadle as mge
 import treadle.functional as F
 from treadle.autodiff import GradManager
 from treadle.backends.program import Jump, Run, Together
+from treadle.base import dtype as dt
+from treadle.base.symbol import Dim, symbol
+from treadle.base.types import TensorType
+from treadle.engine.extents.plans import Plans
 from treadle.engine.options import Options
+from treadle.engine.pipeline import Stages
+from treadle.engine.plan import Interface
+from treadle.graph.builder import GraphBuilder, trace_body
+from treadle.graph.evaluate import evaluate, specialize
+from treadle.ops.control import Scan
 
 
 @pytest.mark.parametrize("turns", [513, 100_000])
@@ -71,3 +80,30 @@ def test_turns_change_the_state_where_it_is() -> None:
         start = next(i for i, s in enumerate(steps) if isinstance(s, Jump))
         runs = [r for s in steps[start:] for r in (s.runs if isinstance(s, Together) else [s])]
         assert sum(r.label == "copy" for r in runs if isinstance(r, Run)) <= most
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5, 600])
+def test_turns_may_go_backwards(turns: int) -> None:
+    """From the last entry to the first, written out and as a loop, of known and of open length."""
+    row = TensorType(dt.float32, (2,))
+    body = trace_body(lambda s, r: (s * 0.5 + r, s * r), [row, row])
+    x = np.random.default_rng(turns).standard_normal((turns, 2)).astype("float32")
+    s = np.ones(2, "float32")
+    lengths: tuple[Dim, ...] = (turns, symbol("n", 0))
+    for length in lengths:
+        builder = GraphBuilder("g")
+        rows = builder.input(TensorType(dt.float32, (length, 2)), "x")
+        op = Scan(body, 1, length, True)
+        builder.output(*builder.apply(op, (builder.input(row, "s"), rows)))
+        graph = builder.build()
+        wanted = evaluate(specialize(graph, {"n": turns}), [x, s])
+        if isinstance(length, int):
+            found = Stages(graph, options=Options(check=True)).compile().run([x, s])
+        elif turns < 2:
+            continue
+        else:
+            shared = Plans(graph, Options(check=True), Interface((False, False))).at({"n": turns})
+            assert shared is not None
+            found = shared[1].run([x, s])
+        for got, want in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

@@ -19,18 +19,20 @@ from treadle.base.types import TensorType
 from treadle.engine.options import Options
 from treadle.engine.prepare import pipeline, prepare
 from treadle.engine.prepare.canonical import Canonicalize
-from treadle.engine.prepare.control import FoldControl
+from treadle.engine.prepare.control import FoldControl, JoinScans
 from treadle.engine.prepare.values import Propagate, known_values
 from treadle.engine.report import CompileReport
 from treadle.graph.builder import GraphBuilder, trace_body
 from treadle.graph.cleanup import DeadCode
 from treadle.graph.evaluate import evaluate
+from treadle.graph.gradient import value_and_gradient
 from treadle.graph.ir import Graph, constant_of
 from treadle.graph.parser import parse
 from treadle.graph.pass_text import parse_passes
 from treadle.graph.passes import PASSES, pass_text
 from treadle.graph.printer import to_text
 from treadle.ops.activation import Gelu
+from treadle.ops.control import Scan
 from treadle.ops.creation import Full, Iota
 from treadle.ops.elementwise import Neg
 from treadle.ops.gather import Take
@@ -246,6 +248,42 @@ def test_scans_are_unrolled_up_to_a_number_of_turns() -> None:
     given_ = small_arrays(graph)
     for one, other in zip(evaluate(graph, given_), evaluate(after, given_), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_backward_scans_are_unrolled_backwards() -> None:
+    row = TensorType(dt.float32, (2,))
+    builder = GraphBuilder("g")
+    s, x = builder.input(row, "s"), builder.input(TensorType(dt.float32, (3, 2)), "x")
+    body = trace_body(lambda s, row: (s * 2 + row, s * row), [row, row])
+    builder.output(*builder.apply(Scan(body, 1, 3, True), (s, x)))
+    graph = builder.build()
+    after = FoldControl(turns=3)(graph)
+    assert "scan" not in names(after)
+    given_ = small_arrays(graph)
+    for one, other in zip(evaluate(graph, given_), evaluate(after, given_), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_a_gradient_runs_the_turns_of_a_scan_once() -> None:
+    """What a scan computes and what its gradient keeps are one loop; what no turn changes stays."""
+    row = TensorType(dt.float32, (2,))
+    builder = GraphBuilder("g")
+    s, w = builder.input(row, "s"), builder.input(F, "w")
+    x = builder.input(TensorType(dt.float32, (3, 2)), "x")
+    body = trace_body(lambda s, w, r: (s * w.sum() + r, w, s * r), [row, F, row])
+    last, _, rows = builder.apply(Scan(body, 2, 3), (s, w, x))
+    builder.output((last + rows.sum((0,))).sum())
+    both = value_and_gradient(builder.build())
+    scans = [n.op for n in both.nodes if isinstance(n.op, Scan)]
+    assert [s.backwards for s in scans] == [False, False, True]
+    after = JoinScans()(both)
+    joined = [n for n in after.nodes if isinstance(n.op, Scan)]
+    assert [n.op.backwards for n in joined if isinstance(n.op, Scan)] == [False, True]
+    assert [v.type.shape for v in joined[0].outputs[2:]] == [(3, 2), (3, 2)]
+    assert JoinScans()(after) is after
+    given_ = small_arrays(both)
+    for one, other in zip(evaluate(both, given_), evaluate(after, given_), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_regions_are_prepared() -> None:

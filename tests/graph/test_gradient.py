@@ -13,6 +13,7 @@ from treadle.graph.printer import to_text
 from treadle.graph.verify import verify
 from treadle.ops import REGISTRY
 from treadle.ops.abstract import ArrayOperand
+from treadle.ops.control import Scan
 from treadle.ops.elementwise import Cast
 from treadle.ops.op import Pullback, Sample
 from treadle.ops.transfer import StopGradient
@@ -97,8 +98,8 @@ def test_branches(go: bool, expected: tuple[float, ...]) -> None:
     assert tuple(found) == expected
 
 
-def looping(length: int = 4) -> Graph:
-    """s = s * w + r * r for the rows r, and the sum of all s * r."""
+def looping(length: int = 4, backwards: bool = False) -> Graph:
+    """s = s * w + r * r for the rows r, and the sum of all s * r by their number."""
     builder = GraphBuilder("looping")
     s, w, n = builder.input(D, "s"), builder.input(D, "w"), builder.input(TensorType(dt.int32, ()))
     rows = builder.input(TensorType(dt.float64, (length, 3)), "rows")
@@ -107,14 +108,18 @@ def looping(length: int = 4) -> Graph:
         following = state * weight + (row * row).sum()
         return following, weight, count + 1, following * row
 
-    end, _, _, seen = builder.scan(turn, [s, w, n], [rows], length)
-    builder.output(end + seen.sum())
+    body = trace_body(turn, [s.type, w.type, n.type, D3])
+    scan = Scan(body, 3, length, backwards)
+    end, _, _, seen = builder.apply(scan, (s, w, n, rows))
+    rank = builder.constant(np.arange(length, dtype=np.float64)[:, None])
+    builder.output(end + (seen * rank).sum())
     return builder.build()
 
 
+@pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("length", [0, 1, 4])
-def test_loops(length: int) -> None:
-    graph = looping(length)
+def test_loops(length: int, backwards: bool) -> None:
+    graph = looping(length, backwards)
     both = value_and_gradient(graph)
     verify(both)
     rows = np.random.default_rng(0).standard_normal((length, 3))

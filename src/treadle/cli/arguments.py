@@ -26,6 +26,7 @@ PASSES = (
     "fold_scales",
     "fuse",
     "integers",
+    "join_scans",
     "layout",
     "precompute",
     "prepack",

@@ -43,7 +43,7 @@ def _preferred() -> tuple[str, ...]:
 
 PASSES = (
     "canonicalize", "cse", "dce", "expand", "find_attention", "fold", "fold_control",
-    "fold_scales", "fuse", "fuse_reductions", "fuse_transposes", "integers", "layout",
+    "fold_scales", "fuse", "fuse_reductions", "fuse_transposes", "integers", "join_scans", "layout",
     "precompute", "prepack", "propagate", "reductions", "simplify", "statistics", "together",
     "winograd",
 )  # fmt: skip

@@ -27,7 +27,6 @@ from treadle.ops.control import (
 )
 from treadle.ops.creation import Iota
 from treadle.ops.gather import Take, numbering
-from treadle.ops.movement import Flip
 from treadle.ops.op import Op, Pullback
 from treadle.ops.reverse import TapeEntry, backpropagate
 
@@ -169,7 +168,7 @@ def differentiable(op: Op) -> Op:
     if type(op) is FindingWhile:
         return _FindingWhile(op.condition, op.body, op.found)
     if type(op) is Scan:
-        return _Scan(op.body, op.n_carried, op.length)
+        return _Scan(op.body, op.n_carried, op.length, op.backwards)
     if type(op) is While:
         return _While(op.condition, op.body)
     return op
@@ -233,26 +232,33 @@ class _FindingWhile(FindingWhile):
 
 
 class _Scan(Scan):
-    """A loop is run once more keeping the state of every turn, then walked backwards."""
+    """A loop is run once more keeping what every turn changes, then walked backwards."""
 
     def vjp(self, at: Pullback[Any]) -> tuple[Any, ...]:
         body, n = _region(self, self.body), self.n_carried
         stacked = at.inputs[n:]
-        kept = _outputs(Scan(_keeping(body, n), n, self.length), at.inputs)
-        states = kept[len(at.outputs) :]
+        passed = [i for i in range(n) if body.outputs[i] is body.inputs[i]]
+        changing = [i for i in range(n) if i not in passed]
+        keeping = Scan(_keeping(body, changing), n, self.length, self.backwards)
+        states = _outputs(keeping, at.inputs)[len(at.outputs) :]
         # A state needs its cotangent on every turn, whoever asked for the first one.
         carried = [is_differentiable(t) for t in body.input_types[:n]]
         needs = [*carried, *at.needs[n:]]
         first, count = sum(carried), len(body.inputs)
-        # A turn backwards carries the cotangents of the state, so they come before the rest.
-        order = [*range(count, count + first), *range(count)]
+        # A turn backwards carries the cotangents of the state, and what no turn changes: those
+        # come before the rest.
+        order = [*range(count, count + first), *passed, *changing, *range(n, count)]
         region = reordered(pullback(body, needs), order)
+        after = first + len(passed)
+        outputs = *region.outputs[:first], *region.inputs[first:after], *region.outputs[first:]
+        turned = Scan(
+            region.with_nodes(region.nodes, outputs), after, self.length, not self.backwards
+        )
         dys = _cotangents(at.outputs, at.dys)
-        entries = [Flip((0,))(x) for x in (*states, *stacked, *dys[first:])]
-        results = _outputs(Scan(region, first, self.length), (*dys[:first], *entries))
+        same = [at.inputs[i] for i in passed]
+        results = _outputs(turned, (*dys[:first], *same, *states, *stacked, *dys[first:]))
         d_state = _spread(results[:first], carried)
-        d_stacked = _spread([Flip((0,))(r) for r in results[first:]], at.needs[n:])
-        return *d_state, *d_stacked
+        return *d_state, *_spread(results[after:], at.needs[n:])
 
 
 class _While(While):
@@ -289,10 +295,11 @@ def _spread(found: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
     return [next(left) if need else None for need in needs]
 
 
-def _keeping(body: Graph, n: int) -> Graph:
-    """The body with the state it was given as further results."""
+def _keeping(body: Graph, states: Sequence[int]) -> Graph:
+    """The body with states it was given, by number, as further results."""
     body = silent(body)
-    return Graph(body.name, body.inputs, body.nodes, (*body.outputs, *body.inputs[:n]), body.guards)
+    more = [body.inputs[i] for i in states]
+    return Graph(body.name, body.inputs, body.nodes, (*body.outputs, *more), body.guards)
 
 
 def _unplaced(type_: TensorType) -> TensorType:

@@ -209,8 +209,9 @@ class _Parser:
         return self._construct(token, REGISTRY[name], attributes)
 
     def _construct(self, token: Token, cls: type[Op], attributes: dict[str, Any]) -> Op:
-        wrong = set(attributes) ^ set(cls._fields)
-        if wrong:
+        later = {name for name in cls._fields if hasattr(cls, name)}
+        wrong = (set(attributes) ^ set(cls._fields)) - (later - set(attributes))
+        if wrong:  # What has a default may be missing: files are older than some attributes.
             missing = sorted(wrong - set(attributes))
             problem = "lacks attribute" if missing else "has no attribute"
             raise error(token, f"{cls.name} {problem} {(missing or sorted(wrong))[0]}")

@@ -174,13 +174,12 @@ class Cond(ControlFlow):
     @classmethod
     def bad_samples(cls) -> tuple[BadSample, ...]:
         yes, x = Arg((), dt.bool_, values=True), Arg((2, 3))
+        made = partial(cls, _DOUBLE, _NEGATE)
         return (
-            BadSample(
-                lambda: cls(_DOUBLE, _NEGATE), (Arg((2,), dt.bool_), x), ShapeError, "one value"
-            ),
-            BadSample(lambda: cls(_DOUBLE, _NEGATE), (Arg(()), x), DTypeError, "must be bool"),
-            BadSample(lambda: cls(_DOUBLE, _NEGATE), (yes, Arg((3, 2))), ShapeError, "value 0"),
-            BadSample(lambda: cls(_DOUBLE, _NEGATE), (yes,), ShapeError, "expected 1 values"),
+            BadSample(made, (Arg((2,), dt.bool_), x), ShapeError, "one value"),
+            BadSample(made, (Arg(()), x), DTypeError, "must be bool"),
+            BadSample(made, (yes, Arg((3, 2))), ShapeError, "value 0"),
+            BadSample(made, (yes,), ShapeError, "expected 1 values"),
             BadSample(lambda: cls(_DOUBLE, _SMALL), (yes, x), ShapeError, "value 0"),
         )
 
@@ -494,12 +493,8 @@ class FindingWhileGradient(FindingWhile):
 
     @classmethod
     def bad_samples(cls) -> tuple[BadSample, ...]:
-        rows = (Arg((2, 3)),)
-        return (
-            BadSample(
-                lambda: cls(_FEW, _APPENDED, ((0, 0),), _TAKEN), rows, ShapeError, "1 floating"
-            ),
-        )
+        made = partial(cls, _FEW, _APPENDED, ((0, 0),), _TAKEN)
+        return (BadSample(made, (Arg((2, 3)),), ShapeError, "1 floating"),)
 
 
 @op
@@ -509,17 +504,26 @@ class Scan(ControlFlow):
     The first `n_carried` operands are the state; the others have `length` entries along axis 0.
     Each turn calls `body(*state, *entries)`, whose first `n_carried` results are the next state.
     Results: the last state, then the remaining results of all turns, stacked along a new axis 0.
+    If `backwards`, turns go from the last entries to the first, and results lie where the entries
+    of their turn do.
     """
 
     body: Region
     n_carried: int
     length: Dim
+    backwards: bool = False
 
     name = "scan"
     operands = ("*inputs",)
 
     def results(self) -> Types:
         return self.body.output_types
+
+    @property
+    def turns(self) -> range:
+        """The entry of each turn, in their order, of a scan whose length is a number."""
+        length = int(self.length)
+        return range(length)[::-1] if self.backwards else range(length)
 
     def infer(self, *inputs: TensorType) -> Types:
         n = self.n_carried
@@ -551,11 +555,9 @@ class Scan(ControlFlow):
     def reference(self, *inputs: Array) -> tuple[Array, ...]:
         n = self.n_carried
         state, stacked = inputs[:n], inputs[n:]
-        types = self.body.output_types[n:]
-        length = int(self.length)
-        fixed: Any = [(length, *t.shape) for t in types]
-        columns = [np.empty(s, t.dtype.numpy) for s, t in zip(fixed, types, strict=True)]
-        for i in range(length):
+        types: Any = [(t, (int(self.length), *t.shape)) for t in self.body.output_types[n:]]
+        columns = [np.empty(shape, t.dtype.numpy) for t, shape in types]
+        for i in self.turns:
             results = self.body.evaluate((*state, *(x[i] for x in stacked)))
             state = results[:n]
             for column, value in zip(columns, results[n:], strict=True):
@@ -566,8 +568,8 @@ class Scan(ControlFlow):
     def samples(cls) -> tuple[Sample, ...]:
         state = Arg((2, 3), dt.float32)
         return tuple(
-            Sample(cls(_TOTAL, 1, n), (state, Arg((n, 2, 3), dt.float32)), gradient=False)
-            for n in (4, 1, 0)
+            Sample(cls(_TOTAL, 1, n, back), (state, Arg((n, 2, 3), dt.float32)), gradient=False)
+            for n, back in ((4, False), (1, False), (0, False), (4, True))
         )
 
     @classmethod

@@ -16,14 +16,16 @@ import treadle as mge  # noqa: E402
 import treadle.functional as F  # noqa: E402
 import treadle.module as M  # noqa: E402
 from treadle import jit  # noqa: E402
+from treadle.base import dtype as dt  # noqa: E402
 from treadle.base.dtype import DType, as_dtype  # noqa: E402
 from treadle.base.errors import TraceError, UnsupportedOp  # noqa: E402
 from treadle.base.types import TensorType  # noqa: E402
-from treadle.graph.builder import GraphBuilder  # noqa: E402
+from treadle.graph.builder import GraphBuilder, trace_body  # noqa: E402
 from treadle.interop.onnx import export, exports, load  # noqa: E402
 from treadle.interop.onnx.export import graph_to_onnx  # noqa: E402
 from treadle.interop.onnx.writer import EXPORTERS  # noqa: E402
 from treadle.ops import REGISTRY  # noqa: E402
+from treadle.ops.control import Scan  # noqa: E402
 from treadle.ops.op import Sample  # noqa: E402
 
 TRIED = tuple(map(as_dtype, ("float32", "int32", "int64", "uint8", "bool")))
@@ -275,6 +277,16 @@ def test_branches_and_loops_become_graphs_inside_of_nodes() -> None:
         given = np.array(x, np.float32)
         np.testing.assert_allclose(run(made, given)[0], expected, rtol=1e-6)
         np.testing.assert_allclose(load(made)(given).numpy(), expected, rtol=1e-6)
+
+
+def test_a_scan_that_goes_backwards_is_written() -> None:
+    row = TensorType(dt.float32, (2,))
+    op = Scan(trace_body(lambda s, r: (s * 0.5 + r, s * r), [row, row]), 1, 4, True)
+    s, x = np.ones(2, np.float32), np.arange(8, dtype=np.float32).reshape(4, 2)
+    made = written(Sample(op, ()), (s, x))
+    for got, again, want in zip(run(made, s, x), load(made)(s, x), op.reference(s, x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+        np.testing.assert_allclose(again.numpy(), want, rtol=1e-6)
 
 
 def test_a_state_that_grows_is_written() -> None:

@@ -158,8 +158,7 @@ def _scan(
     if not _is_written_out(op):
         _looped(linker, op, body, state, stacked, results, spaces)
         return
-    turns = int(op.length)
-    for turn in range(turns):
+    for turn in op.turns:
         entries = [_entry(a, kind, turn) for a, kind in stacked]
         made = [_entry(a, kind, turn) for a, kind in results]
         linker.splice(body, [*state, *entries], made, arena)
@@ -185,11 +184,16 @@ def _looped(
         array = np.array(value, COUNTER.dtype.numpy)
         return Address(linker.constants_base, linker.constants.add(array)), COUNTER
 
-    zero, one = number(0), number(1)
-    linker.apply(COPY, (zero,), turn)
-    linker.apply(Extent(op.length, COUNTER.dtype), (), last)
+    step = number(-1 if op.backwards else 1)
+    if op.backwards:
+        linker.apply(COPY, (step,), last)
+        linker.apply(Extent(op.length, COUNTER.dtype), (), turn)
+        linker.apply(Add(), (turn, step), turn)
+    else:
+        linker.apply(COPY, (number(0),), turn)
+        linker.apply(Extent(op.length, COUNTER.dtype), (), last)
     again = len(linker.steps)
-    linker.apply(Less(), (turn, last), more)
+    linker.apply(Less(), (last, turn) if op.backwards else (turn, last), more)
     leave = len(linker.steps)
     linker.write(Jump(0))
     for source, entry in zip(stacked, entries, strict=True):
@@ -198,7 +202,7 @@ def _looped(
     linker.splice(body, [*state, *given], [at for at, _ in made], spaces[0])
     for row, result in zip(made, results, strict=True):
         linker.apply(IndexUpdate((0,)), (result, row, turn), result)
-    linker.apply(Add(), (turn, one), turn)
+    linker.apply(Add(), (turn, step), turn)
     linker.write(Jump(again))
     linker.steps[leave] = Jump(len(linker.steps), more[0])
 

@@ -224,10 +224,11 @@ class _Turns:
     def __call__(self, *operands: DeviceArray) -> Any:
         n, held = self._op.n_carried, list(operands[: self._op.n_carried])
         rows: list[list[DeviceArray]] = []
-        for turn in range(self._op.length):
+        for turn in self._op.turns:
             results = self._body([*held, *self._entries(operands[n:], turn)])
             held = results[:n]
             rows.append([self._apply(Reshape((1, *x.shape)), x) for x in results[n:]])
+        rows = rows[::-1] if self._op.backwards else rows
         stacked = [self._apply(Concat(0), *column) for column in zip(*rows, strict=True)]
         if not rows:
             stacked = self._empty()

@@ -319,10 +319,11 @@ class Phases:
         count = op.n_carried
         state, stacked = given[:count], [to_host(x) for x in given[count:]]
         rows: list[list[Any]] = []
-        for i in range(evaluate(op.length, extents)):
+        for i in op.replace(length=evaluate(op.length, extents)).turns:
             made = ran(op.body, [*state, *(self._placed(x[i]) for x in stacked)])
             state = made[:count]
             rows.append([to_host(x) for x in made[count:]])
+        rows = rows[::-1] if op.backwards else rows
         return [*state, *self._stacked(rows, op.body.output_types[count:], extents)]
 
     def _stacked(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import ClassVar
 
 from treadle.base.errors import GraphError
+from treadle.graph.analysis import is_opaque
 from treadle.graph.builder import GraphBuilder, GraphOperand
-from treadle.graph.ir import Graph, Node, Value, constant_of
+from treadle.graph.ir import Graph, Node, Value, constant_of, remake
 from treadle.graph.passes import register
 from treadle.graph.regions import map_regions
 from treadle.ops.control import Cond, Scan, While
@@ -16,6 +18,51 @@ from treadle.ops.movement import Concat, Reshape
 from treadle.ops.slicing import along
 
 Operands = Sequence[GraphOperand]
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class JoinScans:
+    """Makes one loop of a scan and of one on the same inputs that computes more in each turn.
+
+    A gradient runs the turns of a scan once more to keep their states.
+    """
+
+    name: ClassVar[str] = "join_scans"
+
+    def __call__(self, graph: Graph, /) -> Graph:
+        """The graph without scans that others contain."""
+        graph = map_regions(graph, self)
+        scans = [n for n in graph.nodes if isinstance(n.op, Scan) and isinstance(n.op.body, Graph)]
+        larger = {small: large for small, large in combinations(scans, 2) if _holds(large, small)}
+        if not larger:
+            return graph
+        renamed: dict[Value, Value] = {}
+        made: dict[Node, Node] = {}
+        nodes: list[Node] = []
+        for node in graph.nodes:
+            of = larger.get(node, node)
+            if of in made:
+                whole = made[of]
+            else:
+                whole = remake(of, of.op, tuple(renamed.get(v, v) for v in of.inputs))
+                nodes.append(whole)
+                made[of] = whole
+            renamed.update(zip(node.outputs, whole.outputs, strict=False))
+        return graph.with_nodes(nodes, (renamed.get(v, v) for v in graph.outputs))
+
+
+def _holds(large: Node, small: Node) -> bool:
+    """Return whether a scan computes all that an earlier one does, and has its results in front."""
+    mine, theirs = large.op, small.op
+    if large.inputs != small.inputs or not isinstance(mine, Scan) or not isinstance(theirs, Scan):
+        return False
+    body, part = mine.body, theirs.body
+    if not isinstance(body, Graph) or not isinstance(part, Graph) or is_opaque(theirs):
+        return False
+    count = len(part.outputs)
+    front = Graph(part.name, body.inputs, body.nodes, body.outputs[:count], body.guards)
+    return count <= len(body.outputs) and theirs == mine.replace(body=front)
 
 
 @register
@@ -89,11 +136,12 @@ def _run(builder: GraphBuilder, region: object, operands: Operands) -> Operands:
 def _unrolled(builder: GraphBuilder, op: Scan, operands: Operands) -> Operands:
     """A scan of one turn after the other: entries lose their first axis, results get it back."""
     n, state, rows = op.n_carried, list(operands[: op.n_carried]), []
-    for turn in range(op.length):
+    for turn in op.turns:
         entries = [_entry(x, turn) for x in operands[n:]]
         results = _run(builder, op.body, [*state, *entries])
         state = list(results[:n])
         rows.append([Reshape((1, *x.shape))(x) for x in results[n:]])
+    rows = rows[::-1] if op.backwards else rows
     stacked = [
         Concat(0)(*parts) if len(parts) > 1 else parts[0] for parts in zip(*rows, strict=True)
     ]

@@ -11,7 +11,7 @@ from treadle.engine.devices.host import HostCompiler
 from treadle.engine.options import Options
 from treadle.engine.prepare.attention import FindAttention
 from treadle.engine.prepare.canonical import Canonicalize
-from treadle.engine.prepare.control import FoldControl
+from treadle.engine.prepare.control import FoldControl, JoinScans
 from treadle.engine.prepare.integers import on_integers
 from treadle.engine.prepare.values import Propagate
 from treadle.engine.report import CompileReport
@@ -112,6 +112,7 @@ def pipeline(
         (1, Share()),
         (1, Propagate()),
         (1, Fold()),
+        (1, JoinScans()),
         (1, FoldControl()),
         (1, _simplify(options)),
         *(((2, FindAttention()),) if "attention" in kept else ()),

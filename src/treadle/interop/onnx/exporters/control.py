@@ -54,4 +54,9 @@ def _scan(w: GraphWriter, op: Any, *inputs: X) -> tuple[X, ...]:
     own = [inner.input(v.type, "entry") for v in body_graph.inputs]
     ends = [inner.copied(v) for v in inner.body(body_graph, own)]
     body = inner.proto("turn", own, ends)
-    return w.node("Scan", inputs, *types, body=body, num_scan_inputs=len(inputs) - op.n_carried)
+    count = len(inputs) - op.n_carried
+    given: dict[str, Any] = {"num_scan_inputs": count}
+    if op.backwards:
+        given["scan_input_directions"] = [1] * count
+        given["scan_output_directions"] = [1] * (len(types) - op.n_carried)
+    return w.node("Scan", inputs, *types, body=body, **given)
