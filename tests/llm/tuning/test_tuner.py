@@ -129,6 +129,26 @@ def test_layers_are_computed_again_where_memory_is_dear() -> None:
     assert nodes(None, 1600) == nodes(False, 1600)
 
 
+def test_mixes_of_gates_are_made_again_for_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the last product of a unit multiplies is wide, and cheap to have again."""
+    model = build(opened(llama(intermediate_size=512)))
+    adapter = random_adapter(model.stack.products(), Lora(4))
+    given = rows(TEXTS, 256)
+
+    def trained() -> tuple[list[float], int]:
+        tuner = Tuner(model, adapter, Schedule(1e-2, updates=9), recompute=False)
+        losses = [tuner.step([given]) for _ in range(2)]
+        program: Any = tuner._whole
+        return losses, program.compile(tuner._given(given), Tensor(1.0)).planned().memory.peak
+
+    again = trained()
+    monkeypatch.setattr("treadle.llm.models.decoder.recompute", lambda function: function)
+    kept = trained()
+    np.testing.assert_allclose(again[0], kept[0], rtol=1e-6)
+    layers = len(model.stack.layers)
+    assert again[1] < kept[1] - 0.9 * layers * 256 * 512 * 4
+
+
 @pytest.mark.parametrize("pieces", ["int16", pytest.param("bfloat16", marks=pytest.mark.long)])
 @pytest.mark.parametrize("format", some(["Q8_0", "Q4_0"], ["Q8_0"]))
 def test_quantized_weights_stay_and_adapters_learn(format: str, pieces: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import treadle.functional as F
+from treadle.autodiff import recompute
 from treadle.llm.models.attention import AttentionMemory, CacheAttention, Kept, TokenPositions
 from treadle.llm.models.declared import Attention, Decoder, Experts, Gated, Layer
 from treadle.llm.models.gates import mix
@@ -83,7 +84,12 @@ class GatedUnit:
 
     def __call__(self, x: Tensor, adapt: Adapt | None = None) -> Tensor:
         """(batch, time, hidden), as x."""
-        return self.down(mix(self._mix, *self.given(x, adapt)), adapt)
+
+        def lower(gate: Tensor, up: Tensor) -> Tensor:
+            return self.down(mix(self._mix, gate, up), adapt)
+
+        # For gradients the mix is made again: it is cheap, and as wide as half of a layer.
+        return recompute(lower)(*self.given(x, adapt))
 
 
 class ExpertLayer:
