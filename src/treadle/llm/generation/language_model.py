@@ -5,9 +5,16 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from operator import index
 from typing import Any
 
-from treadle.base.errors import CheckpointError, LoadError, NumericError
+from treadle.base.errors import (
+    CheckpointError,
+    DTypeError,
+    IndexRangeError,
+    LoadError,
+    NumericError,
+)
 from treadle.llm.files import ModelCheckpoint, open_checkpoint
 from treadle.llm.generation.engine import Engine
 from treadle.llm.generation.forms import KINDS, AnswerForm, Forms
@@ -131,8 +138,7 @@ class LanguageModel:
             NumericError: an option is out of range, or a form malformed.
             ShapeError: the prompt is longer than the context.
         """
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        return self._stream(tokens, options)
+        return self._stream(self._tokens(prompt), options)
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> str:
         """The continuation, whole; see `stream`."""
@@ -151,7 +157,7 @@ class LanguageModel:
         Raises:
             ShapeError: the prompt is longer than the context.
         """
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        tokens = self._tokens(prompt)
         return self._scorer.score(tokens, adapter=self._number(adapter or self._adapter), top=top)
 
     def explain(self, tokens: int = 1, behind: int = 0, *, full: bool = False) -> str:
@@ -174,12 +180,14 @@ class LanguageModel:
         """The answer in a conversation, piece by piece.
 
         Args:
-            messages: objects with `role` ("system", "user" or "assistant") and `content`.
+            messages: objects with `role` ("system", "user" or "assistant") and `content`, a text
+                or parts {"type": "text", "text": ...}.
             tools: functions that the model may ask for, as its template takes them.
             options: those of `Options`, and the form of the answer, see `form`.
 
         Raises:
-            CheckpointError: the model has no template of conversations.
+            DTypeError: these are no messages.
+            CheckpointError: the model has no template of conversations, or it refuses them.
         """
         return self._stream(self.conversation(messages, tools), options)
 
@@ -192,21 +200,46 @@ class LanguageModel:
     def conversation(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None
     ) -> list[int]:
-        """The tokens of a conversation, up to where the answer begins."""
+        """The tokens of a conversation, up to where the answer begins.
+
+        Raises:
+            DTypeError: these are no messages.
+            CheckpointError: the model has no template, or it refuses them.
+        """
         if self.template is None:
             hint = "continue texts (generate, treadle llm run), or take a model tuned for chats"
             problem = "the model has no template of conversations"
             raise CheckpointError(self.path, problem, hint=hint)
-        return self.tokenizer.encode(self.template.render(messages, tools), special=True)
+        text = self.template.render([_message(m) for m in _listed(messages)], tools)
+        return self.tokenizer.encode(text, special=True)
 
     def options(self, **changes: Any) -> Options:
         """The defaults, changed; `adapter` is a name, or None.
 
         Raises:
             LoadError: there is no such adapter.
+            NumericError: an option is out of range.
+            IndexRangeError: a token of `logit_bias` is not in the vocabulary.
         """
         number = self._number(changes.pop("adapter", self._adapter))
-        return self.defaults.changed(adapter=number, **changes)
+        made = self.defaults.changed(adapter=number, **changes)
+        beyond = [t for t in made.logit_bias if not 0 <= t < self.model.vocabulary]
+        if beyond:
+            saw = f"{beyond[0]} of {self.model.vocabulary}"
+            raise IndexRangeError("logit_bias", "a token is not in the vocabulary", saw=saw)
+        return made
+
+    def _tokens(self, prompt: str | Sequence[int]) -> Sequence[int]:
+        """The tokens of a prompt, which may be tokens."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        try:
+            return [index(t) for t in prompt]
+        except TypeError:
+            hint = "give a text, or whole numbers"
+            saw = repr(prompt)[:60]
+            problem = "is neither a text nor tokens"
+            raise DTypeError("prompt", problem, saw=saw, hint=hint) from None
 
     def _number(self, name: str | None) -> int:
         if name is None:
@@ -241,6 +274,31 @@ class LanguageModel:
         form = self.form(**{kind: options.pop(kind) for kind in KINDS if kind in options})
         generation = self.engine.submit(tokens, self.options(**options), form=form)
         return TextStream(generation, self.tokenizer.stream())
+
+
+def _listed(messages: Any) -> Sequence[Message]:
+    """Refuse what is no list of messages."""
+    listed = isinstance(messages, list | tuple)
+    if listed and all(isinstance(m, Mapping) and "role" in m for m in messages):
+        found: Sequence[Message] = messages
+        return found
+    hint = 'give a list like [{"role": "user", "content": "Hello"}]'
+    raise DTypeError("messages", "are no conversation", saw=repr(messages)[:60], hint=hint)
+
+
+def _message(message: Message) -> Message:
+    """A message as templates expect it: its content is a text."""
+    content = message.get("content")
+    if content is None and "tool_calls" in message:
+        return {**message, "content": ""}
+    if not isinstance(content, list):
+        return message
+    texts = [p.get("text") for p in content if isinstance(p, Mapping) and p.get("type") == "text"]
+    if len(texts) < len(content) or not all(isinstance(t, str) for t in texts):
+        hint = 'parts are {"type": "text", "text": "..."}: pictures and sound are not read'
+        saw = repr(content)[:60]
+        raise DTypeError("messages", "the content is no text", saw=saw, hint=hint)
+    return {**message, "content": "".join(map(str, texts))}
 
 
 def load(

@@ -232,6 +232,9 @@ class Job:
         model, asked = self.speaker.model, self.asked
         try:
             options = model.options(**asked.options)
+        except TreadleError as error:
+            raise wrong_of(error, error.where) from None
+        try:
             self._given = self._prompts()
             if not all(self._given):
                 raise Wrong("the prompt has no tokens, and nothing to continue", "prompt")

@@ -1,0 +1,59 @@
+"""Prompts and conversations from whoever writes Python in a hurry."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.llm.saved import saved
+
+import treadle.llm as llm
+from treadle.base.errors import DTypeError, IndexRangeError
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> llm.LanguageModel:
+    return llm.load(saved(tmp_path_factory.mktemp("llama")))
+
+
+@pytest.mark.parametrize("prompt", [[1.5, 2], ["12"], 7, None, [None], b"x".decode().split()])
+def test_a_prompt_that_is_neither_text_nor_tokens(model: llm.LanguageModel, prompt: Any) -> None:
+    for ask in (model.generate, model.score):
+        with pytest.raises(DTypeError, match="neither a text nor tokens"):
+            ask(prompt)
+
+
+def test_tokens_are_numbers_of_any_kind(model: llm.LanguageModel) -> None:
+    wanted = model.generate([72, 105], max_tokens=3)
+    kinds: list[Any] = [np.array([72, 105]), (np.int32(72), np.uint8(105)), range(72, 106, 33)]
+    for prompt in kinds:
+        assert model.generate(prompt, max_tokens=3) == wanted
+
+
+@pytest.mark.parametrize(
+    "messages",
+    ["hello", [], None, ["hello"], [{"content": "hello"}], {"role": "user", "content": "hello"}],
+)
+def test_messages_that_are_none(model: llm.LanguageModel, messages: Any) -> None:
+    if messages == []:  # a template may have something to say all the same
+        assert model.conversation(messages)
+        return
+    with pytest.raises(DTypeError, match="are no conversation"):
+        model.chat(messages)
+
+
+def test_contents_may_be_parts(model: llm.LanguageModel) -> None:
+    parts = [{"type": "text", "text": "He"}, {"type": "text", "text": "llo"}]
+    whole = model.conversation([{"role": "user", "content": "Hello"}])
+    assert model.conversation([{"role": "user", "content": parts}]) == whole
+    calls = {"role": "assistant", "content": None, "tool_calls": []}
+    assert model.conversation([calls]) == model.conversation([{**calls, "content": ""}])
+    for wrong in ([{"type": "image_url", "image_url": "x"}], ["Hello"], [{"type": "text"}]):
+        with pytest.raises(DTypeError, match="the content is no text"):
+            model.conversation([{"role": "user", "content": wrong}])
+
+
+def test_a_bias_of_a_token_that_is_not_there(model: llm.LanguageModel) -> None:
+    for token in (-1, 264, 10**9):
+        with pytest.raises(IndexRangeError, match="not in the vocabulary"):
+            model.generate("a", logit_bias={token: 1.0})
+    assert len(model.generate([97], max_tokens=2, logit_bias={98: 100.0})) == 2
