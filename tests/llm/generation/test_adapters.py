@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.llm.models.small import llama
-from tests.llm.models.test_stored import checkpoint
+from tests.llm.models.test_stored import checkpoint, experts_in_blocks
 from tests.llm.tuning.test_tuner import opened, random_adapter
 
 from treadle.base.errors import CheckpointError, IndexRangeError, LoadError
@@ -30,6 +30,35 @@ def adapters(model: DecoderModel) -> list[Adapter]:
         random_adapter(products, Lora(2, 6.0, targets=("q_proj", "up_proj"))),
         random_adapter(products, Lora(4, 4.0)),
     ]
+
+
+PARTS = ("q_proj", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj")
+
+
+@pytest.mark.parametrize(
+    ("case", "formats"),
+    [("mixtral", {}), ("olmoe, many experts", {}), ("olmoe, many experts", {".experts.": "Q8_0"})],
+)
+def test_experts_with_adapters(case: str, formats: dict[str, str]) -> None:
+    """Whether all experts compute all tokens or each token those that it chose."""
+    given = opened(experts_in_blocks(case, formats)[0])
+    model = build(given, "stored")
+    products = model.stack.products()
+    some = Lora(3, 2.0, targets=("q_proj", "w1", "gate_proj"))
+    made = [random_adapter(products, Lora(2, 6.0, targets=PARTS)), random_adapter(products, some)]
+    few = {n: p for n, p in made[1].pairs.items() if ".experts.1." not in n}
+    made[1] = replace(made[1], pairs=few)  # An expert may have none.
+    model.adapters = Stacked([a.scaled() for a in made])
+    alone = [build(given, "stored"), *(build(merged(given, a), "stored") for a in made)]
+    prompts = [[3, 9, 27, 4, 11], [3, 9, 27], [3, 9, 27, 4, 11]]
+    for cut in (5, 1):
+        texts = [p[:cut] for p in prompts]
+        found = logits(model, texts, adapters=[1, 2, 0])
+        for row, text, which in zip(found, texts, (1, 2, 0), strict=True):
+            wanted = logits(alone[which], [text])[0]
+            near = 2e-4 if not formats else 2e-3  # Merged weights are no blocks any more.
+            np.testing.assert_allclose(row, wanted, atol=near * np.abs(wanted).max(), rtol=0)
+        assert np.abs(found[0] - found[2]).max() > 0.05
 
 
 @pytest.fixture(scope="module")

@@ -271,3 +271,43 @@ def test_adapters_of_other_models(tmp_path: Any) -> None:
         read_adapter(tmp_path, products)
     with pytest.raises(CheckpointError, match="no module is one of the targets"):
         fresh(Lora(targets=("query",)), products)
+
+
+@pytest.mark.parametrize("format", [{}, {".experts.": "Q8_0"}])
+def test_experts_in_training(tmp_path: Any, format: dict[str, str]) -> None:
+    """The loss is that of merged weights, it falls, and files keep what was trained."""
+    given, text = experts_in_blocks("olmoe, many experts", format)
+    model = build(opened(given), "stored")
+    lora = Lora(2, 6.0, targets=("v_proj", "gate_proj", "down_proj"))
+    adapter = random_adapter(model.stack.products(), lora)
+    tuner = Tuner(model, adapter, Schedule(5e-3, kind="constant"))
+    batch = [rows([list(text[:8])], 16)]
+    other = build(merged(opened(given), adapter), "stored")
+    wanted = Tuner(other, fresh(Lora(1), other.stack.products())).evaluate(batch)
+    assert tuner.evaluate(batch) == pytest.approx(wanted, rel=1e-5 if not format else 5e-3)
+    for name, pair in tuner.adapter().pairs.items():
+        for half, kept in zip(adapter.pairs[name], pair, strict=True):
+            np.testing.assert_array_equal(half, kept)
+    losses = [tuner.step(batch) for _ in range(6)]
+    assert losses[-1] < losses[0] - 0.3
+    trained = tuner.adapter()
+    write_adapter(tmp_path, trained)
+    again = read_adapter(tmp_path, model.stack.products())
+    assert list(again.pairs) == list(trained.pairs)
+    for name, pair in again.pairs.items():
+        for half, kept in zip(trained.pairs[name], pair, strict=True):
+            np.testing.assert_array_equal(half, kept)
+    assert not any(".experts." in n for n in fresh(Lora(), model.stack.products()).pairs)
+
+
+def test_parameters_of_experts_that_do_not_fit(tmp_path: Any) -> None:
+    given, _ = experts_in_blocks("olmoe, many experts", {})
+    model = build(opened(given))
+    products = model.stack.products()
+    made = random_adapter(products, Lora(2, targets=("q_proj",)))
+    for shapes in (((48, 7), (64, 48)), ((47, 64), (64, 47)), ((48, 64), (5, 48))):
+        a, b = (np.zeros(s, np.float32) for s in shapes)
+        pairs = dict(made.pairs) | {"model.layers.0.mlp.experts": (a, b)}
+        write_adapter(tmp_path, Adapter(made.lora, pairs))
+        with pytest.raises(CheckpointError, match=r"no experts for .*layers\.0\.mlp\.experts"):
+            read_adapter(tmp_path, products)

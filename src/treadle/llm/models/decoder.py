@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 import treadle.functional as F
 from treadle.autodiff import recompute
 from treadle.llm.models.attention import AttentionMemory, CacheAttention, Kept, TokenPositions
 from treadle.llm.models.declared import Attention, Decoder, Experts, Gated, Layer
 from treadle.llm.models.gates import mix
-from treadle.llm.models.matrices import PIECE, Adapt, Dense, Projection, WeightMatrix
+from treadle.llm.models.matrices import (
+    PIECE,
+    Adapt,
+    Dense,
+    Projection,
+    Routing,
+    WeightMatrix,
+)
 from treadle.llm.models.rope import Rotary, rotate
 from treadle.llm.models.weights import CheckpointWeights, Linear, RootMeanSquare
 from treadle.tensor import Tensor
@@ -115,6 +124,12 @@ class ExpertLayer:
             weights.matrices(f"{name}.experts.{{}}.{part}.weight", count, *shape)
             for part, shape in shapes.items()
         ]
+        self.products = [
+            weights.expert_products(
+                f"{name}.experts.{{}}.{part}.weight", count, shape, declared.used
+            )
+            for part, shape in shapes.items()
+        ]
         self.biases = [
             weights.each(f"{name}.experts.{{}}.{part}.bias", count, shape[0]) if bias else None
             for part, shape in shapes.items()
@@ -122,23 +137,34 @@ class ExpertLayer:
         self._mix = declared.gated.mix
 
     def __call__(self, x: Tensor, adapt: Adapt | None = None) -> Tensor:
-        """(batch, time, hidden), as x. Nothing is done to products of experts."""
+        """(batch, time, hidden), as x."""
         flat = F.reshape(x, (-1, x.shape[-1]))
         shares, chosen = self._choose(flat)
         dense = [s.weight for s in self.stacks if isinstance(s, Dense)]
         most = flat.shape[0] * self.declared.used * 2 > self.declared.count
         if most and len(dense) == len(self.stacks):
-            y = self._all(flat, shares, chosen, dense)
+            y = self._all(flat, shares, chosen, dense, adapt)
         else:
-            y = self._routed(flat, shares, chosen, many=x.shape[1] >= PIECE)
+            y = self._routed(flat, shares, chosen, adapt, many=x.shape[1] >= PIECE)
         return F.reshape(y, x.shape)
 
-    def _routed(self, x: Tensor, shares: Tensor, chosen: Tensor, *, many: bool) -> Tensor:
+    def _adapted(
+        self, i: int, x: Tensor, y: Tensor, adapt: Adapt | None, routing: Routing
+    ) -> Tensor:
+        """Return a product of one of the parts, changed."""
+        products = self.products[i]
+        return adapt.of_experts(products, x, y, routing) if adapt and products else y
+
+    def _routed(
+        self, x: Tensor, shares: Tensor, chosen: Tensor, adapt: Adapt | None, *, many: bool
+    ) -> Tensor:
         """Each token with the experts that it chose."""
+        routing = Routing(chosen.astype("int32"))
 
         def product(x: Tensor, i: int) -> Tensor:
             y, bias = self.stacks[i].chosen(x, chosen, many=many), self.biases[i]
-            return y if bias is None else y + bias[chosen]
+            y = y if bias is None else y + bias[chosen]
+            return self._adapted(i, x, y, adapt, routing)
 
         x = F.expand_dims(x, 1)
         y = product(mix(self._mix, product(x, 0), product(x, 1)), 2)
@@ -152,19 +178,36 @@ class ExpertLayer:
             return F.softmax(best, -1), chosen
         return F.topk(F.softmax(logits, -1), self.declared.used)
 
-    def _all(self, x: Tensor, shares: Tensor, chosen: Tensor, dense: list[Tensor]) -> Tensor:
+    def _all(
+        self,
+        x: Tensor,
+        shares: Tensor,
+        chosen: Tensor,
+        dense: list[Tensor],
+        adapt: Adapt | None,
+    ) -> Tensor:
         """Every expert computes every token."""
         spread = F.one_hot(chosen, self.declared.count).astype("float32")
         spread = (spread * F.expand_dims(shares, -1)).sum(1)
         biases = [None if b is None else F.expand_dims(b, 1) for b in self.biases]
-        y = self._mixed(F.expand_dims(x, 0), dense, biases)
+        y = self._mixed(F.expand_dims(x, 0), dense, biases, adapt)
         return (y * F.expand_dims(F.transpose(spread, (1, 0)), -1).astype(x.dtype)).sum(0)
 
-    def _mixed(self, x: Tensor, stacks: list[Tensor], biases: list[Tensor | None]) -> Tensor:
+    def _mixed(
+        self,
+        x: Tensor,
+        stacks: list[Tensor],
+        biases: list[Tensor | None],
+        adapt: Adapt | None,
+    ) -> Tensor:
+        numbers = np.arange(self.declared.count, dtype=np.int32)
+        routing = Routing(Tensor(numbers[:, None]), every=True)
+
         def product(x: Tensor, i: int) -> Tensor:
             y = F.matmul(x, stacks[i], transpose_b=True)
             bias = biases[i]
-            return y if bias is None else y + bias
+            y = y if bias is None else y + bias
+            return self._adapted(i, x, y, adapt, routing)
 
         return product(mix(self._mix, product(x, 0), product(x, 1)), 2)
 
@@ -248,12 +291,16 @@ class DecoderStack:
         return x
 
     def products(self) -> list[WeightMatrix]:
-        """Return the products of all layers, except those of experts and routers."""
+        """Return the products of all layers, except those of routers and of experts that one
+        tensor holds.
+        """
         found: list[WeightMatrix] = []
         for layer in self.layers:
             found += (*layer.attention.given.products, layer.attention.o.product)
             if isinstance(layer.feed, GatedUnit):
                 found += (*layer.feed.given.products, layer.feed.down.product)
+            else:
+                found += (p for part in layer.feed.products for p in part)
         return found
 
     def embedded(self, given: Tensor) -> Tensor:

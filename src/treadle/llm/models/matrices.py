@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -67,16 +68,57 @@ Matrix: TypeAlias = Dense | Quantized
 
 @dataclass(frozen=True)
 class WeightMatrix:
-    """Matrix of a product: some rows of a module, as files name it."""
+    """Matrix of a product: some rows of a module, as files name it.
+
+    Attributes:
+        share: of the tokens, that it is multiplied with; experts are chosen by some.
+    """
 
     module: str
     first: int
     rows: int
     columns: int
+    share: float = 1.0
 
 
-Adapt: TypeAlias = Callable[[WeightMatrix, Tensor, Tensor], Tensor]
-"""Change of a product, from its operand and itself."""
+_EXPERT = re.compile(r"\.experts\.(\d{1,6})\.")
+
+
+def expert_of(module: str) -> tuple[str, int] | None:
+    """Return a module's name with {} for its expert's number, and that; None for other modules."""
+    found = _EXPERT.search(module)
+    return None if found is None else (_EXPERT.sub(".experts.{}.", module), int(found[1]))
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Experts that rows of products meet.
+
+    Attributes:
+        experts: int32 (tokens, used), of rows (tokens, 1 or used, columns); or, `every` expert
+            meeting all tokens, (experts, 1), of rows (1 or experts, tokens, columns).
+    """
+
+    experts: Tensor
+    every: bool = False
+
+    def meets(self, numbers: Array) -> Tensor:
+        """float32, 1 where a row meets an expert of `numbers`: (..., numbers)."""
+        wanted = Tensor(numbers.astype(np.int32))
+        there: Tensor = F.equal(F.expand_dims(self.experts, -1), wanted)
+        return there.astype("float32")
+
+
+class Adapt(Protocol):
+    """Changes of products, from their operands and themselves."""
+
+    def __call__(self, product: WeightMatrix, x: Tensor, y: Tensor, /) -> Tensor:
+        """Return y = x W^T, (..., rows), changed."""
+
+    def of_experts(
+        self, products: Sequence[WeightMatrix], x: Tensor, y: Tensor, routing: Routing, /
+    ) -> Tensor:
+        """Return y changed, whose rows meet different matrices: those of experts, in order."""
 
 
 class Projection:

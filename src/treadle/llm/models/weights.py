@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -119,6 +119,17 @@ class CheckpointWeights:
         piece = self._find(name)
         first = 0 if piece.rows is None else piece.rows.start or 0
         return WeightMatrix(piece.name.removesuffix(".weight"), first, rows, columns)
+
+    def expert_products(
+        self, name: str, count: int, shape: tuple[int, int], used: int
+    ) -> list[WeightMatrix]:
+        """Return the products with the matrices of experts, none where one tensor holds them all,
+        or several matrices of an expert; see `matrices`.
+        """
+        if self.has(name.replace(".{}", "")) or self._find(name.format(0)).rows is not None:
+            return []
+        found = [self.product(name.format(i), *shape) for i in range(count)]
+        return [replace(p, share=used / count) for p in found]
 
     def rows(self, name: str) -> int:
         """Return the number of rows of a tensor that no config tells of."""

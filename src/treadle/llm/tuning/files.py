@@ -21,10 +21,10 @@ from treadle.base.files.container import header_bytes, lay_out
 from treadle.base.files.strict_json import shorten
 from treadle.llm.files import ModelCheckpoint
 from treadle.llm.files.checkpoint import Stored
-from treadle.llm.models.matrices import WeightMatrix
+from treadle.llm.models.matrices import WeightMatrix, expert_of
 from treadle.llm.tuning.lora import ALL, Adapter, Floats, Lora, modules
 from treadle.serialization import load_directory
-from treadle.serialization.directories import MAX_CONFIG, read_object
+from treadle.serialization.directories import MAX_CONFIG, WeightDirectory, read_object
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(A|B)(?:\.default)?\.weight")
@@ -38,11 +38,17 @@ _NONE: Mapping[str, tuple[Any, ...]] = {
     "modules_to_save": (None, []),
     "layer_replication": (None, []),
     "trainable_token_indices": (None, [], {}),
-    "target_parameters": (None, []),
     "alora_invocation_tokens": (None, []),
 }
 """Values that ask for nothing more than additions of low rank."""
 MOST_RANK = 4096
+_STACK = re.compile(r"\b(layers\.\d+)\..*\bexperts(?:\.base_layer)?$")
+"""Modules that hold the matrices of all experts; parameters of one are nested in one another."""
+_PARTS = {
+    **{"gate_proj": "gate", "up_proj": "up", "down_proj": "down"},
+    **{"w1": "gate", "w3": "up", "w2": "down"},
+}
+"""Matrices of an expert, by the endings of their names."""
 
 
 def read_adapter(path: str | os.PathLike[str], products: Iterable[WeightMatrix]) -> Adapter:
@@ -74,9 +80,14 @@ def _read(folder: str, known: Mapping[str, tuple[int, int]]) -> Adapter:
     lora = _lora(os.path.join(folder, CONFIG), config)
     weights = load_directory(folder)
     halves: dict[str, dict[str, Floats]] = {}
+    stacks: dict[str, dict[str, Floats]] = {}
     for name in weights:
         match = _TENSOR.fullmatch(name)
         module = _module(match[1], known) if match else None
+        stack = _STACK.search(match[1]) if match else None
+        if match and stack and module is None:
+            stacks.setdefault(match[1], {})[match[2]] = _half(folder, name, weights)
+            continue
         if match is None or module is None:
             raise CheckpointError(
                 folder,
@@ -84,10 +95,9 @@ def _read(folder: str, known: Mapping[str, tuple[int, int]]) -> Adapter:
                 saw=f"its modules are {', '.join(list(known)[:8])}, ...",
                 hint="the adapter belongs to another model, or trains more than products",
             )
-        half = weights.array(name).astype(np.float32)
-        if not np.isfinite(half).all():
-            raise CheckpointError(folder, f"{shorten(name)} holds numbers that are not finite")
-        halves.setdefault(module, {})[match[2]] = half
+        halves.setdefault(module, {})[match[2]] = _half(folder, name, weights)
+    for name, given in stacks.items():
+        halves |= _of_experts(folder, name, given, known)
     pairs = {}
     for module, (rows, columns) in known.items():
         found = halves.get(module)
@@ -103,7 +113,63 @@ def _read(folder: str, known: Mapping[str, tuple[int, int]]) -> Adapter:
         pairs[module] = (found["A"], found["B"])
     if not pairs:
         raise CheckpointError(folder, "the adapter is empty")
-    return Adapter(lora, pairs)
+    return Adapter(_reaching(lora, pairs) if stacks else lora, pairs)
+
+
+def _half(folder: str, name: str, weights: WeightDirectory) -> Floats:
+    half = weights.array(name).astype(np.float32)
+    if not np.isfinite(half).all():
+        raise CheckpointError(folder, f"{shorten(name)} holds numbers that are not finite")
+    return half
+
+
+def _of_experts(
+    folder: str, name: str, given: Mapping[str, Floats], known: Mapping[str, tuple[int, int]]
+) -> dict[str, dict[str, Floats]]:
+    """A and B of each expert, of `target_parameters`: those of gate and up together, or of down.
+
+    A has the ranks of an expert below each other, B has those of all experts side by side, rank by
+    rank. Source: `ParamWrapper` of peft 0.21.
+    """
+    layer = _STACK.search(name)
+    parts: dict[str, dict[int, str]] = {}
+    for module in known:
+        expert = expert_of(module)
+        if expert is not None and layer and f".{layer[1]}." in f".{module}":
+            parts.setdefault(_PARTS.get(module.rpartition(".")[2], ""), {})[expert[1]] = module
+    for together in (("gate", "up"), ("down",)):
+        members = [parts.get(part, {}) for part in together]
+        count, sizes = len(members[0]), [known[m[0]] for m in members if 0 in m]
+        if len(sizes) < len(together) or set(given) != {"A", "B"}:
+            continue
+        (a, b), rows = (given["A"], given["B"]), sum(size[0] for size in sizes)
+        rank, rest = divmod(a.shape[0], count)
+        if rest or (a.ndim, b.shape) != (2, (rows, a.shape[0])) or a.shape[1] != sizes[0][1]:
+            continue
+        downs, ups = a.reshape(count, rank, -1), b.reshape(rows, rank, count)
+        found, first = {}, 0
+        for member, (height, _) in zip(members, sizes, strict=True):
+            for number, module in member.items():
+                up = np.ascontiguousarray(ups[first : first + height, :, number])
+                found[module] = {"A": downs[number], "B": up}
+            first += height
+        return found
+    saw = ", ".join(f"{which} {half.shape}" for which, half in given.items())
+    hint = "the adapter belongs to another model"
+    raise CheckpointError(
+        folder, f"the model has no experts for {shorten(name)}", saw=saw, hint=hint
+    )
+
+
+def _reaching(lora: Lora, pairs: Mapping[str, Any]) -> Lora:
+    """Targets that name experts, too: they were named as parameters."""
+    endings = sorted({n.rpartition(".")[2] for n in pairs if expert_of(n) is not None})
+    if isinstance(lora.targets, tuple):
+        return replace(lora, targets=tuple(dict.fromkeys((*lora.targets, *endings))))
+    if lora.targets == ALL:
+        return lora
+    also = rf".*\.experts\.\d+\.({'|'.join(endings)})"
+    return replace(lora, targets=f"({lora.targets})|{also}")
 
 
 def _module(name: str, known: Mapping[str, Any]) -> str | None:

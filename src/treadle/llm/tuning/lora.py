@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,13 +18,13 @@ import numpy.typing as npt
 
 import treadle.functional as F
 from treadle.base.errors import CheckpointError, NumericError
-from treadle.llm.models.matrices import WeightMatrix
+from treadle.llm.models.matrices import Routing, WeightMatrix, expert_of
 from treadle.tensor import Parameter, Tensor
 
 N = TypeVar("N", int, float)
 Floats = npt.NDArray[np.float32]
 ALL = "all-linear"
-"""Every product of layers; the head is none."""
+"""Every product of layers but those of experts, which names reach; the head is none."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Lora:
     def reaches(self, module: str) -> bool:
         """Return whether something is added to a module's products."""
         if self.targets == ALL:
-            return True
+            return expert_of(module) is None
         if isinstance(self.targets, str):
             return re.fullmatch(self.targets, module) is not None
         return any(module == t or module.endswith(f".{t}") for t in self.targets)
@@ -130,6 +130,9 @@ def fresh(lora: Lora, products: Iterable[WeightMatrix], seed: int = 0) -> Adapte
 class Trained:
     """An adapter in training: all matrices lie in one parameter, so that an update is one op.
 
+    Matrices of experts lie below each other, A and the transposed B, so that a program has two of
+    them for each part of a layer.
+
     Attributes:
         flat: the parameter, float32.
         shapes: of A and B, by module.
@@ -138,38 +141,76 @@ class Trained:
     def __init__(self, adapter: Adapter) -> None:
         self.lora = adapter.lora
         self.shapes = {n: (a.shape, b.shape) for n, (a, b) in adapter.pairs.items()}
-        every = [x.reshape(-1) for pair in adapter.pairs.values() for x in pair]
+        parts: dict[str, list[str]] = {}
+        for name in self.shapes:
+            expert = expert_of(name)
+            parts.setdefault(name if expert is None else expert[0], []).append(name)
+        self._parts = parts
+        every = []
+        for part, names in parts.items():
+            pairs = [adapter.pairs[n] for n in names]
+            every += [a.reshape(-1) for a, _ in pairs]
+            every += [(b if part in self.shapes else b.T).reshape(-1) for _, b in pairs]
         self.flat = Parameter(np.concatenate(every))
 
     def adapter(self) -> Adapter:
         """Return the adapter as trained so far."""
         values, at = np.array(self.flat.numpy()), 0
         pairs = {}
-        for name, (a, b) in self.shapes.items():
-            middle, end = at + math.prod(a), at + math.prod(a) + math.prod(b)
-            pairs[name] = (values[at:middle].reshape(a), values[middle:end].reshape(b))
-            at = end
-        return Adapter(self.lora, pairs)
+
+        def taken(*shape: int) -> Floats:
+            nonlocal at
+            at += math.prod(shape)
+            return values[at - math.prod(shape) : at].reshape(shape)
+
+        for part, names in self._parts.items():
+            downs = [taken(*self.shapes[n][0]) for n in names]
+            turned = part not in self.shapes
+            for name, a in zip(names, downs, strict=True):
+                rows, rank = self.shapes[name][1]
+                b = taken(rank, rows).T if turned else taken(rows, rank)
+                pairs[name] = (a, np.ascontiguousarray(b))
+        return Adapter(self.lora, {name: pairs[name] for name in self.shapes})
 
     def additions(self, *, training: bool) -> Additions:
         """Return the changes of products by the adapter, in a program."""
-        found, at = {}, 0
-        for name, shapes in self.shapes.items():
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        experts: dict[str, tuple[Floats, Floats]] = {}
+        at = 0
+        for part, names in self._parts.items():
+            (rank, columns), (rows, _) = self.shapes[names[0]]
+            if part not in self.shapes:
+                ranks = [self.shapes[n][0][0] for n in names]
+                rank = sum(ranks)
+                numbers = [number for _, number in filter(None, map(expert_of, names))]
+                scales = [self.lora.scale_of(n) for n in names]
+                experts[part] = (
+                    np.repeat(np.array(numbers, np.float32), ranks),
+                    np.repeat(np.array(scales, np.float32), ranks),
+                )
             pair = []
-            for shape in shapes:
+            for shape in ((rank, columns), (rows, rank) if part in self.shapes else (rank, rows)):
                 size = math.prod(shape)
                 pair.append(F.reshape(self.flat[at : at + size].detach(), shape))
                 at += size
-            found[name] = (pair[0], pair[1])
-        return Additions(self.lora, found, training)
+            found[part] = (pair[0], pair[1])
+        return Additions(self.lora, found, experts, training)
 
 
 @dataclass(frozen=True)
 class Additions:
-    """Changes of a model's products by A and B of modules."""
+    """Changes of a model's products by A and B of modules.
+
+    Attributes:
+        lora: how they are added.
+        pairs: A and B by module; of the experts of a part, A below each other, and B transposed.
+        experts: by part, the expert that each row of its pair belongs to, and its scale.
+        training: whether elements of operands are left out.
+    """
 
     lora: Lora
     pairs: Mapping[str, tuple[Tensor, Tensor]]
+    experts: Mapping[str, tuple[Floats, Floats]]
     training: bool
 
     @property
@@ -183,10 +224,27 @@ class Additions:
         if pair is None:
             return y
         a, b = pair
-        given = x.astype("float32")
-        if self.lora.dropout and self.training:
-            given = F.dropout(given, self.lora.dropout)
+        given = self._dropped(x)
         if product.rows != b.shape[0]:
             b = b[product.first : product.first + product.rows]
         more = F.linear(F.linear(given, a), b) * self.lora.scale_of(product.module)
         return (y.astype("float32") + more).astype(y.dtype)
+
+    def of_experts(
+        self, products: Sequence[WeightMatrix], x: Tensor, y: Tensor, routing: Routing, /
+    ) -> Tensor:
+        """All matrices side by side, and zeros for experts that a row does not meet."""
+        expert = expert_of(products[0].module)
+        if expert is None or expert[0] not in self.experts:
+            return y
+        (down, up), (numbers, scales) = self.pairs[expert[0]], self.experts[expert[0]]
+        inner = F.linear(self._dropped(x), down) * (routing.meets(numbers) * Tensor(scales))
+        more = F.matmul(inner, up)
+        return (y.astype("float32") + more).astype(y.dtype)
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        """Return operands in float32, without what training leaves out of them."""
+        given = x.astype("float32")
+        if self.lora.dropout and self.training:
+            given = F.dropout(given, self.lora.dropout)
+        return given

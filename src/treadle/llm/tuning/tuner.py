@@ -249,7 +249,8 @@ class Tuner:
     def _nbytes(self, x: Tensor) -> int:
         """About what all layers keep for backward: operands and results of products."""
         tokens, products = x.shape[0] * x.shape[1], self._stack.products()
-        return tokens * sum(p.rows + p.columns for p in products) * x.dtype.itemsize
+        each = sum((p.rows + p.columns) * p.share for p in products)
+        return int(tokens * each * x.dtype.itemsize)
 
     def _head(self, x: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and its gradient by what the last layer gave."""
