@@ -216,6 +216,23 @@ def test_extents_that_the_model_does_not_take_are_refused(tmp_path: Path) -> Non
         offline.run([np.array([1, -1, 2, -2, 0, 1], np.float32)])
 
 
+def test_a_phase_has_programs_for_the_extents_that_it_needs(tmp_path: Path) -> None:
+    """The first one takes x alone, so it has none for extents of y."""
+
+    def scaled(x: Any, y: Any) -> Any:
+        return x[x > 0].sum() * y, y[::-1]
+
+    model = dumped(scaled, tmp_path / "m", x=rows(9, 1, 1)[:, 0], y=rows(7, 2, 1))
+    made = compile_offline(model, ranges={"x": [(0, 40)], "y": [(0, 20), 2]})
+    write_models(tmp_path / "net.tm", [made], "test")
+    offline = load_offline(tmp_path / "net.tm")
+    for n, m in ((0, 0), (1, 20), (40, 1), (17, 3)):
+        x, y = rows(n, 1, n)[:, 0], rows(m, 2, m)
+        holds(
+            offline.run([x, y]).values(), [z.numpy() for z in scaled(mge.tensor(x), mge.tensor(y))]
+        )
+
+
 def test_what_is_decided_in_loops_is_refused(tmp_path: Path) -> None:
     def grown(x: Any) -> Any:
         (y,) = jit.while_loop(lambda y: y.sum() < 9, lambda y: (F.concat([y, x]),), (x,))

@@ -6,7 +6,7 @@ A phase is compiled as a model of its own, for all extents that the phases befor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
@@ -123,14 +123,16 @@ class _Cut:
         if not (graph.outputs or guards or any(has_effect(n.op) for n in graph.nodes)):
             return
         names = {s.name for v in phase.inputs for s in symbols_in(v.type)}
-        names |= {s.name for g in guards for s in symbols_in(g.expr)}
-        names |= set() if number else self._ranges.keys()
+        carried = self._carrying({s.name for g in guards for s in symbols_in(g.expr)} - names)
+        names |= {s.name for v in carried for s in symbols_in(v.type)}
         guards += [g for g in self._within if symbols_of(g.expr) <= names]
         guards = [g for g in dict.fromkeys(guards) if g.truth() is None]
-        own = Graph(graph.name, graph.inputs, graph.nodes, graph.outputs, tuple(guards))
+        more = (Value(v.type, None, len(graph.inputs) + i, "") for i, v in enumerate(carried))
+        ends = (*graph.inputs, *more)
+        own = Graph(graph.name, ends, graph.nodes, graph.outputs, tuple(guards))
         spans = {name: span for name, span in self._spans.items() if name in names}
         made = self._make.programs(Opened(own, spans))
-        inputs = tuple(self._places[v] for v in phase.inputs)
+        inputs = tuple(self._places[v] for v in (*phase.inputs, *carried))
         self._places.update((v, self._count + i) for i, v in enumerate(phase.outputs))
         self._count += len(phase.outputs)
         found = {}
@@ -144,6 +146,13 @@ class _Cut:
         self._phases.append(NativePhase(inputs, len(phase.outputs), found, tuple(spans), each))
         self._gears += [m.gear for m in made]
         self._programs += [m.program for m in made]
+
+    def _carrying(self, names: Iterable[str]) -> list[Value]:
+        """Values that have extents, by name, for a phase that only asks about these."""
+        sources = {
+            lone.name: v for v in self._places for d in v.type.shape if (lone := lone_symbol(d))
+        }
+        return list(dict.fromkeys(sources[name] for name in sorted(names)))
 
     def _found(self, node: Node) -> tuple[str, Dim]:
         """The extent that a node finds, and how many rows there are for it."""
