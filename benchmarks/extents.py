@@ -1,6 +1,6 @@
 """What a new extent costs, and what a plan for many costs later, beside a program for each extent.
 
-    python benchmarks/extents.py [--lengths 30] [--most 1000] [--seed 0]
+    python benchmarks/extents.py [--lengths 30] [--most 1000] [--seed 0] [--bert]
 
 Each row is a function under `dynamic=`, whose plans are shared, and with `dynamic=False`, which
 makes a program for every length. "first" is the first call of the one, in a fresh cache, "new
@@ -34,6 +34,8 @@ import treadle.functional as F
 
 WIDTH = 256
 Function = Callable[[mge.Tensor], mge.Tensor]
+LONGEST = 512
+"""Tokens that BERT's table of positions is made for."""
 
 
 def layers(x: mge.Tensor) -> mge.Tensor:
@@ -74,6 +76,17 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
+def bert() -> Function:
+    """BERT-base of one text, whose tokens are made from rows."""
+    from models import Bert
+    from weights import BERT
+
+    layers, dim, heads, hidden, _, vocabulary = BERT
+    model = Bert(layers, dim, heads, hidden, LONGEST, vocabulary)
+    model.eval()
+    return lambda x: model((F.abs(x[:, :1].reshape(1, -1)) * 1000).astype("int32"))
+
+
 def rows(n: int) -> mge.Tensor:
     return mge.tensor(np.random.default_rng(n).standard_normal((n, WIDTH), "float32"))
 
@@ -107,11 +120,15 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, default=30)
     parser.add_argument("--most", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bert", action="store_true", help="BERT-base alone, a tenth of the calls")
     parsed = parser.parse_args()
-    lengths = random.Random(parsed.seed).sample(range(128, parsed.most), parsed.lengths)
+    most, turns, functions = parsed.most, 40, FUNCTIONS
+    if parsed.bert:
+        most, turns, functions = LONGEST, 4, {"BERT-base": bert()}
+    lengths = random.Random(parsed.seed).sample(range(128, most), parsed.lengths)
     print("| function | first ms | new length ms | added ms | alone ms | ratio, median | worst |")
     print("|---|---|---|---|---|---|---|")
-    for name, function in FUNCTIONS.items():
+    for name, function in functions.items():
         inputs = [rows(n) for n in lengths]
         one, many = compiled(function, True), compiled(function, False)
         cold = seconds(one, inputs[0])
@@ -125,7 +142,7 @@ def main() -> None:
         alone = [seconds(many, x) for x in inputs]
         later = []
         for x in inputs:
-            times = [(seconds(one, x), seconds(many, x)) for _ in range(40)]
+            times = [(seconds(one, x), seconds(many, x)) for _ in range(turns)]
             shared, own = map(statistics.median, zip(*times, strict=True))
             later.append(shared / own)
         known, made = statistics.median(new), statistics.median(alone[1:])

@@ -22,6 +22,11 @@ def without(monomial: Sequence[A], factors: Iterable[A]) -> tuple[A, ...] | None
     return tuple(left)
 
 
+def merged(x: tuple[Any, ...], y: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The product of two monomials, its atoms in their order."""
+    return tuple(sorted((*x, *y), key=lambda a: a.order)) if x and y else x or y
+
+
 def sum_bounds(terms: Iterable[tuple[Sequence[Any], int]]) -> Interval:
     """Inclusive bounds of a sum of coefficients times monomials."""
     total: Interval = (0, 0)

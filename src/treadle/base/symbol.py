@@ -15,6 +15,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import index
 from threading import Lock
 from typing import Any, Literal, TypeAlias, TypeVar, Union, cast
@@ -26,7 +27,7 @@ from treadle.base import interval
 from treadle.base.errors import ShapeError
 from treadle.base.interval import Interval
 from treadle.base.loc import Loc, user_location
-from treadle.base.monomials import is_never_zero, sum_bounds, term_divisor, without
+from treadle.base.monomials import is_never_zero, merged, sum_bounds, term_divisor, without
 
 Dim: TypeAlias = Union[int, "Expr"]
 D = TypeVar("D", int, Union[int, "Expr"])
@@ -136,6 +137,13 @@ def _operated(operation: Operation, exact: Operation | None, x: Any, y: Any) -> 
     return NotImplemented
 
 
+# A compilation asks for the same sums and products again and again.
+_added: Operation = lru_cache(1 << 14)(lambda x, y: _sum((*_terms(x), *_terms(y))))
+_multiplied: Operation = lru_cache(1 << 14)(
+    lambda x, y: _sum((merged(m, n), c * d) for m, c in _terms(x) for n, d in _terms(y))
+)
+
+
 class Expr:
     """An extent that is not a plain int. Build with `symbol` and arithmetic."""
 
@@ -179,9 +187,9 @@ class Expr:
         # Hashes of strings differ between processes, and copies must be interned.
         return _interned, (self.terms,)
 
-    __add__, __radd__ = _methods(operator.add, lambda x, y: _sum((*_terms(x), *_terms(y))))
+    __add__, __radd__ = _methods(operator.add, _added)
     __sub__, __rsub__ = _methods(operator.sub, lambda x, y: x + -1 * y)
-    __mul__, __rmul__ = _methods(operator.mul, lambda x, y: _product(_terms(x), _terms(y)))
+    __mul__, __rmul__ = _methods(operator.mul, _multiplied)
     __floordiv__, __rfloordiv__ = _methods(operator.floordiv, lambda x, y: _floordiv(x, y))
     __mod__, __rmod__ = _methods(operator.mod, lambda x, y: _mod(x, y))
     __truediv__, __rtruediv__ = _methods(operator.truediv, None)
@@ -315,13 +323,6 @@ def _sum(terms: Iterable[tuple[Monomial, int]]) -> Dim:
     elif not left[0][0]:
         return left[0][1]
     return _interned(tuple(left))
-
-
-def _product(x: Terms, y: Terms) -> Dim:
-    def merged(m: Monomial, n: Monomial) -> Monomial:
-        return tuple(sorted((*m, *n), key=lambda a: a.order)) if m and n else m or n
-
-    return _sum((merged(m, n), c * d) for m, c in x for n, d in y)
 
 
 def _apply(function: Function, x: Dim, y: Dim) -> Dim:
@@ -592,9 +593,7 @@ def _evaluate_atom(atom: Atom, values: Mapping[str, D], known: dict[Atom, D]) ->
             raise ShapeError("shape", f"no value is bound to the extent {atom.name}")
         return values[atom.name]
     x, y = (evaluate(v, values, known) for v in (atom.x, atom.y))
-    if atom.function == "floordiv":
-        return x // y
-    if atom.function == "mod":
-        return x % y
+    if atom.function in ("floordiv", "mod"):
+        return x // y if atom.function == "floordiv" else x % y
     chosen: Any = minimum if atom.function == "min" else maximum
     return cast(D, chosen(x, y))
