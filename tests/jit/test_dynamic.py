@@ -84,7 +84,6 @@ PINS: dict[str, Function] = {
     "float": lambda x: x * (1.0 / x.shape[0]),
     "root": lambda x: x / math.sqrt(x.shape[0]),
     "power": lambda x: x * x.shape[0] ** -0.5,
-    "topk": lambda x: F.topk(x[:, 0], (x.shape[0] + 1) // 2)[0],
     "diag": lambda x: F.diag(x[:, 0]),
 }
 
@@ -171,7 +170,7 @@ def test_an_empty_axis_is_a_course_of_its_own() -> None:
 def test_what_cannot_hold_at_the_call_is_the_ops_own_error() -> None:
     compiled, _ = counted(lambda x: x + F.zeros((3, 4)))
     assert compiled(rows(3)).shape == (3, 4)
-    with pytest.raises(ShapeError, match="cannot broadcast axis"):
+    with pytest.raises(ShapeError, match=r"cannot broadcast axis(.|\n)*; n = 5"):
         compiled(rows(5))
 
 

@@ -56,6 +56,12 @@ class TreadleError(Exception):
         self.problem += f" ({why})"
         self.args = (self._text(),)
 
+    def tell(self, what: str) -> None:
+        """Say what was seen besides."""
+        if what:
+            self.saw = "; ".join(filter(None, (self.saw, what)))
+            self.args = (self._text(),)
+
     def of_run(self) -> Self:
         """The same error, marked as one about what only a run knows."""
         self.needs_run = True

@@ -16,6 +16,7 @@ from treadle.base.errors import ShapeError
 from treadle.base.guards import at_most
 from treadle.base.modes import uncast
 from treadle.base.quantized import BUILTIN, quantized_type
+from treadle.base.symbol import Dim, Expr, minimum
 from treadle.engine.eager.dispatch import eager_type
 from treadle.functional import elemwise as ew
 from treadle.functional.arguments import (
@@ -384,7 +385,7 @@ def sort(inp: Tensor, descending: bool = False, dim: builtins.int = -1) -> tuple
 
 def topk(
     inp: Tensor,
-    k: builtins.int,
+    k: Dim,
     descending: bool = True,
     kth_only: bool = False,
     no_sort: bool = False,
@@ -404,18 +405,18 @@ def topk(
         >>> values.tolist(), indices.tolist()
         ([[3.0, 2.0]], [[0, 2]])
     """
-    x, k = as_tensor(inp), int(k)
+    x, k = as_tensor(inp), k if isinstance(k, Expr) else int(k)
     if x.ndim == 0 or k == 0:
-        raise ShapeError(
-            "topk",
-            f"k = {k} does not fit the last axis",
-            saw=str(x.type),
-            hint=f"use a k from 1 to {x.shape[-1]}" if x.ndim else "a scalar has no axes",
-        )
-    most: Any = at_most(builtins.abs(k), x.shape[-1])
-    descending = descending != (k < 0)
-    op = sorting.TopK(x.ndim - 1, most, descending, kth_only or not no_sort)
-    values, indices = op.outputs(x)
+        hint = f"use a k from 1 to {x.shape[-1]}" if x.ndim else "a scalar has no axes"
+        raise ShapeError("topk", f"k = {k} does not fit the last axis", saw=str(x.type), hint=hint)
+    descending, count = descending != (k < 0), -k if k < 0 else k
+    if isinstance(count, Expr):  # A call decides how many: all are put in order.
+        most: Any = minimum(count, x.shape[-1])
+        values, indices = (found[..., :most] for found in sort(x, descending))
+    else:
+        most = at_most(count, x.shape[-1])
+        op = sorting.TopK(x.ndim - 1, most, descending, kth_only or not no_sort)
+        values, indices = op.outputs(x)
     return (values[..., -1], indices[..., -1]) if kth_only else (values, indices)
 
 

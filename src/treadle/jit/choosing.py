@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle.base import tree
+from treadle.base.errors import ShapeError
 from treadle.base.loc import Loc
 from treadle.base.log import get_logger
 from treadle.base.symbol import Expr
@@ -151,7 +152,11 @@ class Captures:
         args, kwargs = replaced(*given, leaves)
         shapes = symbolic_shapes(leaves, axes or {}, self._bounds)
         extents = extents_of(leaves, axes or {})
-        return capture(self._function, args, kwargs, self.name, shapes, extents=extents)
+        try:
+            return capture(self._function, args, kwargs, self.name, shapes, extents=extents)
+        except ShapeError as error:
+            error.tell(", ".join(f"{name} = {extent}" for name, extent in extents.items()))
+            raise
 
     @property
     def name(self) -> str:

@@ -196,15 +196,16 @@ class RNG:
         """
         if isinstance(n, Tensor):
             rows = n if n.ndim else n.reshape(1)
-            return rows[self.permutation(len(rows)).to(n.device)]
-        if int(n) < 0:
+            return rows[self.permutation(rows.shape[0]).to(n.device)]
+        count: Dim = n if isinstance(n, Expr) else int(n)
+        if count < 0:
             raise ValueError(f"permutation needs a length of at least 0, got {n}")
-        return self.draw(RandomPermutation(int(n))).astype(dtype)
+        return self.draw(RandomPermutation(count)).astype(dtype)
 
     def shuffle(self, inp: Tensor) -> None:
         """Put a tensor's rows in random order, in place."""
         if inp.size and inp.ndim:
-            inp._reset(inp[self.permutation(len(inp)).to(inp.device)])
+            inp._reset(inp[self.permutation(inp.shape[0]).to(inp.device)])
 
 
 def _shape(size: Any) -> Shape:

@@ -51,3 +51,17 @@ def test_training_follows_the_cpus_curve(name: str, gpu: HostCuda) -> None:
     found = curve(name, f"{KIND}0", 3)
     np.testing.assert_allclose(found, expected, 2e-4)
     assert gpu.gpus[0].launches and not fallback.fallback_report()
+
+
+def test_a_new_extent_takes_the_kernels_of_its_range(gpu: HostCuda) -> None:
+    compiled = mge.jit.compile(dynamic={0: {0: "n"}})(
+        lambda x: F.matmul(F.softmax(F.matmul(x, x, transpose_b=True), axis=1), x).mean(axis=0)
+    )
+    for n in (5, 9, 12, 7):
+        x = RNG.standard_normal((n, 4)).astype(np.float32)
+        scores = np.exp(x @ x.T)
+        wanted = (scores / scores.sum(1, keepdims=True) @ x).mean(0)
+        np.testing.assert_allclose(compiled(on(f"{KIND}0", x)).numpy(), wanted, 1e-4, 1e-5)
+    (program,) = compiled.explain(form="json")["ranges"]
+    assert not program["alone"] and len(program["programs"]) == 1
+    assert not fallback.fallback_report()

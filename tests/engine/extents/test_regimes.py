@@ -396,3 +396,37 @@ def test_programs_for_many_extents_are_explained() -> None:
 
     asking(rows(5))
     assert "the number of n is asked for at " in asking.explain()
+
+
+def test_sizes_beyond_64_bits_are_an_error_that_names_the_extent() -> None:
+    def many(x: mge.Tensor) -> mge.Tensor:
+        n = x.shape[0]
+        return (F.zeros((n, n, n * n, n, n), dtype="int8") + x.astype("int8")[:1]).sum()
+
+    compiled = compiled_of(many)
+    assert compiled(rows(2)[:, 0]).item() == many(rows(2)[:, 0]).item()
+    with pytest.raises(ShapeError, match=r"beyond 64 bits(.|\n)*n = 3000"):
+        compiled(F.ones(3000))
+
+
+RANDOM: dict[str, Function] = {
+    "permutation": lambda x: mge.random.permutation(x.shape[0]),
+    "rows in another order": lambda x: mge.random.permutation(x),
+    "half of all": lambda x: F.topk(x.T, x.shape[0] // 2 + 1)[1],
+    "more than all": lambda x: F.topk(x.T, x.shape[0] * 2)[0],
+    "the middle one": lambda x: F.topk(x.T, x.shape[0] // 2, kth_only=True)[0],
+    "the least third": lambda x: F.topk(x.T, x.shape[0] // 3 + 1, descending=False)[1],
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_orders_of_as_many_as_a_call_says(name: str) -> None:
+    function = RANDOM[name]
+    compiled = compiled_of(function)
+    for n in (5, 9, 4, 17, 130, 2):
+        mge.random.seed(n)
+        want = function(rows(n)).numpy()
+        mge.random.seed(n)
+        np.testing.assert_array_equal(compiled(rows(n)).numpy(), want)
+    (family,) = families_of(compiled)
+    assert not family.captured.pins and not family.alone

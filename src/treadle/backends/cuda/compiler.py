@@ -90,6 +90,11 @@ class CudaCompiler(RenderedCompiler):
         version = (str(self._cudnn),) if self._cudnn else ()  # it decides what is cuDNN's
         return " ".join((super().target, *sorted(self.libraries), *version, *carries))
 
+    @property
+    def is_open(self) -> bool:
+        """False where a library computes products, whose extents are in its calls."""
+        return not self.libraries
+
     def carries(self, group: str, /) -> bool:
         """Return whether arrays of a group travel between processes without the host."""
         return NCCL in self.libraries and not why_not(NCCL, group)

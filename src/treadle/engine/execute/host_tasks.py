@@ -36,5 +36,5 @@ def unknown_index(number: int, index: int) -> IndexRangeError:
 
 
 def extents(type_: TensorType) -> tuple[int, ...]:
-    """The shape of a type that is static, as everything compiled is."""
-    return tuple([d for d in type_.shape if isinstance(d, int)])
+    """The shape of a type that is static, as everything compiled is; ShapeError for another."""
+    return tuple([int(d) for d in type_.shape])

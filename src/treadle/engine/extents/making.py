@@ -19,6 +19,7 @@ from treadle.engine.extents.regime import (
     Regime,
     SharedGraph,
     Symbolic,
+    beyond,
 )
 from treadle.engine.plan import Plan
 from treadle.engine.scheme import Open
@@ -46,7 +47,10 @@ def compile_regime(
     reason = _leaves(symbolic.planned.plan)
     if reason:
         return reason
-    plan, known = _open(symbolic, cell)
+    try:
+        plan, known = _open(symbolic, cell)
+    except OverflowError:  # A number in the plan, such as the grain of work of that size.
+        raise beyond(extents) from None
     if not origin.on_host:
         settle(origin.graph, origin.options, symbolic.cuts)
         return DeviceRegime(origin, cell, known, symbolic)

@@ -31,7 +31,7 @@ from treadle.engine.extents.placing import Evaluator, Placements
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import HostTask, Interface
-from treadle.engine.scheme import Open, Scheme
+from treadle.engine.scheme import Open
 from treadle.engine.targets.compiled import CompiledTarget, results_of
 from treadle.graph.evaluate import specialize
 from treadle.graph.index_findings import index_error
@@ -128,11 +128,11 @@ class OpenProgram:
         if reached != DONE:
             if reached != OVERFLOW:
                 return None
-            raise _beyond(self.scheme, extents)
+            raise beyond(self.named(extents))
         try:
             peak = self.placements.place(registers)
         except OverflowError:
-            raise _beyond(self.scheme, extents) from None
+            raise beyond(self.named(extents)) from None
         numbers = registers[self.scheme.arithmetic.first :].copy()
         results = [
             (tuple(registers[places].tolist()), dtype)
@@ -279,6 +279,7 @@ def _evaluator_of(origin: SharedGraph) -> Evaluator:
     return lambda rows: partial(evaluate, rows)
 
 
-def _beyond(scheme: Scheme, extents: Sequence[int]) -> ShapeError:
-    named = ", ".join(f"{n} = {x}" for n, x in zip(scheme.symbols, extents, strict=True))
+def beyond(extents: Mapping[str, int]) -> ShapeError:
+    """The error of extents, by symbol, at which a size is no 64-bit number."""
+    named = ", ".join(f"{n} = {x}" for n, x in extents.items())
     return ShapeError("jit", "sizes are beyond 64 bits", saw=named, hint="use smaller extents")
