@@ -234,7 +234,8 @@ def caches(g: Generator) -> str | None:
     pages = int(g.one((1, 1, 1, 2, 3)))
     s = 128 if pages > 1 and g.chance(0.5) else s  # what kernels take
     n = b * pages + int(g.one((0, 0, 1)))
-    k, v = (g.leaf("input", (n, h, s, d), kind) for _ in range(2))
+    lines = (n, h, s) if pages == 1 else (1, h, n * s)
+    k, v = (g.leaf("input", (*lines, d), kind) for _ in range(2))
     q, x = g.leaf("input", (b, h * shared, t, d)), g.leaf("input", (b, h, t, d))
     starts = g.leaf("input", (b,), g.one(("int32", "int32", "int64")), 0, s * pages - t + 1)
     if g.chance(0.5):
@@ -248,7 +249,9 @@ def caches(g: Generator) -> str | None:
         rows = f", F.arange({b}, dtype='int32')"
     if pages > 1:
         last = n - 1 - b * pages
-        rows = f", F.reshape(F.arange({n - 1}, {last}, -1, dtype='int32'), ({b}, {pages}))"
+        rows = (
+            f", F.reshape(F.arange({n - 1}, {last}, -1, dtype='int32'), ({b}, {pages})), page={s}"
+        )
     written = f"F.cache_update({k}, {x}, {starts}, {ends}{rows})"
     name = g.fresh()
     if not g.add(f"{name} = {written}", [name]):
@@ -257,7 +260,7 @@ def caches(g: Generator) -> str | None:
     if g.chance(0.3):
         more += f", sinks={g.leaf('param', (h * shared,))}"
     if kind == "int8":
-        scales = [g.leaf("input", (n, h, s, 1)) for _ in range(2)]
+        scales = [g.leaf("input", (*lines, 1)) for _ in range(2)]
         more += f", scales=({', '.join(scales)})"
     return f"F.cached_attention({q}, {name}, {v}, {starts}, {ends}{rows}{more})"
 

@@ -45,8 +45,8 @@ ORDINARY = """
     meta methods metric metrics monomials movement multi name named names namespace naming native
     network noise norm normalize numbering numbers object objects offsets open opened opening
     openings operand operands operators opt optimization optimize optimizer options order ordering
-    orders origins ownership pack package packages packed padding page pair pairs parallel param
-    parameters parser part partial parting partition parts path performance persistent picture
+    orders origins ownership pack package packages packed padding page pages pair pairs parallel
+    param parameters parser part partial parting partition parts path performance persistent picture
     pipeline place placed places placing plain planned platforms polynomials pool portable positions
     precision preload prepare prepared preprocessing preview printer printing private problem
     process processes product products profile profiler profiling progress properties protocol prune

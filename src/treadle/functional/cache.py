@@ -51,6 +51,7 @@ def cache_update(
     rows: Tensor | None = None,
     *,
     ring: bool = False,
+    page: int | None = None,
 ) -> Tensor:
     """The cache with x at positions starts[b] to ends[b] of sequence rows[b].
 
@@ -60,10 +61,11 @@ def cache_update(
         cache: (N, H, S, D).
         x: (B, H, T, D), cast to the cache's type; tokens for positions from ends[b] on are padding.
         starts, ends: int32 or int64 (B,), from 0 to S, with pages to P S; further for a ring.
-        rows: int32 or int64 (B,), distinct sequences; 0 to B - 1 if left out. Or a table (B, P) of
-            pages: position p of row b lies in page rows[b, p // S] at p mod S. Pages that are
-            written are distinct.
+        rows: int32 or int64 (B,), distinct sequences; 0 to B - 1 if left out.
         ring: position p lies at p mod S, so that the last S positions are kept.
+        page: positions of a page. The cache is (1, H, N page, D) and rows a table (B, P): position
+            p of row b lies at page rows[b, p // page] + p mod page. Pages that are written are
+            distinct.
 
     Returns:
         As the cache.
@@ -82,7 +84,7 @@ def cache_update(
     cache = as_tensor(cache)
     x = as_tensor(x, cache).astype(cache.dtype)
     places = as_tensor(starts), as_tensor(ends), _rows(rows, x)
-    return cache.apply(CacheUpdate(ring), (cache, x, *places))[0]
+    return cache.apply(CacheUpdate(ring, page), (cache, x, *places))[0]
 
 
 def cached_attention(
@@ -100,6 +102,7 @@ def cached_attention(
     scales: tuple[Tensor, Tensor] | None = None,
     rounded: bool = False,
     ring: bool = False,
+    page: int | None = None,
 ) -> Tensor:
     """Attention of new tokens over the keys and values of their sequences.
 
@@ -112,8 +115,7 @@ def cached_attention(
             Hq is a multiple of Hkv.
         starts, ends: int32 or int64 (B,), positions filled before and with this call; queries from
             ends[b] on are padding and give zeros.
-        rows: int32 or int64 (B,), which sequences; 0 to B - 1 if left out. Or a table (B, P) of
-            pages: position p of row b lies in page rows[b, p // S] at p mod S.
+        rows: int32 or int64 (B,), which sequences; 0 to B - 1 if left out.
         scale: 1 / sqrt(D) if left out.
         window: how many keys a query sees at most, its own included.
         softcap: c in c tanh(score / c).
@@ -122,6 +124,8 @@ def cached_attention(
             multiplied by.
         rounded: operands of products may be rounded to bfloat16, where that is faster.
         ring: position p lies at p mod S. There is a window, and S is at least window + T - 1.
+        page: positions of a page. Caches are (1, Hkv, N page, D) and rows a table (B, P), as in
+            `cache_update`. Multiples of 128 have kernels.
 
     Returns:
         (B, Hq, T, E).
@@ -146,7 +150,7 @@ def cached_attention(
     given = (q, as_tensor(k), as_tensor(v), as_tensor(starts), as_tensor(ends), _rows(rows, q))
     more = [] if scales is None else [as_tensor(s) for s in scales]
     more += [] if sinks is None else [as_tensor(sinks, q)]
-    op = CachedAttention(scale, window, softcap, rounded, ring)
+    op = CachedAttention(scale, window, softcap, rounded, ring, page)
     return q.apply(op, (*given, *more))[0]
 
 

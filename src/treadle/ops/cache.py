@@ -4,8 +4,9 @@ A cache is [N, H, S, D]: N sequences of at most S positions. Row b of a call wor
 rows[b], which holds starts[b] positions before and ends[b] after it; tokens that a call has beyond
 are padding: nothing is written for them and their results are zeros.
 
-Where rows are a table [B, P], the N rows of the cache are pages: position p of row b lies in page
-rows[b, p // S] at p mod S. Sequences may share pages that none of them writes.
+A cache of pages is [1, H, N page, D], and rows are a table [B, P]: position p of row b is
+cache[0, :, page rows[b, p // page] + p mod page]. Sequences may share pages that none of them
+writes; pages in order lie as a sequence of its own does.
 """
 
 from __future__ import annotations
@@ -42,17 +43,15 @@ from treadle.ops.unary import Tanh
 
 
 def _check_places(
-    op: Op, types: tuple[TensorType, ...], first: int, batch: Dim, *, ring: bool
+    op: Op, types: tuple[TensorType, ...], first: int, batch: Dim, page: int | None
 ) -> None:
     """Raise unless starts, ends and rows, from operand `first` on, are indices [batch].
 
-    Rows may be a table of pages, but for a ring.
+    Of a cache of pages, rows are a table [batch, pages].
     """
-    rows = first + 2
-    for i in range(first, rows + 1):
+    for i in range(first, first + 3):
         check_index(op, types, i)
-        if i < rows or ring or types[i].ndim != 2:
-            op.check_ndim(types, i, 1)
+        op.check_ndim(types, i, 1 if page is None or i < first + 2 else 2)
         require_equal(
             types[i].shape[0],
             batch,
@@ -60,9 +59,18 @@ def _check_places(
         )
 
 
-def pages_of(rows: TensorType) -> Dim:
-    """Return how many pages a sequence has: 1 where rows are no table."""
-    return rows.shape[1] if rows.ndim == 2 else 1
+def _check_pages(
+    op: Op, types: tuple[TensorType, ...], cache: TensorType, page: int | None, *, ring: bool
+) -> None:
+    """Raise unless a cache consists of pages, where it is one of these."""
+    if page is None:
+        return
+    if ring or page < 1:
+        raise op.error(f"has pages of {page} positions", types, "rings have None")
+    positions = cache.shape[2]
+    if cache.shape[0] != 1 or (isinstance(positions, int) and positions % page):
+        saw = f"a cache of pages of {page} is [1, H, N {page}, D]"
+        raise op.error(saw, types, "put pages beside each other")
 
 
 MOST_POSITIONS = 1 << 30
@@ -70,11 +78,13 @@ MOST_POSITIONS = 1 << 30
 
 
 def _ranges(
-    types: tuple[TensorType, ...], cache: TensorType, first: int, ring: bool
+    types: tuple[TensorType, ...], cache: TensorType, first: int, page: int | None, *, ring: bool
 ) -> tuple[IndexRange, ...]:
     """Return the ranges of starts, ends and rows, the operands from `first` on."""
     sequences = cache.shape[0]
-    end = MOST_POSITIONS if ring else cache.shape[2] * pages_of(types[first + 2]) + 1
+    end = MOST_POSITIONS if ring else cache.shape[2] + 1
+    if page is not None:
+        sequences, end = cache.shape[2] // page, types[first + 2].shape[1] * page + 1
     return ((first, 0, end), (first + 1, 0, end), (first + 2, 0, sequences))
 
 
@@ -83,12 +93,11 @@ def _counter(like: Any, n: Dim) -> Any:
     return like.apply(Iota(0, 1, n, dt.int32), ())[0]
 
 
-def _lines(row: Array, positions: Array, cache: Array, ring: bool) -> Any:
-    """An index of what a cache has at positions of a sequence, or of its pages: [n, H, D]."""
-    size = cache.shape[2]
-    pages = np.reshape(row, -1)
-    which = np.zeros_like(positions) if ring else positions // size
-    return pages[which], slice(None), positions % size
+def _lines(row: Array, positions: Array, size: int, page: int | None) -> Any:
+    """An index of what a cache has at positions of a sequence: [n, H, D]."""
+    if page is not None:
+        return 0, slice(None), row[positions // page] * page + positions % page
+    return np.broadcast_to(row, positions.shape), slice(None), positions % size
 
 
 def _check_ring(op: Op, types: tuple[TensorType, ...], capacity: Dim, least: Dim) -> None:
@@ -114,12 +123,13 @@ class CacheUpdate(Composite):
     """cache [N, H, S, D] with x [B, H, T, D] at positions from starts[b] on of sequence rows[b].
 
     cache[rows[b], :, starts[b] + t] = x[b, :, t] for starts[b] + t < ends[b]; what else x holds is
-    padding and goes nowhere. With rows [B, P] position p is cache[rows[b, p // S], :, p mod S].
-    Rows and pages that are written are distinct; of two that are not, the first one counts. Of a
-    `ring`, position p lies at p mod S, and T is at most S.
+    padding and goes nowhere. Rows and pages that are written are distinct; of two that are not, the
+    first one counts. Of a `ring`, position p lies at p mod S, and T is at most S. A cache of pages
+    of `page` positions is [1, H, N page, D], and rows [B, P].
     """
 
     ring: bool = False
+    page: int | None = None
 
     name = "cache_update"
     operands = ("cache", "x", "starts", "ends", "rows")
@@ -134,7 +144,8 @@ class CacheUpdate(Composite):
         self.check_same_dtype((cache, x))
         for i in (0, 1):
             self.check_ndim(types, i, 4)
-        _check_places(self, types, 2, x.shape[0], ring=self.ring)
+        _check_places(self, types, 2, x.shape[0], self.page)
+        _check_pages(self, types, cache, self.page, ring=self.ring)
         for axis in (1, 3):
             require_equal(
                 cache.shape[axis],
@@ -148,11 +159,14 @@ class CacheUpdate(Composite):
         return (cache.with_shape(cache.shape),)
 
     def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
-        return _ranges(types, types[0], 2, self.ring)
+        return _ranges(types, types[0], 2, self.page, ring=self.ring)
 
     def body(self, cache: Any, x: Any, starts: Any, ends: Any, rows: Any) -> Any:
-        (sequences, _, capacity, _), (batch, _, time, _) = cache.shape, x.shape
-        pages = pages_of(rows.type)
+        (sequences, heads, capacity, features), (batch, _, time, _) = cache.shape, x.shape
+        shape, pages = cache.shape, 1
+        if self.page is not None:
+            sequences, capacity, pages = capacity // self.page, self.page, rows.shape[1]
+            cache = cache.reshape((heads, sequences, capacity, features)).transpose((1, 0, 2, 3))
         flat, both = (batch * pages,), LogicalAnd()
         room, limit = (cache.apply(Extent(n, dt.int32), ())[0] for n in (capacity, time))
 
@@ -181,7 +195,8 @@ class CacheUpdate(Composite):
         written = both(both(step >= 0, step < count), is_named > 0)
         taken = Where()(written, step, step.constant(0))
         values = Index((0, 2))(x, row, taken).transpose((0, 2, 1, 3))
-        return Where()(written.reshape((sequences, 1, capacity, 1)), values, cache)
+        made = Where()(written.reshape((sequences, 1, capacity, 1)), values, cache)
+        return made if self.page is None else made.transpose((1, 0, 2, 3)).reshape(shape)
 
     def reference(self, cache: Array, x: Array, starts: Array, ends: Array, rows: Array) -> Array:
         check_indices(self, (cache, x, starts, ends, rows))
@@ -189,7 +204,8 @@ class CacheUpdate(Composite):
         for b in reversed(range(len(rows))):
             count = min(int(ends[b]) - int(starts[b]), x.shape[2])
             if count > 0:
-                at = _lines(rows[b], int(starts[b]) + np.arange(count), made, self.ring)
+                positions = int(starts[b]) + np.arange(count)
+                at = _lines(rows[b], positions, made.shape[2], self.page)
                 made[at] = x[b, :, :count].swapaxes(0, 1)
         return made
 
@@ -202,7 +218,7 @@ class CacheUpdate(Composite):
         ahead = Arg((2,), dt.int32, values=(5, 4))
         return (
             Sample(cls(), (Arg((3, 2, 6, 4)), Arg((2, 2, 3, 4)), starts, ends, rows)),
-            Sample(cls(), (Arg((5, 2, 2, 4)), Arg((2, 2, 3, 4)), starts, ahead, pages)),
+            Sample(cls(page=2), (Arg((1, 2, 10, 4)), Arg((2, 2, 3, 4)), starts, ahead, pages)),
             Sample(cls(), (Arg((1, 1, 1, 1)), Arg((1, 1, 1, 1)), zero, one, zero)),
             Sample(cls(), (Arg((1, 2, 3, 2)), Arg((1, 2, 2, 2)), one, one, zero)),
             Sample(cls(ring=True), (Arg((3, 2, 4, 2)), Arg((2, 2, 3, 2)), *_far(2, 3), rows)),
@@ -214,20 +230,18 @@ class CacheUpdate(Composite):
         good, beyond = (Arg((2,), dt.int32, values=v) for v in ((2, 0), (7, 0)))
         rows = Arg((2,), dt.int32, values=(3, 0))
         other, short = Arg((2, 2, 3, 4), dt.int32), Arg((1,), dt.int32, values=(0,))
-        table = Arg((2, 2), dt.int32, values=((0, 1), (2, 0)))
+        pool, table = Arg((1, 2, 9, 4)), Arg((2, 2), dt.int32, values=((0, 1), (2, 0)))
         return (
             BadSample(cls, (cache, x, good, beyond, good), IndexRangeError, "7"),
             BadSample(cls, (cache, x, good, good, rows), IndexRangeError, "3"),
             BadSample(cls, (cache, Arg((2, 1, 3, 4)), good, good, good), ShapeError, "cache is"),
             BadSample(cls, (cache, x, good, good, short), ShapeError, "are [B]"),
+            BadSample(cls, (cache, x, good, good, table), ShapeError, "expects 1 axes"),
+            BadSample(lambda: cls(page=3), (pool, x, good, beyond, table), IndexRangeError, "7"),
+            BadSample(lambda: cls(page=3), (cache, x, good, good, table), ShapeError, "of pages"),
+            BadSample(lambda: cls(page=4), (pool, x, good, good, table), ShapeError, "of pages"),
             BadSample(
-                cls,
-                (cache, x, good, Arg((2,), dt.int32, values=(13, 0)), table),
-                IndexRangeError,
-                "13",
-            ),
-            BadSample(
-                lambda: cls(ring=True), (cache, x, good, good, table), ShapeError, "expects 1 axes"
+                lambda: cls(ring=True, page=3), (pool, x, good, good, table), ShapeError, "rings"
             ),
             BadSample(cls, (cache, other, good, good, good), DTypeError, "differ in"),
             BadSample(cls, (cache, x, good, good), ShapeError, "takes cache"),
@@ -261,8 +275,8 @@ class CachedAttention(Composite):
     and sums are computed in that of q, at least float32. Caches of int8 have two `scales`
     [N, Hkv, S, 1], of keys and of values: a number is an integer times the scale of its row.
     `rounded` allows operands of products to be rounded to bfloat16, where that is faster. Of a
-    `ring`, position p lies at p mod S; it has a window, and S is at least window + T - 1. With rows
-    [B, P] position p of row b lies in page rows[b, p // S] at p mod S.
+    `ring`, position p lies at p mod S; it has a window, and S is at least window + T - 1. Caches of
+    pages of `page` positions are [1, Hkv, N page, D], and rows [B, P].
     """
 
     scale: float | None = None
@@ -270,6 +284,7 @@ class CachedAttention(Composite):
     softcap: float | None = None
     rounded: bool = False
     ring: bool = False
+    page: int | None = None
 
     name = "cached_attention"
     operands = ("q", "k", "v", "starts", "ends", "rows", "*scales_and_sinks")
@@ -296,7 +311,8 @@ class CachedAttention(Composite):
                 saw=self.saw(types),
                 hint="give both one type of floats, or int8 and scales",
             )
-        _check_places(self, types, 3, q.shape[0], ring=self.ring)
+        _check_places(self, types, 3, q.shape[0], self.page)
+        _check_pages(self, types, k, self.page, ring=self.ring)
 
         def mismatch() -> ShapeError:
             problem = "q is [B, Hq, T, D], k [N, Hkv, S, D], v [N, Hkv, S, E]"
@@ -342,7 +358,7 @@ class CachedAttention(Composite):
         require_equal(sinks.shape[0], q.shape[1], lambda: problem)
 
     def index_ranges(self, types: tuple[TensorType, ...]) -> tuple[IndexRange, ...]:
-        return _ranges(types, types[1], 3, self.ring)
+        return _ranges(types, types[1], 3, self.page, ring=self.ring)
 
     def scale_of(self, d: Dim) -> float:
         """Return the factor of the products of queries and keys."""
@@ -350,9 +366,8 @@ class CachedAttention(Composite):
 
     def body(self, q: Any, k: Any, v: Any, starts: Any, ends: Any, rows: Any, *more: Any) -> Any:
         batch, heads, time, d = q.shape
-        _, shared, size, e = v.shape
-        pages = pages_of(rows.type)
-        capacity = size * pages
+        _, shared, slots, e = v.shape
+        capacity = slots if self.page is None else rows.shape[1] * self.page
         group, wide = heads // shared, compute_type(q.type.dtype)
         scales, sinks = split_more(more)
         starts, ends = (x.astype(dt.int32).reshape((batch, 1, 1, 1, 1)) for x in (starts, ends))
@@ -365,11 +380,13 @@ class CachedAttention(Composite):
         held = LogicalAnd()(keys >= 0, keys < ends).reshape((batch, 1, capacity, 1))
         zero = q.constant(0.0, wide)
 
-        def taken(x: Any) -> Any:  # the pages of a sequence beside each other
-            lines = Take(0)(x, rows)
-            if rows.type.ndim == 2:
-                lines = lines.transpose((0, 2, 1, 3, 4))
-            return lines.reshape((batch, shared, capacity, x.shape[3])).astype(wide)
+        def taken(x: Any) -> Any:
+            if self.page is None:
+                return Take(0)(x, rows).astype(wide)
+            width = x.shape[3]
+            pages = x.reshape((shared, slots // self.page, self.page, width))
+            lines = Take(1)(pages, rows).transpose((1, 0, 2, 3, 4))
+            return lines.reshape((batch, shared, capacity, width)).astype(wide)
 
         k, v = taken(k), taken(v)
         if scales:
@@ -419,7 +436,7 @@ class CachedAttention(Composite):
                 continue
             queries = q[b, :, :count].astype(wide).reshape(shared, -1, d)
             held = np.arange(max(end - k.shape[2], 0) if self.ring else 0, end)
-            lines = _lines(row, held, k, self.ring)
+            lines = _lines(row, held, k.shape[2], self.page)
             keys, values = (x[lines].swapaxes(0, 1).astype(wide) for x in (k, v))
             scores = queries @ keys.transpose(0, 2, 1) * wide.type(self.scale_of(d))
             scores = scores.reshape(heads, count, len(held))
@@ -448,11 +465,11 @@ class CachedAttention(Composite):
         whole = (Arg((3, 2, 6, 4), dt.int8), Arg((3, 2, 6, 2), dt.int8))
         scale = Arg((3, 2, 6, 1), dt.float32)
         pages = Arg((2, 3), dt.int32, values=((1, 3, 4), (1, 0, 2)))
-        paged = (q, Arg((5, 2, 2, 4)), Arg((5, 2, 2, 2)), starts, ends, pages)
+        paged = (q, Arg((1, 2, 10, 4)), Arg((1, 2, 10, 2)), starts, ends, pages)
         return (
             Sample(cls(), (q, k, v, starts, ends, rows)),
-            Sample(cls(), paged),
-            Sample(cls(window=2), (*paged, Arg((4,)))),
+            Sample(cls(page=2), paged),
+            Sample(cls(window=2, page=2), (*paged, Arg((4,)))),
             Sample(cls(0.3, 2, 1.5), (q, k, v, starts, ends, rows, Arg((4,)))),
             Sample(cls(window=1), (small, small, small, zero, one, zero)),
             Sample(
@@ -469,12 +486,14 @@ class CachedAttention(Composite):
         rows = Arg((2,), dt.int32, values=(0, -1))
         odd, three = Arg((2, 3, 3, 4)), Arg((3,))
         table = Arg((2, 2), dt.int32, values=((0, 1), (2, 3)))
+        pool = Arg((1, 2, 6, 4)), Arg((1, 2, 6, 2))
         whole = Arg((3, 2, 6, 2), dt.int32)
         bytes_ = Arg((3, 2, 6, 4), dt.int8), Arg((3, 2, 6, 2), dt.int8)
         return (
             BadSample(cls, (q, k, v, at, late, at), IndexRangeError, "7"),
             BadSample(cls, (q, k, v, at, at, rows), IndexRangeError, "-1"),
-            BadSample(cls, (q, k, v, at, at, table), IndexRangeError, "3"),
+            BadSample(lambda: cls(page=2), (q, *pool, at, at, table), IndexRangeError, "3"),
+            BadSample(lambda: cls(page=2), (q, k, v, at, at, table), ShapeError, "of pages"),
             BadSample(cls, (odd, k, v, at, at, at), ShapeError, "q is [B, Hq, T, D]"),
             BadSample(cls, (q, v, v, at, at, at), ShapeError, "q is [B, Hq, T, D]"),
             BadSample(cls, (q, k, v, at, at, at, three), ShapeError, "sinks are [Hq]"),

@@ -153,7 +153,7 @@ def test_nothing_is_multiplied_in_parts(target: Target) -> None:
     """Products and sums are vector multiply-adds, whose code the target has."""
     places = (dt.int32,) * 3
     spec = CachedConfig(
-        dt.float32, dt.bfloat16, 64, 64, 0.125, None, None, False, None, places, target
+        dt.float32, dt.bfloat16, 64, 64, 0.125, None, None, False, None, None, places, target
     )
     assert object_code([cached_kernel(spec).kernel], target)
 
@@ -321,7 +321,7 @@ def in_pages(
             for pool, page in zip(pools, pages, strict=True):
                 pool.append(page)
         table[b, i] = known[key]
-    return table, [np.stack(pool) for pool in pools]
+    return table, [np.concatenate(pool, 1)[None] for pool in pools]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # NaN as an integer
@@ -345,6 +345,7 @@ def test_pages_have_the_bits_of_rows(kept: DType, rounded: bool) -> None:
         arrays[5], pools = in_pages(rng, arrays[5], [arrays[i] for i in caches], arrays[4])
         for i, pool in zip(caches, pools, strict=True):
             arrays[i] = pool
+        op = CachedAttention(op.scale, op.window, op.softcap, rounded, page=128)
         (got,) = run(op, arrays, runner, one_by_one, target)
         assert got.tobytes() == want.tobytes()
         with np.errstate(all="ignore"):
@@ -354,8 +355,8 @@ def test_pages_have_the_bits_of_rows(kept: DType, rounded: bool) -> None:
 
 def test_pages_of_other_sizes_are_left_to_the_body() -> None:
     places = [TensorType(dt.int32, shape) for shape in ((1,), (1,), (1, 3))]
-    q, kept = TensorType(dt.float32, (1, 2, 1, 8)), TensorType(dt.float32, (4, 1, 100, 8))
-    answer = lower(CachedAttention(), [q, kept, kept, *places], (), AVX512)
+    q, kept = TensorType(dt.float32, (1, 2, 1, 8)), TensorType(dt.float32, (1, 1, 400, 8))
+    answer = lower(CachedAttention(page=100), [q, kept, kept, *places], (), AVX512)
     assert "multiple of 128" in str(answer)
 
 
@@ -364,16 +365,17 @@ def test_pages_are_written_where_positions_fall() -> None:
     rng = np.random.default_rng(9)
     for turn in range(12):
         size, pages, time = (int(rng.integers(1, n)) for n in (9, 6, 20))
-        kept = rng.normal(size=(2 * pages + 3, 2, size, 5)).astype(np.float32)
+        count = 2 * pages + 3
+        kept = rng.normal(size=(1, 2, count * size, 5)).astype(np.float32)
         x = rng.normal(size=(2, 2, time, 5)).astype(np.float32)
-        table = rng.permutation(len(kept))[: 2 * pages].reshape(2, pages)
+        table = rng.permutation(count)[: 2 * pages].reshape(2, pages)
         starts = rng.integers(0, size * pages + 1, 2)
         ends = np.minimum(starts + rng.integers(0, time + 1, 2), size * pages)
-        op, arrays = CacheUpdate(), [kept, x, starts, ends, table]
+        op, arrays = CacheUpdate(page=size), [kept, x, starts, ends, table]
         want = kept.copy()
         for b in range(2):
             for p in range(starts[b], ends[b]):
-                want[table[b, p // size], :, p % size] = x[b, :, p - starts[b]]
+                want[0, :, table[b, p // size] * size + p % size] = x[b, :, p - starts[b]]
         np.testing.assert_array_equal(op.reference(*arrays), want)
         for options in ({"in_place": True}, {"in_place": True, "split": one_by_one}):
             (got,) = run(op, arrays, **options)

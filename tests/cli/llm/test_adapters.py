@@ -1,4 +1,4 @@
-"""`--adapter` of commands, and `--draft` and `--cache-dtype` of the server."""
+"""`--adapter` of commands, and `--draft`, `--cache-dtype` and `--cache-tokens` of the server."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(model: Path, adapter: Path) -> Iterator[Served]:
     options = ["--draft", model, "--cache-dtype", "bfloat16", "--adapter", f"tuned={adapter}"]
-    made = Served(model, "--context", "64", *options)
+    made = Served(model, "--context", "64", "--cache-tokens", "128", *options)
     yield made
     made.running.terminate()
     made.running.communicate(timeout=30)
@@ -110,7 +110,8 @@ def test_what_encoders_have_no_use_for(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     encoder = saved(tmp_path / "encoder", model_type="bert")
-    for option, value in (("--draft", str(model)), ("--cache-dtype", "bfloat16")):
+    cached = ("--cache-dtype", "bfloat16"), ("--cache-tokens", "640")
+    for option, value in (("--draft", str(model)), *cached):
         assert main(["llm", "serve", str(encoder), option, value]) == 2
         assert "makes vectors" in capsys.readouterr().err
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+from tests.llm.generation.counting import Pages
 from tests.llm.saved import bytes_tokenizer
 from tests.serve.running import Running, ask, running_application
 
@@ -85,11 +86,13 @@ class Scripted:
         self.gate = threading.Event()
         self.gate.set()
 
-    def cache(self, sequences: int, length: int, dtype: str | None = None) -> Any:
-        return np.zeros((sequences, length + 1), np.int64)
+    def cache(
+        self, sequences: int, length: int, dtype: str | None = None, *, tokens: int | None = None
+    ) -> Any:
+        return Pages.of(sequences, length, 16, tokens)
 
-    def share(self, cache: Any, source: int, target: int, begin: int, end: int) -> None:
-        cache[target, begin:end] = cache[source, begin:end]
+    def copy(self, cache: Any, source: int, target: int, count: int, *, rings: bool) -> None:
+        cache.copy(source, target, count)
 
     def step(
         self,
@@ -107,12 +110,12 @@ class Scripted:
         if self.fails:
             raise RuntimeError("out of order")
         logits = np.zeros((len(tokens), tokens.shape[1] if all else 1, 257), np.float32)
-        for i, row in enumerate(range(len(cache)) if rows is None else rows):
+        for i, row in enumerate(range(len(cache.table)) if rows is None else rows):
             start, count = int(starts[i]), int(counts[i])
-            cache[row, start : start + count] = tokens[i][:count]
+            cache.write(row, start, tokens[i][:count])
             for t in range(count if all else 1):
                 end = start + (t + 1 if all else count)
-                logits[i, t, self.following(cache[row, :end].tolist())] = 8.0
+                logits[i, t, self.following(cache.text(row)[:end].tolist())] = 8.0
 
         class Result:
             numpy = staticmethod(lambda: logits if all else logits[:, 0])
@@ -132,9 +135,9 @@ class Scripted:
 class Small:
     """What `treadle.llm.LanguageModel` is for the server."""
 
-    def __init__(self, sequences: int = 4, length: int = 4000) -> None:
+    def __init__(self, sequences: int = 4, length: int = 4000, room: int | None = None) -> None:
         self.scripted = Scripted()
-        self.engine = Engine(self.scripted, sequences, length, [END])
+        self.engine = Engine(self.scripted, sequences, length, [END], cache_tokens=room)
         self.scorer = Scorer(self.scripted, self.engine)
         self.tokenizer = Bytes()
         self.forms = Forms(cast("Tokenizer", self.tokenizer), Scripted.vocabulary, [END])

@@ -318,10 +318,22 @@ def test_access() -> None:
         assert ask(server.port, "/v1/models", headers=headers).status == 200
 
 
-def test_nothing_of_a_conversation_reaches_another() -> None:
-    """Clients at random times, of which some go in the middle; prompts begin alike."""
-    rng, found = random.Random(1), dict[int, Any]()
-    with speaking(sequences=3) as (_, server):
+@pytest.mark.parametrize("room", [None, 160])
+def test_nothing_of_a_conversation_reaches_another(room: int | None) -> None:
+    """Clients at random times, of which some go in the middle; prompts begin alike.
+
+    Where there is no room for all of them, some wait, and nobody fails.
+    """
+    rng, found, waited = random.Random(1), dict[int, Any](), list[Any]()
+    with speaking(sequences=3, room=room) as (model, server):
+        places = model.engine._places
+        reserve = places.reserve
+
+        def reserved(*given: Any) -> Any:
+            waited.extend(gave_up := reserve(*given))
+            return gave_up
+
+        places.reserve = reserved  # type: ignore[method-assign]
 
         def ask_about(number: int, secret: str, leaves: bool) -> None:
             time.sleep(rng.random() * 0.2)
@@ -356,3 +368,9 @@ def test_nothing_of_a_conversation_reaches_another() -> None:
             )
         reused = [a.json["usage"]["prompt_tokens_details"]["cached_tokens"] for a in found.values()]
         assert max(reused) >= len("user:the secret is ")
+        assert bool(waited) == (room is not None)
+        for _ in range(100):  # those who went are noticed soon
+            if places.store.available == model.engine._cache.pages:
+                break
+            time.sleep(0.1)
+        assert places.store.available == model.engine._cache.pages

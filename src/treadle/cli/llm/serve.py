@@ -57,6 +57,14 @@ Adapters = Annotated[
 Sequences = Annotated[
     int, typer.Option(min=1, max=64, help="Answers that a model continues at a time; others wait.")
 ]
+CacheTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=8,
+        help="Tokens that all answers of a model hold together at most; left out: "
+        "--sequences times --context.",
+    ),
+]
 
 
 def command(
@@ -68,6 +76,7 @@ def command(
     dtype: Dtype = WeightType.stored,
     prompts: Rounded = None,
     cache_dtype: CacheDtype = None,
+    cache_tokens: CacheTokens = None,
     draft: Draft = None,
     max_body: MaxBody = 16.0,
     max_queue: MaxQueue = 64,
@@ -90,7 +99,8 @@ def command(
     if tuned and (len(named) > 1 or not tuned.keys().isdisjoint(named)):
         raise Misuse("--adapter", "takes one model, and names of its own")
     checkpoints = {name: open_checkpoint(path) for name, path in named.items()}
-    for option, value in (("--adapter", tuned), ("--draft", draft), ("--cache-dtype", cache_dtype)):
+    kept = ("--cache-dtype", cache_dtype), ("--cache-tokens", cache_tokens)
+    for option, value in (("--adapter", tuned), ("--draft", draft), *kept):
         if value and all(map(_is_encoder, checkpoints.values())):
             raise Misuse(option, f"{', '.join(named)} makes vectors, and takes none")
     with serving.bind(host, port) as sock:
@@ -99,6 +109,7 @@ def command(
             "context": context,
             "prompts": None if prompts is None else prompts.value,
             "cache_dtype": None if cache_dtype is None else cache_dtype.value,
+            "cache_tokens": cache_tokens,
             "draft": None if draft is None else load(draft, dtype.value, context=8),
             "adapters": tuned,
         }

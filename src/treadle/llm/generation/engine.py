@@ -1,115 +1,38 @@
 """Sequences that join and leave the steps of a model.
 
-Each sequence has a place in the cache. Steps take turns: one reads the next piece of a prompt, one
-continues every sequence whose prompt was read, by a token or by several that were proposed. Who
-asks for the next token of a sequence drives the steps of all of them, so there is no thread of our
-own; several threads may ask.
+Each sequence has a place in the cache, and pages that hold its text. Steps take turns: one reads
+the next piece of a prompt, one continues every sequence whose prompt was read, by a token or by
+several that were proposed. Who asks for the next token of a sequence drives the steps of all of
+them, so there is no thread of our own; several threads may ask.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from treadle.base.errors import IndexRangeError, ShapeError, TreadleError
 from treadle.llm.generation.drafts import MOST, STEPS, Drafter, Lookup, Proposer, filled
 from treadle.llm.generation.forms import AnswerForm
-from treadle.llm.generation.held import HeldTokens
 from treadle.llm.generation.options import Options
-from treadle.llm.generation.sampling import SampledToken, choose
+from treadle.llm.generation.pages import COPIED
+from treadle.llm.generation.places import Place, Places
+from treadle.llm.generation.sampling import choose
+from treadle.llm.generation.sequence import Finish, Generation, Token
 from treadle.llm.generation.stepping import Stepping
 
 WIDTHS = (1, 8, 32, 64, 128, 256, 512)
 """Tokens of a prompt that a step reads: each has a program."""
 BESIDE = 128
 """Tokens of a prompt that a step reads at most while others are being continued."""
-COPIED = 16
-"""Tokens from which on it is worth to copy them from another place."""
-
-Finish = Literal["", "stop", "length", "cancelled"]
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token that was chosen."""
-
-    id: int
-    choice: SampledToken
-
-
-@dataclass(eq=False)
-class Generation:
-    """A prompt that is being continued; iterating gives its tokens as they come.
-
-    Attributes:
-        prompt, options: as they were asked for.
-        generated: the tokens so far.
-        finish: why it ended: "stop" at a token that ends texts, "length", "cancelled"; "" before.
-        reused: tokens of the prompt that the cache held already.
-        first: seconds from the request to the first token; 0 before.
-        text: the tokens that the next one follows: the prompt and what was generated, without what
-            was dropped where the context was full.
-        proposed, accepted: tokens that were proposed, and those that were chosen, too.
-        reach: tokens of the next proposal at most.
-        prompted: tokens of the text that are read as a prompt, not one by one.
-        lookup: what finds proposals in the text.
-        form: which tokens may come; any without one.
-        failure: why it could not go on.
-    """
-
-    engine: Engine
-    prompt: tuple[int, ...]
-    options: Options
-    sequence: int = 0
-    generated: list[int] = field(default_factory=list)
-    finish: Finish = ""
-    reused: int = 0
-    first: float = 0.0
-    begun: float = field(default_factory=time.perf_counter)
-    place: int = -1
-    ready: deque[Token] = field(default_factory=deque)
-    text: list[int] = field(default_factory=list)
-    proposed: int = 0
-    accepted: int = 0
-    reach: int = 3
-    prompted: int = 0
-    lookup: Lookup = field(default_factory=Lookup)
-    form: AnswerForm | None = None
-    failure: TreadleError | None = None
-
-    def __post_init__(self) -> None:
-        self.text = list(self.prompt)
-        self.prompted = len(self.text)
-
-    def __iter__(self) -> Iterator[Token]:
-        return self
-
-    def __next__(self) -> Token:
-        return self.engine.next_of(self)
-
-    def cancel(self, finish: Finish = "cancelled") -> None:
-        """End it: its place is free for others."""
-        self.engine.cancel(self, finish)
-
-
-@dataclass(eq=False)
-class _Place:
-    """A row of the cache, the tokens that it holds, and the adapter that they were read with."""
-
-    number: int
-    held: HeldTokens
-    user: Generation | None = None
-    adapter: int = 0
-
-    def holds(self, tokens: Sequence[int], adapter: int) -> int:
-        """Return how many tokens it need not read again."""
-        return self.held.shared(tokens) if self.adapter == adapter else 0
+AGAIN = 8
+"""Tokens of an answer that a step reads again: so few are rounded as they were when chosen."""
 
 
 class Engine:
@@ -124,6 +47,8 @@ class Engine:
         tokens: that may be chosen; embeddings may have more rows than a tokenizer has tokens.
         draft: a smaller model of the same tokens, whose texts are proposed.
         adapters: how many the model has.
+        cache_tokens: that all sequences hold together at most, where that is less than all of
+            `length`. Who finds no room waits; the oldest goes on.
 
     Attributes:
         lock: who has it computes with the model.
@@ -140,13 +65,14 @@ class Engine:
         tokens: int | None = None,
         draft: Stepping | None = None,
         adapters: int = 0,
+        cache_tokens: int | None = None,
     ) -> None:
-        self.length = min(length, model.context)
+        most = length if cache_tokens is None else min(length, cache_tokens)
+        self.length = min(most, model.context)
         self.eos = frozenset(eos)
         self._model = model
-        self._cache = model.cache(sequences, self.length, cache_dtype)
-        held = HeldTokens.rows(self._cache, sequences)
-        self._places = [_Place(i, h) for i, h in enumerate(held)]
+        self._cache = model.cache(sequences, self.length, cache_dtype, tokens=cache_tokens)
+        self._places = Places(model, self._cache, sequences)
         self._tokens = min(tokens or model.vocabulary, model.vocabulary)
         drafter = None
         if draft is not None:
@@ -155,6 +81,7 @@ class Engine:
         self._read_last = False
         self._adapters = adapters
         self._waiting: deque[Generation] = deque()
+        self._numbers = itertools.count()
         self.lock = threading.Lock()
 
     def submit(
@@ -183,6 +110,7 @@ class Engine:
         tokens = self.checked(prompt)
         made = Generation(self, tokens, options, sequence, form=form)
         with self.lock:
+            made.number = next(self._numbers)
             self._waiting.append(made)
         return made
 
@@ -232,77 +160,83 @@ class Engine:
 
     def _advance(self) -> None:
         """One step: of a prompt, or of all that are being continued; they take turns."""
-        self._admit()
-        users = [p for p in self._places if p.user is not None]
-        reading = [p for p in users if _is_reading(p)]
-        going = [p for p in users if not _is_reading(p)]
         try:
+            self._admit()
+            reading = [p for p in self._places.used if p.is_reading]
+            going = [p for p in self._places.used if not p.is_reading]
             self._read_last = bool(reading) and not (going and self._read_last)
             if self._read_last:
                 # What is nearly read goes first: its first token is what somebody waits for.
-                place = min(reading, key=lambda p: _asked(p).prompted - len(p.held))
+                place = min(reading, key=lambda p: p.asked.read - len(p.held))
                 self._read(place, BESIDE if going else WIDTHS[-1])
             elif going:
                 self._continue(going)
         except BaseException:
             # What the cache holds is not known any more: nobody may build on it.
-            for place in users:
-                place.held.cut(0)
-                if place.user is not None:
-                    self._end(place.user, "cancelled")
+            for place in self._places.used:
+                self._end(place.asked, "cancelled")
+            self._places.forget()
             self._proposer.forget()
             raise
 
     def _admit(self) -> None:
-        """Give free places to those who wait, where most of their prompt is there already."""
-        while self._waiting:
-            free = [p for p in self._places if p.user is None]
-            if not free:
-                return
-            generation = self._waiting.popleft()
-            # The last token is read in any case: its logits are what is wanted.
-            text, adapter = generation.prompt[:-1], generation.options.adapter
-            place = max(free, key=lambda p: (p.holds(text, adapter), -len(p.held)))
-            generation.reused = place.holds(text, adapter)
-            place.held.cut(generation.reused)
-            place.adapter = adapter
-            place.user, generation.place = generation, place.number
+        """Give free places to those who wait, as long as there are pages for their texts."""
+        while self._waiting and self._places.admits(self._waiting[0]):
+            self._waiting.popleft()
 
-    def _read(self, place: _Place, most: int) -> None:
-        """The next piece of a prompt; what another place holds of it is copied."""
-        generation, start = _asked(place), len(place.held)
-        others = [p for p in self._places if p is not place]
-        text, adapter = generation.text[: generation.prompted - 1], place.adapter
-        best = max(others, key=lambda p: p.holds(text, adapter), default=place)
-        there = best.holds(text, adapter)
-        if there - start >= COPIED:
-            self._model.share(self._cache, best.number, place.number, start, there)
-            place.held.add(text[start:there])
-            generation.reused += there - start
-            return
-        piece = generation.text[start : min(start + most, generation.prompted)]
+    def _reserve(self, place: Place, end: int) -> bool:
+        """Make room for a text, if others have to wait for it; False if this one has to."""
+        for generation in self._places.reserve(place, end):
+            generation.interrupted += 1
+            self._waiting.appendleft(generation)
+        return place.user is not None
+
+    def _read(self, place: Place, most: int) -> None:
+        """The next piece of a prompt; what is there by now is not read."""
+        generation, start = place.asked, len(place.held)
+        text = generation.text
+        if self._places.there(place, text[:-1], place.adapter) - start >= COPIED:
+            self._places.begin(place, text[:-1], place.adapter)
+            if not generation.generated:
+                generation.reused += len(place.held) - start
+            start = len(place.held)
         # A last token that is read by itself is rounded as it was in a prompt: answers stay equal.
-        width = next(w for w in WIDTHS if w >= max(len(piece), self._model.piece))
+        end, least = min(start + most, generation.prompted), self._model.piece
+        if start >= generation.prompted:
+            end, least = min(start + AGAIN, generation.read), 1
+        if not self._reserve(place, end) or start >= generation.read:
+            return
+        piece = text[start:end]
+        width = next(w for w in WIDTHS if w >= max(len(piece), least))
         tokens = np.zeros((1, width), np.int32)
         tokens[0, : len(piece)] = piece
         rows = None if len(self._places) == 1 else [place.number]
         logits = self._model.step(
             *(tokens, self._cache, [start], [len(piece)]), rows=rows, adapters=_adapters([place], 1)
         )
-        place.held.add(piece)
-        if not _is_reading(place):
+        place.add(piece)
+        if end == len(text):
             self._take(place, logits.numpy()[0])
 
-    def _continue(self, going: list[_Place]) -> None:
+    def _continue(self, going: list[Place]) -> None:
         """A token of every sequence, and those proposed behind it that turn out to be right."""
-        proposals = self._proposer.propose([_asked(p) for p in going])
+        for place in sorted(going, key=lambda p: p.asked.number):
+            if place.user is not None:
+                self._reserve(place, len(place.held) + 1)
+        going = [p for p in going if p.user is not None]
+        if not going:
+            return
+        proposals = self._proposer.propose([p.asked for p in going])
+        for i, (place, proposal) in enumerate(zip(going, proposals, strict=True)):
+            if not place.held.reserve(len(place.held) + 1 + len(proposal)):
+                proposals[i] = []
         count = 1 + max(map(len, proposals))
         width = next(w for w in STEPS if w >= count)
         rows = filled([p.number for p in going], len(self._places))
         tokens = np.zeros((len(rows), width), np.int32)
         starts, counts = np.zeros((2, len(rows)), np.int32)
         for i, (place, proposal) in enumerate(zip(going, proposals, strict=True)):
-            given = [_asked(place).text[-1], *proposal]
+            given = [place.asked.text[-1], *proposal]
             starts[i], counts[i] = len(place.held), len(given)
             tokens[i, : len(given)] = given
         logits = self._model.step(
@@ -314,10 +248,10 @@ class Engine:
         for place, proposal, found in zip(going, proposals, logits, strict=False):
             self._verify(place, proposal, found.reshape(width, -1))
 
-    def _verify(self, place: _Place, proposal: Sequence[int], logits: Any) -> None:
+    def _verify(self, place: Place, proposal: Sequence[int], logits: Any) -> None:
         """Choose tokens as long as what was read is what was chosen."""
-        generation = _asked(place)
-        place.held.add(generation.text[-1:], more=len(proposal))
+        generation = place.asked
+        place.add(generation.text[-1:], more=len(proposal))
         accepted = 0
         for i, row in enumerate(logits[: len(proposal) + 1]):
             length = len(generation.text)
@@ -326,14 +260,14 @@ class Engine:
                 break
             if generation.text[-1] != proposal[i]:
                 break
-            place.held.add(proposal[i : i + 1])
+            place.add(proposal[i : i + 1])
             accepted += 1
         if proposal:
             generation.proposed += len(proposal)
             generation.accepted += accepted
             generation.reach = MOST if accepted == len(proposal) else accepted + 1
 
-    def _take(self, place: _Place, logits: Any) -> None:
+    def _take(self, place: Place, logits: Any) -> None:
         """Choose a token."""
         generation = place.user
         assert generation is not None  # noqa: S101  (asked of places in use)
@@ -368,11 +302,12 @@ class Engine:
         elif full or enough:
             self._end(generation, "length")
 
-    def _shift(self, place: _Place, kept: int) -> None:
+    def _shift(self, place: Place, kept: int) -> None:
         """Drop the older half of a text, behind its first tokens; the rest is read again."""
-        generation = _asked(place)
+        generation = place.asked
         text, kept = generation.text, min(kept, self.length // 2)
-        place.held.cut(place.held.kept(kept))
+        place.held.begin((), place.adapter)
+        place.rings.cut(0)
         generation.text = text[:kept] + text[kept + (len(text) - kept + 1) // 2 :]
         generation.prompted, generation.lookup = len(generation.text), Lookup()
 
@@ -383,21 +318,10 @@ class Engine:
         if generation in self._waiting:
             self._waiting.remove(generation)
         if generation.place >= 0:
-            self._places[generation.place].user = None
+            self._places[generation.place].leave()
 
 
-def _asked(place: _Place) -> Generation:
-    """Return the generation that uses a place."""
-    assert place.user is not None  # noqa: S101  (asked of places in use)
-    return place.user
-
-
-def _adapters(places: Sequence[_Place], rows: int) -> list[int] | None:
+def _adapters(places: Sequence[Place], rows: int) -> list[int] | None:
     """Return the rows' numbers of adapters, filled up with 0; None if nobody has one."""
     numbers = [p.adapter for p in places]
     return numbers + [0] * (rows - len(numbers)) if any(numbers) else None
-
-
-def _is_reading(place: _Place) -> bool:
-    """Return whether there is more of its user's prompt."""
-    return len(place.held) < _asked(place).prompted

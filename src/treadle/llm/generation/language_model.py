@@ -54,6 +54,7 @@ class LanguageModel:
         sequences: int = 1,
         context: int = 4096,
         cache_dtype: str | None = None,
+        cache_tokens: int | None = None,
         draft: LanguageModel | None = None,
         adapters: Paths | None = None,
     ) -> None:
@@ -78,6 +79,7 @@ class LanguageModel:
         self.engine = Engine(
             *(model, sequences, context, sorted(ends)),
             cache_dtype=cache_dtype,
+            cache_tokens=cache_tokens,
             tokens=self.tokenizer.end,
             draft=None if draft is None else draft.model,
             adapters=len(self.adapters),
@@ -96,6 +98,7 @@ class LanguageModel:
         context: int = 4096,
         prompts: str | None = None,
         cache_dtype: str | None = None,
+        cache_tokens: int | None = None,
         draft: LanguageModel | None = None,
         adapters: Paths | None = None,
     ) -> LanguageModel:
@@ -112,6 +115,7 @@ class LanguageModel:
             sequences=sequences,
             context=context,
             cache_dtype=cache_dtype,
+            cache_tokens=cache_tokens,
             draft=draft,
             adapters=adapters,
         )
@@ -309,6 +313,7 @@ def load(
     context: int = 4096,
     prompts: str | None = None,
     cache_dtype: str | None = None,
+    cache_tokens: int | None = None,
     draft: str | os.PathLike[str] | None = None,
     adapters: Paths | None = None,
 ) -> LanguageModel:
@@ -324,6 +329,8 @@ def load(
         cache_dtype: what keys and values of tokens are kept in, "float32", "bfloat16", "float16"
             or "int8" with a scale for each token and head;
             None: what the model computes in.
+        cache_tokens: tokens that all texts hold together at most, where that is less than
+            `sequences` times `context`. Who finds no room waits, those who came first go on.
         draft: a smaller model with the same tokens. It proposes what may follow, so that a step of
             the larger one gives several tokens; which ones does not depend on it.
         adapters: directories of `peft` by names that `adapter=` of `generate` and others takes.
@@ -345,6 +352,7 @@ def load(
         context=context,
         prompts=prompts,
         cache_dtype=cache_dtype,
+        cache_tokens=cache_tokens,
         draft=None if draft is None else load(draft, dtype, context=8),
         adapters=adapters,
     )

@@ -12,8 +12,10 @@ class Stepping(Protocol):
     context: int
     piece: int
 
-    def cache(self, sequences: int, length: int, dtype: str | None = None) -> Any:
-        """Room for what sequences hold."""
+    def cache(
+        self, sequences: int, length: int, dtype: str | None = None, *, tokens: int | None = None
+    ) -> Any:
+        """Room for what sequences hold: of so many tokens, where that is less than all of it."""
 
     def step(
         self,
@@ -28,5 +30,7 @@ class Stepping(Protocol):
     ) -> Any:
         """Logits of the last tokens, or of all."""
 
-    def share(self, cache: Any, source: int, target: int, begin: int, end: int) -> None:
-        """Copy positions of one sequence to another."""
+    def copy(
+        self, cache: Any, source: int, target: int, count: int | None = None, *, rings: bool
+    ) -> None:
+        """Copy a page, or so many of its tokens, to another; or a sequence's rings."""

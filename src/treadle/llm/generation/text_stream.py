@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from treadle.llm.generation.engine import Generation, Token
+from treadle.llm.generation.sequence import Generation, Token
 
 
 class Decoding(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -277,6 +278,7 @@ class DecoderStack:
         self,
         given: Tensor,
         kept: list[Kept],
+        rings: Sequence[bool],
         at: TokenPositions,
         adapt: Adapt | None = None,
     ) -> Tensor:
@@ -285,9 +287,9 @@ class DecoderStack:
         """
         x = self.embedded(given)
         shared = Shared(self.angles(at.positions, at.ends), adapt)
-        for layer, memory in zip(self.layers, kept, strict=True):
+        for layer, memory, ring in zip(self.layers, kept, rings, strict=True):
             rounded = layer.attention.rounds and x.shape[1] >= PIECE
-            x = layer(x, CacheAttention(memory, at, rounded), shared)
+            x = layer(x, CacheAttention(memory, at, ring, rounded), shared)
         return x
 
     def products(self) -> list[WeightMatrix]:

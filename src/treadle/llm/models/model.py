@@ -13,10 +13,10 @@ from treadle.base.errors import IndexRangeError, ShapeError
 from treadle.inspect import Inspected
 from treadle.jit import Compiled
 from treadle.llm.models.attention import (
-    COPIED,
     Cache,
     Kept,
-    copy_positions,
+    copy_page,
+    copy_rings,
     empty_cache,
     places,
 )
@@ -48,20 +48,27 @@ class DecoderModel:
         self.adapters: Stacked | None = None
         self._dtype = dtype
         self._programs: dict[tuple[int, ...], Compiled[..., Tensor]] = {}
-        self._copies = compiled(copy_positions)
+        self._copy_page, self._copy_rings = compiled(copy_page), compiled(copy_rings)
 
     def cache(
-        self, sequences: int, length: int, dtype: str | None = None, widest: int = 512
+        self,
+        sequences: int,
+        length: int,
+        dtype: str | None = None,
+        widest: int = 512,
+        tokens: int | None = None,
     ) -> Cache:
         """Room for keys and values, which takes memory as it is filled.
 
-        Layers with a window have room for that and a step, not for the whole length.
+        Layers with a window have room for that and a step, not for the whole length. Others have
+        pages, of which `Cache.table` says whose they are.
 
         Args:
             sequences: how many there is room for.
             length: tokens of each.
             dtype: the element type they are kept in; None: that which the model computes in.
             widest: tokens of a step at most, where there are such layers.
+            tokens: that pages have room for together; None: for those of all sequences.
 
         Raises:
             ShapeError: more tokens than the model was made for.
@@ -74,7 +81,7 @@ class DecoderModel:
                 saw=f"{length} tokens, the model has {self.context}",
             )
         layers = tuple(layer.attention for layer in self.stack.declared.layers)
-        return empty_cache(layers, sequences, length, dtype or self._dtype, widest)
+        return empty_cache(layers, sequences, length, dtype or self._dtype, widest, tokens)
 
     def step(
         self,
@@ -158,8 +165,10 @@ class DecoderModel:
             Tensor(first),
             Tensor(meant),
             None if which is None else Tensor(which),
+            Tensor(cache.table if which is None else cache.table[which]),
             cache.layers,
-            cache.length,
+            cache.rings,
+            cache.page,
             adapted,
             all,
         )
@@ -175,25 +184,32 @@ class DecoderModel:
             raise IndexRangeError("step", "adapters are one number for each row", saw=saw)
         return Tensor(found)
 
-    def share(self, cache: Cache, source: int, target: int, begin: int, end: int) -> None:
-        """Copy what a sequence holds at positions from `begin` to `end` to another sequence.
+    def copy(
+        self, cache: Cache, source: int, target: int, count: int | None = None, *, rings: bool
+    ) -> None:
+        """Copy a page to another one, or a sequence's rings to those of another one.
+
+        Args:
+            cache: of this model.
+            source, target: numbers of pages, or of sequences.
+            count: tokens of the page; all of it or of the rings where left out.
+            rings: what is copied.
 
         Raises:
-            ShapeError: there are no such positions.
-            IndexRangeError: there are no such sequences.
+            IndexRangeError: these are not two of the cache.
         """
-        if not 0 <= begin <= end <= cache.length:
-            saw = f"positions {begin} to {end}, room for {cache.length}"
-            raise ShapeError("share", "there are no such positions", saw=saw)
-        if source == target or _outside(np.array([source, target], np.int32), cache.sequences):
-            saw = f"{source} to {target} of {cache.sequences} sequences"
-            raise IndexRangeError("share", "these are not two sequences of the cache", saw=saw)
+        size = cache.sequences if rings else cache.pages
+        if source == target or _outside(np.array([source, target], np.int32), size):
+            what = "sequences" if rings else "pages"
+            saw = f"{source} to {target} of {size} {what}"
+            raise IndexRangeError("copy", f"these are not two {what} of the cache", saw=saw)
         one, other = (Tensor(np.array([i], np.int32)) for i in (source, target))
-        count = min(COPIED, *(kept.shape[2] for kept in cache.tensors))
-        for first in range(begin, end, count):
-            given = Tensor(np.arange(first, first + count, dtype=np.int32))
-            ends = Tensor(np.array([min(first + count, end)], np.int32))
-            self._copies(cache.layers, one, other, given, ends, cache.length)
+        layers = [k for k, r in zip(cache.layers, cache.rings, strict=True) if r == rings]
+        if layers and rings:
+            self._copy_rings(layers, one, other)
+        elif layers:
+            end = Tensor(np.array([cache.page if count is None else count], np.int32))
+            self._copy_page(layers, one, other, end, cache.page)
 
     def _step(
         self,
@@ -201,17 +217,19 @@ class DecoderModel:
         starts: Tensor,
         counts: Tensor,
         rows: Tensor | None,
+        pages: Tensor,
         kept: list[Kept],
-        length: int,
+        rings: tuple[bool, ...],
+        page: int,
         adapters: Tensor | None,
         all: bool,
     ) -> Tensor:
         batch, time = tokens.shape[:2]
-        at = places(starts, counts, rows, time, length)
+        at = places(starts, counts, rows, pages, page, time)
         adapt = None
         if adapters is not None and self.adapters is not None:
             adapt = self.adapters.chosen(adapters)
-        x = self.stack.hidden(tokens, kept, at, adapt)
+        x = self.stack.hidden(tokens, kept, rings, at, adapt)
         if not all:
             last = F.maximum(counts - 1, 0)
             x = x[Tensor(np.arange(batch, dtype=np.int32)), last]

@@ -55,7 +55,7 @@ class CachedConfig:
     Attributes:
         dtype, kept: element types of queries and results, and of the cache; int8 has scales.
         d, e: features of keys and of values.
-        scale, window, softcap, ring: of the op, with the scale known.
+        scale, window, softcap, ring, page: of the op, with the scale known.
         sinks: their element type, if there are any.
         places: element types of starts, ends and rows.
         target: for whom.
@@ -69,6 +69,7 @@ class CachedConfig:
     window: int | None
     softcap: float | None
     ring: bool
+    page: int | None
     sinks: DType | None
     places: tuple[DType, ...]
     target: Target
@@ -175,9 +176,7 @@ class _Keys:
 
 
 class RowSizes(Record[P, S]):
-    """Heads of keys, queries of a group, their positions, those of a page, pages of a sequence,
-    chunks of rows.
-    """
+    """Heads of keys, queries of a group, their positions, those of a cache, pages, chunks."""
 
     shared: S
     group: S
@@ -258,7 +257,8 @@ class CachedRows(ABC, Generic[T]):
         group, time = sizes.group, sizes.time
         chunk, entry = item % sizes.chunks, item // sizes.chunks
         head, row = entry % sizes.shared, entry // sizes.shared
-        most = MOST_POSITIONS if self.s.ring else sizes.pages * sizes.capacity
+        room = sizes.capacity if self.s.page is None else sizes.pages * self.s.page
+        most = MOST_POSITIONS if self.s.ring else room
         start, end = (bounded(places[row], most) for places in (self.p.starts, self.p.ends))
         count = maximum(minimum(end - start, time), 0)
         first = chunk * ROWS
@@ -353,10 +353,9 @@ class _Cached(CachedRows[_CachedScratch]):
 
     def keys(self, at: Item, begin: Value) -> _Keys:
         """Return where the block from `begin` on is read, which lies in one page."""
-        s, p, sizes = self.s, self.p, self.p.sizes
-        page = self.e.index(0) if s.ring else begin // sizes.capacity
-        number = bounded(p.rows[at.row * sizes.pages + page], p.sequences - 1)
-        line = (number * sizes.shared + at.head - page) * sizes.capacity
+        s, p = self.s, self.p
+        extents = p.sizes.shared, p.sizes.capacity, p.sizes.pages
+        line = first_line(s, p.rows, p.sequences, (at.row, at.head, begin), extents)
         return _Keys(p.k + line * s.d, p.v + line * s.e, tuple([n + line for n in p.scales]))
 
     def query(self, scratch: _CachedScratch, r: Value, place: Value) -> None:
@@ -522,6 +521,30 @@ class _Cached(CachedRows[_CachedScratch]):
                 sums[mine] = [fma(weight, v, t) for v, t in zip(values, sums[mine], strict=True)]
         for (row, column), value in zip(places, sums, strict=True):
             row.store(column, value, aligned=True)
+
+
+def first_line(
+    s: CachedConfig,
+    rows: Pointer,
+    sequences: Value,
+    where: tuple[Value, Value, Value],
+    extents: tuple[Value, Value, Value],
+) -> Value:
+    """Return the line in which position 0 would lie, if a head lay as it does at a position.
+
+    Args:
+        s: of the kernel.
+        rows: the sequences, or their pages.
+        sequences: how many there are of what rows name.
+        where: row of the batch, head and position.
+        extents: heads, positions of the cache, pages of a sequence.
+    """
+    (row, head, position), (shared, capacity, pages) = where, extents
+    if s.page is None:
+        return (bounded(rows[row], sequences - 1) * shared + head) * capacity
+    index = position // s.page
+    number = bounded(rows[row * pages + index], sequences - 1)
+    return head * capacity + (number - index) * s.page
 
 
 def _aligned(s: CachedConfig, position: Value, step: int) -> Value:

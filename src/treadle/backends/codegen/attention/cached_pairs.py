@@ -24,6 +24,7 @@ from treadle.backends.codegen.attention.cached import (
     Item,
     PairsParameters,
     Seen,
+    first_line,
     scales_of,
     tanh,
 )
@@ -109,14 +110,14 @@ class _Words:
         with e.items() as item:
             panel, entry = item % p.panels, item // p.panels
             head, row = entry % p.shared, entry // p.shared
-            end = bounded(p.ends[row], p.pages * p.capacity)
+            room = p.capacity if self.s.page is None else p.pages * self.s.page
+            end = bounded(p.ends[row], room)
             first = panel * STEP
             here = end - first
             with e.when(here > 0):
-                page = first // p.capacity
-                number = bounded(p.rows[row * p.pages + page], p.sequences - 1)
-                start = (number * p.shared + head - page) * p.capacity + first
-                self._panel(entry, panel, start, here)
+                where, extents = (row, head, first), (p.shared, p.capacity, p.pages)
+                line = first_line(self.s, p.rows, p.sequences, where, extents)
+                self._panel(entry, panel, line + first, here)
 
     def _panel(self, entry: Value, panel: Value, start: Value, here: Value) -> None:
         """The words of the keys from `start` on, of which `here` have been written."""

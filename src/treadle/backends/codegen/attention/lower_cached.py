@@ -21,7 +21,7 @@ from treadle.backends.program import Lowered, Ref
 from treadle.base.estimates import estimate
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
-from treadle.ops.cache import CachedAttention, pages_of, split_more
+from treadle.ops.cache import CachedAttention, split_more
 
 MOST_FEATURES = 512
 """Features of a head beyond which rows of an item no longer fit the caches."""
@@ -42,8 +42,13 @@ def lower_cached_attention(
         return no("op", "attention over caches is written for processors")
     if not numbers or max(int(d), int(e)) > MOST_FEATURES:
         return no("size-limit", f"heads have a known number of features up to {MOST_FEATURES}")
-    pages, size = pages_of(places[2]), k.shape[2]
-    if pages != 1 and not (isinstance(size, int) and size % BLOCK == 0):
+    sequences, _, capacity, _ = k.shape
+    pages: Dim = 1
+    room = capacity
+    if op.page is not None:
+        pages, sequences = places[2].shape[1], capacity // op.page
+        room = pages * op.page
+    if op.page is not None and op.page % BLOCK and pages != 1:
         return no("size-limit", f"a page has a multiple of {BLOCK} positions")
     spec = CachedConfig(
         q.dtype,
@@ -54,25 +59,26 @@ def lower_cached_attention(
         op.window,
         op.softcap,
         op.ring,
+        op.page,
         sinks[0].dtype if sinks else None,
         tuple(t.dtype for t in places),
         target,
     )
     group, time = int(heads) // int(shared), q.shape[2]
     chunks = -(-(group * time) // ROWS)
-    sizes = RowSizes[Ref, Dim](shared, group, time, size, pages, chunks)
+    sizes = RowSizes[Ref, Dim](shared, group, time, capacity, pages, chunks)
     # Half of the capacity, for want of knowing.
-    keys = size * pages if op.window is None else min(op.window, estimate(size * pages))
+    keys = room if op.window is None else min(op.window, estimate(room))
     flops = q.shape[0] * heads * time * keys * (int(d) + int(e))
     nbytes = q.shape[0] * shared * keys * (int(d) + int(e)) * k.dtype.itemsize // 2
     items = q.shape[0] * shared * chunks
     if op.rounded and not op.ring and estimate(group * time) >= ROWS and pairs.takes(spec):
-        return _in_pairs(spec, types, sizes, items, flops)
+        return _in_pairs(spec, types, sizes, (sequences, room), items, flops)
     serial = items == 1 if isinstance(items, int) else False
     serial = serial or estimate(flops) < SERIAL_FLOPS
     qkv, numbers_of_rows, scales, sink = _operands(types)
     given = CachedParameters(
-        *qkv, Ref("output", 0), *numbers_of_rows, scales, sink, k.shape[0], sizes
+        *qkv, Ref("output", 0), *numbers_of_rows, scales, sink, sequences, sizes
     )
     described: Any = {"items": items, "serial": serial, "flops": flops, "nbytes": nbytes}
     return Lowered((cached_kernel(spec).launch(given, **described),))
@@ -91,20 +97,23 @@ def _in_pairs(
     spec: CachedConfig,
     types: tuple[TensorType, ...],
     sizes: RowSizes[Ref, Dim],
+    cache: tuple[Dim, Dim],
     items: Dim,
     flops: Dim,
 ) -> Lowered:
-    """Words of keys and values, then the attention of rows of `ROWS` at a time."""
-    sequences, shared, capacity = types[1].shape[:3]
-    pages = sizes.pages
-    panels = -(-(capacity * pages) // pairs.STEP)
+    """Words of keys and values, then the attention of rows of `ROWS` at a time.
+
+    `cache` has how many sequences or pages there are, and positions of a sequence.
+    """
+    (sequences, room), shared = cache, sizes.shared
+    panels = -(-room // pairs.STEP)
     entries = types[0].shape[0] * shared
     words = [entries * panels * pairs.STEP * width * 2 for width in (spec.d, spec.e)]
     kept, serial = (Ref("workspace", 0), Ref("workspace", 1)), estimate(flops) < SERIAL_FLOPS
     (q, k, v), (starts, ends, rows), scales, sink = _operands(types)
-    cache = sequences, shared, capacity, pages, panels
+    extents = sequences, shared, sizes.capacity, sizes.pages, panels
     make = pairs.words_kernel(spec).launch(
-        pairs.WordsParameters(k, v, *kept, ends, rows, scales, *cache),
+        pairs.WordsParameters(k, v, *kept, ends, rows, scales, *extents),
         items=entries * panels,
         serial=serial,
         nbytes=(words[0] + words[1]) // 2,
