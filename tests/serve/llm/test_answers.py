@@ -318,7 +318,7 @@ def test_access() -> None:
         assert ask(server.port, "/v1/models", headers=headers).status == 200
 
 
-@pytest.mark.parametrize("room", [None, 160])
+@pytest.mark.parametrize("room", [None, 96])
 def test_nothing_of_a_conversation_reaches_another(room: int | None) -> None:
     """Clients at random times, of which some go in the middle; prompts begin alike.
 
@@ -367,7 +367,7 @@ def test_nothing_of_a_conversation_reaches_another(room: int | None) -> None:
                 == len(f"user:the secret is {secrets[number]}") + 1
             )
         reused = [a.json["usage"]["prompt_tokens_details"]["cached_tokens"] for a in found.values()]
-        assert max(reused) >= len("user:the secret is ")
+        assert max(reused) >= 16  # a page of this model
         assert bool(waited) == (room is not None)
         for _ in range(100):  # those who went are noticed soon
             if places.store.available == model.engine._cache.pages:
