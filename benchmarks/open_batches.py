@@ -53,7 +53,7 @@ def measured(key: str, mode: str, calls: int) -> dict[str, Any]:
     own, shared = (statistics.median(side) for side in zip(*times, strict=True))
     variants = [side.variants[-1] for side in made]
     peaks = [v.stages.planned.plan.memory.peak for v in variants]
-    at, regime = variants[1].runner.at, variants[1]._regime
+    at, regime = variants[1].runner.at, variants[1].regime
     return {
         "own": own,
         "shared": shared,

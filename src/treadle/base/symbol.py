@@ -137,10 +137,11 @@ def _operated(operation: Operation, exact: Operation | None, x: Any, y: Any) -> 
     return NotImplemented
 
 
-# A compilation asks for the same sums and products again and again.
-_added: Operation = lru_cache(1 << 14)(lambda x, y: _sum((*_terms(x), *_terms(y))))
+# A compilation computes the same ones again and again. Keys are terms, since comparing expressions
+# of equal hashes would ask the call.
+_added: Operation = lru_cache(1 << 14)(lambda x, y: _sum((*x, *y)))
 _multiplied: Operation = lru_cache(1 << 14)(
-    lambda x, y: _sum((merged(m, n), c * d) for m, c in _terms(x) for n, d in _terms(y))
+    lambda x, y: _sum((merged(m, n), c * d) for m, c in x for n, d in y)
 )
 
 
@@ -155,7 +156,7 @@ class Expr:
         self.order = tuple((tuple(a.order for a in m), c) for m, c in terms)
         self.bounds = sum_bounds(terms)
         self.divisor = math.gcd(*(term_divisor(m, c) for m, c in terms))
-        self._hash = hash(terms)
+        self._hash = hash(tuple([(m, 2 * c + 1) for m, c in terms]))  # -1 and -2 have one hash.
 
     def __hash__(self) -> int:
         return self._hash
@@ -187,9 +188,9 @@ class Expr:
         # Hashes of strings differ between processes, and copies must be interned.
         return _interned, (self.terms,)
 
-    __add__, __radd__ = _methods(operator.add, _added)
+    __add__, __radd__ = _methods(operator.add, lambda x, y: _added(_terms(x), _terms(y)))
     __sub__, __rsub__ = _methods(operator.sub, lambda x, y: x + -1 * y)
-    __mul__, __rmul__ = _methods(operator.mul, _multiplied)
+    __mul__, __rmul__ = _methods(operator.mul, lambda x, y: _multiplied(_terms(x), _terms(y)))
     __floordiv__, __rfloordiv__ = _methods(operator.floordiv, lambda x, y: _floordiv(x, y))
     __mod__, __rmod__ = _methods(operator.mod, lambda x, y: _mod(x, y))
     __truediv__, __rtruediv__ = _methods(operator.truediv, None)
