@@ -11,9 +11,11 @@ import pytest
 
 import treadle as mge
 import treadle.functional as F
+import treadle.module as M
 from treadle import jit
 from treadle.cli import main
-from treadle.engine.package.models import Model, read_models
+from treadle.deploy import load_offline
+from treadle.engine.package.models import Model, Runner, read_models
 from treadle.engine.package.native_part import NativePart
 
 
@@ -59,6 +61,64 @@ def test_a_file_for_ranges_of_extents(source: Path, capsys: pytest.CaptureFixtur
     assert "the extent data_0 is 4, and its file is for 1 to 3" in capsys.readouterr().err
     both = ["--shape", "data=1..3,3,4,4", "--batch", "1,2"]
     assert main(["compile", str(source), "-o", str(made), *both]) == 2
+
+
+NARROW = {"mixed-bfloat16": 0.02, "float16": 0.002, "int8": 0.03}
+"""Modes, and how far results may be from those of float32, as a part of the largest."""
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    """A model of images of any size: a convolution, what its maps hold on average, a product."""
+    mge.set_default_device("cpux")
+    mge.random.seed(0)
+    conv, head = M.Conv2d(3, 16, 3, padding=1), M.Linear(16, 10)
+
+    @jit.trace(symbolic=True, capture_as_const=True)
+    def score(data: Any) -> Any:
+        return head(F.relu(conv(data)).mean(axis=(2, 3)))
+
+    score(mge.tensor(pictures(4, 8, 8)))
+    path = tmp_path / "wide.mge"
+    score.dump(path, arg_names=["data"], output_names=["y"])
+    return path
+
+
+def pictures(count: int, height: int, width: int) -> Any:
+    random = np.random.default_rng(count + height + width)
+    return random.standard_normal((count, 3, height, width)).astype(np.float32)
+
+
+@pytest.mark.parametrize("mode", NARROW)
+def test_ranges_of_extents_in_another_precision(
+    wide: Path, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(wide.with_name("samples.npz"), data=pictures(20, 12, 10))
+    samples = ["--calibration", str(wide.with_name("samples.npz"))] if mode == "int8" else []
+    asked = ["--shape", "data=1..8,3,4..30,4..30", "--precision", mode, *samples]
+    model = compiled(wide, *asked, "--native")
+    told = capsys.readouterr().out
+    assert f"precision    {mode}" in told and "data_0 1 to 8, data_2 4 to 30" in told
+    assert {n.op.name for n in model.graph.nodes} & {"cast", "quantize"}
+    offline, plain = load_offline(wide.with_name("made.tm")), read_models(wide)[0]
+    for shape in ((1, 4, 4), (2, 7, 30), (5, 12, 10), (8, 30, 29)):
+        data = pictures(*shape)
+        (got,) = offline.run({"data": data}).values()
+        (same,) = Runner(model.at([data.shape]))([data])
+        (wanted,) = Runner(plain.at([data.shape]))([data])
+        most = abs(wanted).max()
+        assert 0 < abs(got - wanted).max() < NARROW[mode] * most
+        # Next to a tie sums of another order are rounded to the neighbor.
+        assert abs(got - same).max() < NARROW[mode] * most / 2
+
+
+def test_calibration_lies_within_the_ranges(wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["compile", str(wide), "--shape", "data=1..8,3,4..30,8", "--precision", "int8"]
+    assert main(asked) == 2
+    assert "int8 needs --calibration" in capsys.readouterr().err
+    np.savez(wide.with_name("samples.npz"), data=pictures(20, 12, 10))
+    assert main([*asked, "--calibration", str(wide.with_name("samples.npz"))]) == 1
+    assert "[20, 3, 12, 10] for float32[1..8,3,4..30,8]" in capsys.readouterr().err
 
 
 def test_a_file_has_code_for_this_machine_its_provenance_and_a_case(source: Path) -> None:

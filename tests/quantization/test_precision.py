@@ -215,6 +215,10 @@ def test_files_of_examples_become_batches(model: Model) -> None:
     assert len(calibration_batches(model.graph, ["x"], {"x": np.stack([images(0)] * 3)})) == 3
     with pytest.raises(GraphError, match="no array for input x"):
         calibration_batches(model.graph, ["x"], {"y": many})
+    ranges = {"x": [(2, 8), (3, 3), (8, 20), (12, 12)]}
+    for count, sizes in ((8, [8]), (11, [8, 3]), (9, [8])):  # a single one is below the range
+        found = calibration_batches(model.graph, ["x"], {"x": many[:count]}, ranges)
+        assert [len(batch) for (batch,) in found] == sizes
     with pytest.raises(GraphError, match="does not fit"):
         calibration_batches(model.graph, ["x"], {"x": many[:, :2]})
     with pytest.raises(GraphError, match="input x holds NaN"):

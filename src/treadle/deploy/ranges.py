@@ -96,14 +96,7 @@ def opened(model: Model, ranges: Mapping[str, Wanted]) -> Opened:
     if unknown:
         listed = ", ".join(model.inputs)
         raise ShapeError("ranges", f"the model has no input {unknown[0]!r}", saw=f"inputs {listed}")
-    known = model.opened
-    if known is None or known.closed is not model.graph or known.is_fixed:
-        raise ShapeError(
-            "ranges",
-            "the model has no form for other extents",
-            hint="dump it from a function whose course does not depend on sizes, or give gears",
-        )
-    graph = known.graph
+    graph = open_form(model)
     found: dict[str, Range] = {}
     pairs = zip(model.inputs, graph.inputs, model.graph.inputs, strict=True)
     for name, value, own in pairs:
@@ -130,6 +123,22 @@ def opened(model: Model, ranges: Mapping[str, Wanted]) -> Opened:
     ends = zip(graph.inputs, model.graph.inputs, strict=True)
     point = bound_extents((value.type.shape, at.type.shape) for value, at in ends) or {}
     return _settled(_join(Opened(graph, found), point))
+
+
+def open_form(model: Model) -> Graph:
+    """A model's graph with symbols for extents that may change.
+
+    Raises:
+        ShapeError: it has none.
+    """
+    known = model.opened
+    if known is None or known.closed is not model.graph or known.is_fixed:
+        raise ShapeError(
+            "ranges",
+            "the model has no form for other extents",
+            hint="dump it from a function whose course does not depend on sizes, or give gears",
+        )
+    return known.graph
 
 
 def _ends(name: str, asked: int | Sequence[int]) -> Range:
@@ -517,4 +526,4 @@ def _largest(code: Open, served: Points) -> tuple[list[int], int]:
     return served[:, best].tolist(), int(peaks[best])
 
 
-__all__ = ["Made", "Maker", "Opened", "Wanted", "opened", "pattern_of"]
+__all__ = ["Made", "Maker", "Opened", "Wanted", "open_form", "opened", "pattern_of"]

@@ -18,7 +18,9 @@ from treadle.base import dtype as dt
 from treadle.base.array import Array
 from treadle.base.errors import GraphError
 from treadle.base.quantized import QuantDtypeMeta
+from treadle.base.shape import Shape
 from treadle.engine.package.models import Runner
+from treadle.engine.package.open_graph import fixed_graph
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.cleanup import DeadCode
 from treadle.graph.ir import Graph, Node, Value, constant_of
@@ -53,13 +55,15 @@ def with_integers(
 
     Args:
         graph: for inference, weights inside as constants.
-        batches: calibration data, one array per input each.
+        batches: calibration data, one array per input each; where the graph has symbols, of any
+            sizes that it takes.
         kept: nodes that stay as they are.
         notes: receives what stays in float32, and why.
         qconfig: whose observers choose the scales.
 
     Raises:
         GraphError: there is no calibration data, or a batch does not have one array per input.
+        ShapeError: the graph does not take the shapes of a batch.
     """
     if not batches or any(len(batch) != len(graph.inputs) for batch in batches):
         raise GraphError(
@@ -148,10 +152,15 @@ def _steps(
 ) -> dict[Value, _ChosenScale]:
     """Scales for values, found by running the graph on the batches."""
     observers = [qconfig.act_observer() for _ in watched]
-    run = Runner(graph.with_nodes(graph.nodes, watched))
+    watching = graph.with_nodes(graph.nodes, watched)
+    runs: dict[tuple[Shape, ...], Runner] = {}
     with no_grad():
         for batch in batches:
-            for observer, array in zip(observers, run(batch), strict=True):
+            shapes = tuple(np.shape(array) for array in batch)
+            if shapes not in runs:
+                is_static = all(v.type.is_static for v in graph.inputs)
+                runs[shapes] = Runner(watching if is_static else fixed_graph(watching, shapes))
+            for observer, array in zip(observers, runs[shapes](batch), strict=True):
                 observer(_tensor(array))
         return {v: _ChosenScale(o) for v, o in zip(watched, observers, strict=True)}
 

@@ -12,6 +12,7 @@ import functools
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from treadle.base.errors import DTypeError, GraphError
 from treadle.base.shape import size_of
 from treadle.graph.builder import GraphBuilder, GraphOperand
 from treadle.graph.cleanup import DeadCode
-from treadle.graph.ir import Graph, Node, Value, constant_of, regions_of
+from treadle.graph.ir import Graph, Node, Value, constant_of, regions_of, with_types
 from treadle.ops.constant import Constant
 from treadle.ops.elementwise import Cast
 from treadle.ops.movement import Reshape, Transpose
@@ -41,6 +42,7 @@ MODES: Mapping[str, str] = {
     "int8": "products on 8-bit integers, with ranges found on calibration data",
 }
 """Modes of `with_precision`, and what each does."""
+_NONE: Mapping[str, Sequence[tuple[int, int]]] = MappingProxyType({})
 SMALLEST = 64
 """Elements from which on a constant is a weight that is stored in few bits."""
 
@@ -99,12 +101,13 @@ def with_precision(
 
     Args:
         graph: for inference, with its weights as constants; regions of control flow stay as they
-            are.
+            are. It may have symbols for extents.
         mode: one of `MODES`.
         keep: ops, nodes or values that stay as they are, by name: of an op ("softmax"), of a node
             of the source model, or of a value. `*` and `?` stand for any characters.
         allow: names of ops that run in few bits besides those that mixed precision runs so.
-        calibration: for "int8": batches, each one array per input of the graph.
+        calibration: for "int8": batches, each one array per input of the graph; where it has
+            symbols, of any sizes that it takes.
 
     Returns:
         The graph, and what became of its ops.
@@ -112,6 +115,7 @@ def with_precision(
     Raises:
         GraphError: there is no such mode or op; a name of `keep` fits nothing; or "int8" has no
             calibration data.
+        ShapeError: calibration data have sizes that the graph does not take.
     """
     if mode not in MODES:
         known = ", ".join(MODES)
@@ -141,15 +145,20 @@ def with_precision(
 
 
 def calibration_batches(
-    graph: Graph, names: Sequence[str], arrays: Mapping[str, Array]
+    graph: Graph,
+    names: Sequence[str],
+    arrays: Mapping[str, Array],
+    ranges: Mapping[str, Sequence[tuple[int, int]]] = _NONE,
 ) -> list[list[Array]]:
     """Calibration data as files hold them, one array per input, cut into batches of the graph.
 
     Args:
-        graph: whose inputs have fixed shapes.
+        graph: whose inputs have fixed shapes, except where ranges are given.
         names: of its inputs, in order.
         arrays: by name; the first axis counts examples, as many as any number of batches has. An
             array of exactly the input's shape is one batch.
+        ranges: least and largest of each extent, by name of the input. An array within them is one
+            batch, and of a longer first axis batches are as large as they may be.
 
     Raises:
         GraphError: an input has no array, or one of another shape, with NaN, or of fewer batches.
@@ -160,7 +169,8 @@ def calibration_batches(
             raise GraphError(
                 "calibration", f"there is no array for input {name}", saw=", ".join(arrays)
             )
-        parts.append(_batches(name, np.asarray(arrays[name]), value))
+        spans = ranges.get(name) or [(int(d), int(d)) for d in value.type.shape]
+        parts.append(_batches(name, np.asarray(arrays[name]), value, spans))
     count = min(map(len, parts))
     if any(len(p) != count for p in parts):
         seen = ", ".join(f"{n}: {len(p)}" for n, p in zip(names, parts, strict=True))
@@ -168,24 +178,32 @@ def calibration_batches(
     return [list(batch) for batch in zip(*parts, strict=True)]
 
 
-def _batches(name: str, array: Array, value: Value) -> list[Array]:
-    shape = tuple(int(d) for d in value.type.shape)
+def _batches(
+    name: str, array: Array, value: Value, spans: Sequence[tuple[int, int]]
+) -> list[Array]:
     array = array.astype(value.type.dtype.numpy, copy=False)
     if value.type.dtype.is_float and np.isnan(array).any():
         raise GraphError("calibration", f"the array for input {name} holds NaN")
-    if array.shape == shape:
+    if _is_within(array.shape, spans):
         return [array]
-    size = shape[0] if shape else 1
-    if array.ndim == len(shape) and array.shape[1:] == shape[1:] and array.shape[0] >= size:
-        return [array[i : i + size] for i in range(0, array.shape[0] - size + 1, size)]
-    if array.shape[1:] == shape:
+    if spans and array.shape[:1] > (spans[0][1],) and _is_within(array.shape[1:], spans[1:]):
+        low, high = spans[0]
+        parts = [array[i : i + high] for i in range(0, array.shape[0], max(high, 1))]
+        return [part for part in parts if part.shape[0] >= low]
+    if _is_within(array.shape[1:], spans):
         return list(array)
+    wanted = ",".join(str(low) if low == high else f"{low}..{high}" for low, high in spans)
     raise GraphError(
         "calibration",
         f"the array for input {name} does not fit",
-        saw=f"{list(array.shape)} for {value.type}",
+        saw=f"{list(array.shape)} for {value.type.dtype.name}[{wanted}]",
         hint="the first axis counts examples",
     )
+
+
+def _is_within(shape: Sequence[int], spans: Sequence[tuple[int, int]]) -> bool:
+    pairs = zip(shape, spans, strict=False)
+    return len(shape) == len(spans) and all(low <= d <= high for d, (low, high) in pairs)
 
 
 # -- which nodes are meant ---------------------------------------------------------------------
@@ -279,7 +297,12 @@ class _Retyped:
                 self._as(self._now[v], d) for v, d in zip(node.inputs, wanted, strict=True)
             )
             try:
-                made = self._builder.add(op, inputs, node.names, node.loc, node.group).outputs
+                new = self._builder.add(op, inputs, node.names, node.loc, node.group)
+                # Symbols that the node has invented are those of guards and of what comes later.
+                pairs = zip(new.outputs, node.outputs, strict=True)
+                made = with_types(
+                    new, tuple([n.type.with_shape(o.type.shape) for n, o in pairs])
+                ).outputs
             except DTypeError as error:
                 self._notes[op.name, error.problem] += 1
                 made = self._copied(node)

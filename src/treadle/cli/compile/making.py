@@ -25,7 +25,7 @@ from treadle.cli.models.opening import (
 )
 from treadle.cli.models.programs import Change, changed
 from treadle.cli.models.ranges import Range, ranged_model
-from treadle.cli.models.settings import Tuning
+from treadle.cli.models.settings import Tuning, precise
 from treadle.cli.models.sources import Shapes, provenance
 from treadle.cli.status import Misuse
 from treadle.deploy import compile_offline, write_library, write_wasm
@@ -171,15 +171,17 @@ def read(wish: Wish) -> Read:
 
 
 def _read_ranged(wish: Wish) -> Read:
-    rest = replace(wish.change, outputs=())
-    if wish.gears or wish.batches or not rest.is_none:
+    change = wish.change
+    if wish.gears or wish.batches or change.preprocess is not None:
         raise Misuse(
             "--shape",
-            "ranges of extents go with no other option that changes the model",
-            hint="leave out --gear, --batch, --preprocess and options of precision",
+            "ranges of extents go with no other shapes, and no steps in front of inputs",
+            hint="leave out --gear, --batch and --preprocess",
         )
-    model, ranges = ranged_model(wish.source, wish.ranges, wish.change.outputs)
-    return Read(model, (), None, wish.tuning.options(), ranges)
+    model, ranges = ranged_model(wish.source, wish.ranges, change.outputs)
+    asked = change.precision, change.keep, change.allow, change.calibration
+    model, report = precise(model, *asked, ranges=ranges)
+    return Read(model, (), report, wish.tuning.options(), ranges)
 
 
 def _gear(text: str) -> Shapes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -126,12 +126,20 @@ def precise(
     keep: Sequence[str] | None,
     allow: Sequence[str] | None,
     calibration: Path | None,
+    ranges: Mapping[str, Sequence[tuple[int, int]]] | None = None,
 ) -> tuple[Model, PrecisionReport | None]:
     """The model in other element types, and what became of its ops.
+
+    Args:
+        model: as it was read.
+        mode, keep, allow, calibration: as `with_precision` has them.
+        ranges: of extents that the model is for, by input. Its graph for other extents is changed
+            then, and the one for its own follows from that.
 
     Raises:
         Misuse: a list or data was given without a mode that takes it, or int8 without data.
         GraphError: a name fits nothing, or calibration data do not fit the model.
+        ShapeError: it has no graph for other extents.
     """
     if mode is None:
         if keep or allow or calibration:
@@ -140,16 +148,24 @@ def precise(
         return model, None
     if mode is Precision.INT8 and calibration is None:
         raise Misuse("--precision", "int8 needs --calibration", hint="give it samples.npz")
+    from treadle.deploy.ranges import open_form
+    from treadle.engine.package.open_graph import OpenGraph, fixed_graph
     from treadle.quantization.precision import calibration_batches, with_precision
 
+    graph = model.graph if ranges is None else open_form(model)
     batches: Sequence[Any] = ()
     if calibration is not None:
-        arrays = read_arrays(calibration)
-        batches = calibration_batches(model.graph, model.inputs, arrays)
+        ends = zip(model.inputs, model.graph.inputs, strict=True)
+        spans = {n: [(int(d), int(d)) for d in v.type.shape] for n, v in ends} | dict(ranges or {})
+        batches = calibration_batches(graph, model.inputs, read_arrays(calibration), spans)
     graph, report = with_precision(
-        model.graph, mode.value, keep=keep or (), allow=allow or (), calibration=batches
+        graph, mode.value, keep=keep or (), allow=allow or (), calibration=batches
     )
-    return replace(model, graph=graph, cases=(), segments={}), report
+    made = replace(model, cases=(), segments={})
+    if ranges is None:
+        return replace(made, graph=graph), report
+    closed = fixed_graph(graph, [v.type.shape for v in model.graph.inputs])
+    return replace(made, graph=closed, opened=OpenGraph(closed, lambda: graph)), report
 
 
 def preprocessed(model: Model, path: Path | None) -> Model:

@@ -55,18 +55,7 @@ class OpenGraph:
         Raises:
             ShapeError: there is none: a guard fails, or a number is another one.
         """
-        own = [v.type.shape for v in self.graph.inputs]
-        extents = bound_extents(zip(own, shapes, strict=True))
-        if extents is None:
-            raise self._refused(shapes, "an extent is a number in what was traced, and another one")
-        guard = broken_guard(self.graph.guards, extents)
-        if guard is not None:
-            raise self._refused(shapes, f"its course needs {guard}")
-        found = specialize(self.graph, extents)
-        why = fault_of_ones(found, self.graph) if self._below(extents) else ""
-        if why:
-            raise self._refused(shapes, why)
-        return found
+        return fixed_graph(self.graph, shapes)
 
     def extents(self, shapes: Sequence[Shape]) -> dict[str, int] | None:
         """Extents by symbol, for inputs of these shapes; None where the graph with symbols is not
@@ -75,19 +64,42 @@ class OpenGraph:
         if self.is_fixed:
             return None
         found = bound_extents(zip([v.type.shape for v in self.graph.inputs], shapes, strict=True))
-        if found is None or self._below(found):
+        if found is None or _is_below(self.graph, found):
             return None
         numbers = {name: int(extent) for name, extent in found.items()}
         return numbers if broken_guard(self.graph.guards, numbers) is None else None
 
-    def _below(self, extents: Mapping[str, Any]) -> bool:
-        symbols = [lone_symbol(d) for v in self.graph.inputs for d in v.type.shape]
-        return any(s is not None and extents[s.name] < s.low for s in symbols)
 
-    def _refused(self, shapes: Sequence[Shape], why: str) -> ShapeError:
-        types = ", ".join(str(v.type) for v in self.graph.inputs)
-        saw = f"{', '.join(str(list(s)) for s in shapes)} for {types}"
-        return ShapeError("model", f"it takes no inputs of these shapes: {why}", saw=saw)
+def fixed_graph(graph: Graph, shapes: Sequence[Shape]) -> Graph:
+    """A graph with symbols, for inputs of these shapes.
+
+    Raises:
+        ShapeError: a guard fails, or a number is another one.
+    """
+    own = [v.type.shape for v in graph.inputs]
+    extents = bound_extents(zip(own, shapes, strict=True))
+    if extents is None:
+        why = "an extent is a number in what was traced, and another one"
+        raise _refused(graph, shapes, why)
+    guard = broken_guard(graph.guards, extents)
+    if guard is not None:
+        raise _refused(graph, shapes, f"its course needs {guard}")
+    found = specialize(graph, extents)
+    why = fault_of_ones(found, graph) if _is_below(graph, extents) else ""
+    if why:
+        raise _refused(graph, shapes, why)
+    return found
+
+
+def _is_below(graph: Graph, extents: Mapping[str, Any]) -> bool:
+    symbols = [lone_symbol(d) for v in graph.inputs for d in v.type.shape]
+    return any(s is not None and extents[s.name] < s.low for s in symbols)
+
+
+def _refused(graph: Graph, shapes: Sequence[Shape], why: str) -> ShapeError:
+    types = ", ".join(str(v.type) for v in graph.inputs)
+    saw = f"{', '.join(str(list(s)) for s in shapes)} for {types}"
+    return ShapeError("model", f"it takes no inputs of these shapes: {why}", saw=saw)
 
 
 def fault_of_ones(graph: Graph, opened: Graph) -> str:
@@ -138,4 +150,4 @@ def at_shapes(graph: Graph, opened: OpenGraph | None, shapes: Sequence[Shape]) -
     return opened.at(shapes)
 
 
-__all__ = ["OpenGraph", "at_shapes", "fault_of_ones"]
+__all__ = ["OpenGraph", "at_shapes", "fault_of_ones", "fixed_graph"]
