@@ -6,6 +6,7 @@ Needs Node and a C compiler for WebAssembly (`make setup-cross`); run by `make t
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,10 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cross.test_targets import PLAIN, FewBits, Maps, Tokens, check_results, compiled, traced
+from tests.deploy.test_ranged import RANGES, Net, Recurrent, dumped, evaluated, given
 
 import treadle as mge
 import treadle.functional as F
 import treadle.module as M
+from treadle.base.errors import CompileError
+from treadle.cli import main
 from treadle.deploy.wasm import write_wasm
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
@@ -96,6 +100,63 @@ def test_numbers_that_need_a_sum_rounded_once(tmp_path: Path) -> None:
     wide = angle.astype(np.float64)
     np.testing.assert_array_equal(found[:10], np.concatenate([np.fmod(x, y), x // y]))
     np.testing.assert_allclose(found[10:], np.concatenate([np.sin(wide), np.tan(wide)]), rtol=3e-7)
+
+
+@pytest.mark.parametrize("kind", [Net, Recurrent])
+def test_one_module_serves_all_extents(kind: type[Net], tmp_path: Path) -> None:
+    mge.random.seed(0)
+    net = evaluated(kind())
+    model = dumped(net, tmp_path / "net.mge", **given(3, 7))
+    made = write_wasm(model, tmp_path, "net", ranges=RANGES)
+    assert made.ranges == {"image_0": (0, 9), "image_1": (1, 15)}
+    each = [given(n, length) for n in (3, 0, 1, 2, 9, 7) for length in (15, 1, 2, 7)]
+    cases = [
+        {
+            "extents": {f"image_{i}": extent for i, extent in enumerate(arrays["image"].shape[:2])},
+            "inputs": {name: array.reshape(-1).tolist() for name, array in arrays.items()},
+        }
+        for arrays in each
+    ]
+    (tmp_path / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
+    shutil.copy(Path(__file__).with_name("ranged.mjs"), tmp_path)
+    done = subprocess.run([str(NODE), "ranged.mjs"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    for results, arrays in zip(found, each, strict=True):
+        wanted: Any = net(*(mge.tensor(a, dtype=a.dtype) for a in arrays.values()))
+        for got, want in zip(results, wanted, strict=True):
+            assert tuple(got["shape"]) == want.shape
+            data = np.array(got["data"]).reshape(want.shape)
+            np.testing.assert_allclose(data, want.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_command_takes_ranges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dumped(lambda x: x * 2 + 1, tmp_path / "net.mge", x=np.ones((2, 3), np.float32))
+    asked = ["compile", str(tmp_path / "net.mge"), "--emit", "wasm", "--shape", "x=1..9,3"]
+    assert main(asked) == 0
+    assert "ranges   x_0 1 to 9" in capsys.readouterr().out
+    assert (tmp_path / "net.wasm").exists() and (tmp_path / "net.mjs").exists()
+
+
+def test_sizes_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
+    model = dumped(lambda x: F.exp(x) + 1, tmp_path / "net.mge", x=np.ones((2, 3), np.float32))
+    with pytest.raises(CompileError, match="more memory than the 4 GiB"):
+        write_wasm(model, tmp_path, "net", ranges={"x": [(1, 2**29), 3]})
+    write_wasm(model, tmp_path, "net", ranges={"x": [(1, 2**26), 3]})
+    program = """
+    import assert from "node:assert";
+    import { load } from "./net.mjs";
+    const model = await load();
+    model.setExtents({ x_0: 2 });
+    const why = /RangeError: the model needs more memory for x_0 = 67108864/;
+    assert.throws(() => model.setExtents({ x_0: 2 ** 26 }), why);
+    const [y] = Object.values(model.run({ x: [0, 0, 0, 0, 0, 0] }));
+    assert.deepEqual([...y], [2, 2, 2, 2, 2, 2]);
+    """
+    (tmp_path / "asks.mjs").write_text(program, encoding="utf-8")
+    command = [str(NODE), "--wasm-max-mem-pages=1000", "asks.mjs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_script_tells_what_is_wrong(tmp_path: Path) -> None:

@@ -255,4 +255,4 @@ def _tensors(
     return [*shapes, f"static const {name}_tensor {what}[] = {{\n{body}\n}};"]
 
 
-__all__ = ["gear_tables"]
+__all__ = ["Names", "gear_tables"]

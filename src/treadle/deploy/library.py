@@ -214,6 +214,7 @@ class _Parts:
         files = {
             f"{name}.h": _text("model.h", name),
             f"{name}.c": _text("model.c", name),
+            "gears.h": _text("gears.h", name),
             f"{name}_parts.h": self._parts(),
             "weights.s": self._weights(),
         }
@@ -280,7 +281,6 @@ class _Parts:
             f"extern int64_t {name}_rt_run(void *, const int64_t *, void *, int64_t);",
             f"extern void *{name}_rt_worker(void *);",
             f"extern void {name}_rt_stop(void *);",
-            f"extern int64_t {name}_rt_evaluate(const int32_t *, int64_t, int64_t *);",
             *kernel_table(linked.symbols),
             *gear_tables(name, self.made, linked.programs, self.names),
         ]

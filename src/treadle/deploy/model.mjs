@@ -35,11 +35,38 @@ export class Model {
     this.producer = about.producer;
     this.inputs = about.inputs; // of each its name, dtype and shape
     this.outputs = about.outputs;
-    this.stops = about.stops;
+    this.extents = about.extents; // of each that is open its name, least and largest
+    this.ready = false;
+    if (!this.extents.length) this.setExtents({});
+  }
+
+  /** Choose extents, by name; inputs and outputs have their shapes from then on. */
+  setExtents(given) {
+    const names = this.extents.map(({ name }) => name);
+    const unknown = Object.keys(given).filter((n) => !names.includes(n));
+    if (unknown.length) throw new TypeError(`the model has no extent ${unknown.join(", ")}`);
+    this.extents.forEach(({ name, low, high }, number) => {
+      const value = given[name];
+      if (value === undefined) throw new TypeError(`extent ${name} is missing`);
+      if (!Number.isInteger(value) || value < low || value > high)
+        throw new RangeError(`extent ${name} is ${value}, and the module is for ${low} to ${high}`);
+      this.exports.extent(number, value);
+    });
+    const status = this.exports.settle();
+    if (status) {
+      const told = names.map((n) => `${n} = ${given[n]}`).join(", ");
+      const why = ["", "does not take", "has sizes beyond 64 bits at", "needs more memory for"][status];
+      throw new RangeError(`the model ${why} ${told || "its own shapes"}`);
+    }
+    [...this.inputs, ...this.outputs].forEach((end, number) => {
+      end.shape = end.shape.map((_, axis) => this.exports.axis(number, axis));
+    });
+    this.ready = true;
   }
 
   /** The memory of an input, or behind them of an output, as an array of its type. */
   view(number) {
+    if (!this.ready) throw new TypeError("no extents have been set: setExtents");
     const { dtype, shape } = [...this.inputs, ...this.outputs][number];
     const count = shape.reduce((n, extent) => n * extent, dtype.startsWith("complex") ? 2 : 1);
     return new KINDS[dtype](this.exports.memory.buffer, this.exports.end(number), count);
@@ -61,8 +88,8 @@ export class Model {
     });
     const stop = this.exports.run();
     if (stop >= 0) {
-      const { op, extent } = this.stops[stop];
-      const index = this.exports.index(stop);
+      const op = text(this.exports.memory, this.exports.op(stop));
+      const [index, extent] = [this.exports.index(stop), this.exports.limit(stop)];
       throw new RangeError(`${op}: index ${index} is out of range for an extent of ${extent}`);
     }
     const first = this.inputs.length;

@@ -1,7 +1,8 @@
 """Models as WebAssembly modules, with a small JavaScript module around them.
 
 The module holds the compiled kernels (vectors of 128 bits), the program's steps, the weights as the
-program wants them, and all memory of one instance. It imports nothing.
+program wants them, and grows by scratch memory, inputs and outputs of one instance. It imports
+nothing.
 """
 
 from __future__ import annotations
@@ -14,34 +15,31 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
-from treadle.backends.program import Linked, Program
+from treadle.backends.program import Linked
 from treadle.base.env import C_COMPILER
 from treadle.base.errors import CompileError
 from treadle.base.version import VERSION
-from treadle.deploy.c_text import integers, kernel_table, stop_table
+from treadle.deploy.c_text import kernel_table
+from treadle.deploy.extents_text import Names, gear_tables
 from treadle.deploy.library import compiler_for, run_compiler
-from treadle.deploy.prepared import (
-    WASM,
-    PreparedWeights,
-    moved,
-    packed,
-    refuse,
-    stops_of,
-)
+from treadle.deploy.phases import Compiled, compiled
+from treadle.deploy.prepared import WASM, PreparedWeights
+from treadle.deploy.ranges import Maker, Wanted
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
+from treadle.engine.package.native_part import Gear
+from treadle.engine.package.native_run import extents
 from treadle.engine.phases import decisions_of, finds_extents
-from treadle.engine.pipeline import Stages
-from treadle.engine.plan import Plan, aligned
-from treadle.graph.ir import Graph, Value
+from treadle.engine.plan import aligned
+from treadle.graph.ir import Graph
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_PREFIX = "treadle"
+"""Of names in C."""
 _STACK = 4 << 20
 _MOST = 4 << 30
 _FLAGS = [
@@ -66,13 +64,15 @@ class WebModule:
     Attributes:
         wasm, script: the files; the script loads the other one.
         weights: bytes of weights in it.
-        scratch: bytes of memory that each instance needs besides.
+        scratch: bytes of memory that each instance needs besides; with ranges, at most.
+        ranges: least and largest of the extents that callers choose, by name, in their order.
     """
 
     wasm: Path
     script: Path
     weights: int
     scratch: int
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def write_wasm(
@@ -80,6 +80,7 @@ def write_wasm(
     folder: str | os.PathLike[str],
     name: str = "model",
     options: Options | None = None,
+    ranges: Mapping[str, Wanted] | None = None,
 ) -> WebModule:
     """Compile a model to `<name>.wasm` and `<name>.mjs`, for browsers, Node and other hosts.
 
@@ -88,10 +89,14 @@ def write_wasm(
         folder: made if it is not there.
         name: of the files.
         options: of the compilation.
+        ranges: for each axis of inputs its extent, or the least and the largest one; see
+            `compile_offline`. Callers choose extents by `setExtents`.
 
     Raises:
-        CompileError: an op of the model needs Python, an extent is symbolic, the model needs more
-            memory than 4 GiB, there is no compiler for WebAssembly, or it fails.
+        CompileError: an op of the model needs Python, an extent is symbolic, there are no programs
+            for the ranges, the model needs more memory than 4 GiB, there is no compiler for
+            WebAssembly, or it fails.
+        ShapeError: the model does not take the ranges.
     """
     if _NAME.fullmatch(name) is None:
         raise CompileError("wasm", f"{name!r} is not a file name", hint="use letters and digits")
@@ -99,24 +104,20 @@ def write_wasm(
     command = _command()
     chosen = options or Options()
     compiler = compiler_for(chosen, WASM)
-    plan = Stages(model.graph, options=chosen, crossing=compiler).planned.plan
-    refuse(plan, "wasm")
     weights = PreparedWeights()
-    steps = moved(plan, packed(plan, compiler.build), weights.add)
-    linked = compiler.linked([Program(steps, plan.bases)], "treadle_wasm_")
-    ends = [
-        *_named_ends(model.graph.inputs, model.inputs),
-        *_named_ends(model.graph.outputs, model.outputs),
-    ]
-    parts = _parts(linked, plan, ends)
-    if weights.nbytes + plan.memory.peak + sum(_sizes(ends)) + _STACK > _MOST:
+    made = compiled(Maker(chosen, compiler, weights, "wasm"), model, ranges)
+    linked = compiler.linked(list(made.programs), f"{_PREFIX}_rt_")
+    parts = _parts(linked, made, (model.inputs, model.outputs))
+    if weights.nbytes + max(map(_needed, made.gears)) + _STACK > _MOST:
         raise CompileError("wasm", "the model needs more memory than the 4 GiB of WebAssembly")
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     wasm, script = place / f"{name}.wasm", place / f"{name}.mjs"
     with tempfile.TemporaryDirectory(prefix="treadle-") as scratch:
         here = Path(scratch)
-        texts = {"parts.h": parts, "model.c": _text("model_wasm.c"), "weights.s": _WEIGHTS}
+        texts = {"parts.h": parts, "weights.s": _WEIGHTS}
+        for file, source in (("gears.h", "gears.h"), ("model.c", "model_wasm.c")):
+            texts[file] = _text(source).replace("NAME", _PREFIX)
         for file, text in texts.items():
             (here / file).write_text(text, encoding="utf-8")
         (here / "weights.bin").write_bytes(weights.joined().data)
@@ -128,19 +129,9 @@ def write_wasm(
         # What a compiler makes is a program; this is data, which nobody runs by its name.
         wasm.write_bytes((here / "made.wasm").read_bytes())
     script.write_text(_text("model.mjs").replace("NAME", name), encoding="utf-8")
-    return WebModule(wasm, script, weights.nbytes, plan.memory.peak)
-
-
-def _named_ends(values: Sequence[Value], names: Sequence[str]) -> list[tuple[str, Value]]:
-    """Inputs or outputs with their names.
-
-    Raises:
-        CompileError: one has extents that are not numbers.
-    """
-    for name, value in zip(names, values, strict=True):
-        if not value.type.is_static:
-            raise CompileError("wasm", f"{name} has symbolic extents", saw=str(value.type))
-    return list(zip(names, values, strict=True))
+    chosen_by_callers = {} if made.ranges is None else dict(made.ranges.extents)
+    scratch_bytes = max(g.arena for g in made.gears)
+    return WebModule(wasm, script, weights.nbytes, scratch_bytes, chosen_by_callers)
 
 
 def _refuse_phases(graph: Graph) -> None:
@@ -158,43 +149,41 @@ def _refuse_phases(graph: Graph) -> None:
         )
 
 
-def _sizes(ends: Sequence[tuple[str, Value]]) -> list[int]:
-    """Bytes that inputs and outputs take, each from a line of memory on."""
-    return [aligned(max(int(value.type.nbytes), 1)) for _, value in ends]
+def _needed(gear: Gear) -> int:
+    """Bytes of scratch memory, inputs and outputs, each of them from a line of memory on."""
+    return gear.arena + sum(aligned(max(int(t.nbytes), 1)) for t in (*gear.inputs, *gear.outputs))
 
 
-def _parts(linked: Linked, plan: Plan, ends: Sequence[tuple[str, Value]]) -> str:
+def _parts(linked: Linked, made: Compiled, names: Names) -> str:
     """The header that model.c reads."""
-    stops, sizes = stops_of(plan), _sizes(ends)
+    first, ranges = made.gears[0], made.ranges
+    types = first.inputs, first.outputs
+    shapes = (
+        tuple(tuple(map(extents, side)) for side in types)
+        if ranges is None
+        else (ranges.inputs, ranges.outputs)
+    )
     told = [
-        {"name": n, "dtype": v.type.dtype.name, "shape": [int(d) for d in v.type.shape]}
-        for n, v in ends
+        [
+            {"name": n, "dtype": t.dtype.name, "shape": list(shape)}
+            for n, t, shape in zip(*side, strict=True)
+        ]
+        for side in zip(names, types, shapes, strict=True)
     ]
+    open_ = {} if ranges is None else ranges.extents
     about = {
         "producer": f"treadle {VERSION}",
-        "inputs": told[: plan.inputs],
-        "outputs": told[plan.inputs :],
-        "stops": [{"op": s.op, "extent": s.high} for s in stops],
-    }
-    numbers = {
-        "INPUTS": plan.inputs,
-        "OUTPUTS": plan.outputs,
-        "PLACES": len(linked.programs[0].places),
-        "ARENA_BYTES": max(plan.memory.peak, 1),
-        "ENDS_BYTES": sum(sizes),
-        "STOPS": len(stops),
-        "ARRAY_DATA_WORD": linked.layout["ARRAY_DATA_WORD"],
+        "inputs": told[0],
+        "outputs": told[1],
+        "extents": [{"name": n, "low": low, "high": high} for n, (low, high) in open_.items()],
     }
     lines = [
-        *(f"#define {key} {value}" for key, value in numbers.items()),
+        f"#define ARRAY_DATA_WORD {linked.layout['ARRAY_DATA_WORD']}",
         f"#define ABOUT {json.dumps(json.dumps(about))}",
         "extern const unsigned char treadle_weights[];",
-        "extern int64_t treadle_wasm_run(void *, const int64_t *, void *, int64_t);",
+        f"extern int64_t {_PREFIX}_rt_run(void *, const int64_t *, void *, int64_t);",
         *kernel_table(linked.symbols),
-        integers("program_words", linked.programs[0].words, "static"),
-        integers("kernel_places", linked.programs[0].places),
-        integers("end_offsets", np.cumsum([0, *sizes])[:-1]),
-        stop_table(stops),
+        *gear_tables(_PREFIX, made, linked.programs, names),
     ]
     return "\n".join((*lines, ""))
 

@@ -402,13 +402,12 @@ def write_web_module(wish: Wish, found: Read, tell: Tell) -> Facts:
         CompileError: there is no compiler for it, or the model has something that needs Python.
     """
     _of_one(wish, found, "a module")
-    if found.ranges is not None:
-        raise Misuse("--shape", "a module is for one shape", hint="give extents that are numbers")
     if wish.targets[0] != "native":
         raise Misuse("--target", "WebAssembly has no other instructions", hint="leave it out")
     tell("compiling")
     folder = wish.output or wish.source.parent
-    made = write_wasm(found.model, folder, wish.name or wish.source.stem, found.options)
+    how = wish.name or wish.source.stem, found.options, found.ranges
+    made = write_wasm(found.model, folder, *how)
     return {
         "wasm": str(made.wasm),
         "script": str(made.script),
@@ -416,6 +415,7 @@ def write_web_module(wish: Wish, found: Read, tell: Tell) -> Facts:
         "weights": made.weights,
         "scratch": made.scratch,
         **_facts(found.model, found),
+        **({"ranges": made.ranges} if made.ranges else {}),
     }
 
 
