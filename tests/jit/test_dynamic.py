@@ -301,7 +301,15 @@ def test_declared_extents_are_held_to() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"low": -1}, {"high": 1}, {"low": 9, "high": 8}, {"multiple": 0}]
+    "given",
+    [
+        {"low": -1},
+        {"high": 1},
+        {"low": 9, "high": 8},
+        {"multiple": 0},
+        {"low": 2.5},
+        {"high": True},
+    ],
 )
 def test_declarations_that_leave_no_extent_are_refused(given: Any) -> None:
     with pytest.raises(ShapeError, match="extent"):

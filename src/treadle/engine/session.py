@@ -363,6 +363,8 @@ class Session:
             if name not in entry.variables:  # Written, but not read, by the graph.
                 place = sum(1 for k in range(j) if self._is_result(entry, k))
                 self._variables[name] = results[place]
+            else:  # Written in place: graphs that have it packed look whether it is another array.
+                self._variables[name] = self._variables[name].view()
         return [
             results[sum(1 for k in range(j) if self._is_result(entry, k))]
             for j in range(len(entry.graph.outputs))

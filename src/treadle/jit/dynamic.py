@@ -45,9 +45,20 @@ class Extent:
     multiple: int = 1
 
     def __post_init__(self) -> None:
+        name: Any = self.name
+        numbers: tuple[Any, ...] = self.low, self.multiple, 0 if self.high is None else self.high
+        are_whole = all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
+        if not (isinstance(name, str) and name and are_whole):
+            hint = "use a name, and whole numbers"
+            raise ShapeError("jit.Extent", "no extent is declared so", saw=repr(self), hint=hint)
         if self.low < 0:
             raise ShapeError("jit.Extent", f"the least extent is {self.low}", hint="use 0 or more")
-        self.symbol()
+        try:
+            self.symbol()
+        except ShapeError:
+            hint = "low and high are inclusive, high is 2 or more, multiple 1 or more"
+            problem = "no extent of two or more fits"
+            raise ShapeError("jit.Extent", problem, saw=repr(self), hint=hint) from None
 
     def symbol(self) -> Expr:
         """The extent where it is two or more."""

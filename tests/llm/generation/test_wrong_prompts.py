@@ -7,7 +7,7 @@ import pytest
 from tests.llm.saved import saved
 
 import treadle.llm as llm
-from treadle.base.errors import DTypeError, IndexRangeError
+from treadle.base.errors import CheckpointError, DTypeError, IndexRangeError
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,27 @@ def test_contents_may_be_parts(model: llm.LanguageModel) -> None:
     for wrong in ([{"type": "image_url", "image_url": "x"}], ["Hello"], [{"type": "text"}]):
         with pytest.raises(DTypeError, match="the content is no text"):
             model.conversation([{"role": "user", "content": wrong}])
+
+
+@pytest.mark.parametrize("takes_none", [True, False])
+def test_calls_without_content_reach_the_template(
+    model: llm.LanguageModel, takes_none: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Templates ask whether the content is None, and some fail where it is."""
+
+    class Template:
+        asks_for_none = True
+
+        def render(self, messages: list[Any], tools: Any) -> str:
+            content = messages[0]["content"]
+            if content is None and not takes_none:
+                raise CheckpointError("chat template", "None has no length")
+            return f"{content}:{len(messages[0]['tool_calls'])}"
+
+    monkeypatch.setattr(model, "template", Template())
+    calls = {"role": "assistant", "content": None, "tool_calls": [1, 2]}
+    wanted = "None:2" if takes_none else ":2"
+    assert model.conversation([calls]) == model.tokenizer.encode(wanted, special=True)
 
 
 def test_a_bias_of_a_token_that_is_not_there(model: llm.LanguageModel) -> None:

@@ -229,3 +229,15 @@ def test_files_are_let_go() -> None:
     build(given)
     last = {name: i for i, name in enumerate(given.events)}
     assert all(last[name] < last["release " + name] for name in given.names())
+
+
+def test_sequences_without_pages_are_refused() -> None:
+    model = build(llama(max_position_embeddings=512))
+    cache = model.cache(2, 300, tokens=300)
+    tokens = [list(range(1, 51))]
+    alone = model.step(tokens, model.cache(1, 300), [0], [50]).numpy()
+    np.testing.assert_array_equal(model.step(tokens, cache, [0], [50], rows=[0]).numpy(), alone)
+    with pytest.raises(ShapeError, match="has no pages for its tokens"):
+        model.step(tokens, cache, [0], [50], rows=[1])
+    cache.table[1, 0] = cache.table[0, 2]
+    np.testing.assert_array_equal(model.step(tokens, cache, [0], [50], rows=[1]).numpy(), alone)

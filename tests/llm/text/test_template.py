@@ -47,6 +47,22 @@ def test_what_templates_use():
     assert rendered("{{ enable_thinking }}", enable_thinking=False) == "False"
 
 
+def test_templates_that_ask_for_none():
+    for source in (
+        "{% if messages[0]['content'] is none %}calls{% endif %}",
+        "{% if m.content is not None and m.content != '' %}{% endif %}",
+        "{% if (m.get('content')) != none %}{% endif %}",
+    ):
+        assert Template(source, TOKENIZER).asks_for_none
+    others = (
+        "{{ m.content }}",
+        "{% if m.content %}none{% endif %}",
+        "{% if tools is none %}{% endif %}",
+    )
+    for source in others:
+        assert not Template(source, TOKENIZER).asks_for_none
+
+
 def test_templates_may_refuse():
     with pytest.raises(CheckpointError, match="refuses this: roles must alternate"):
         rendered("{{ raise_exception('roles must alternate') }}")

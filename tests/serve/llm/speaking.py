@@ -152,7 +152,7 @@ class Small:
         if messages[-1]["role"] == "tool" and not tools:
             raise CheckpointError("template", "results of tools need tools")
         told = "".join(f"[{tool['function']['name']}]" for tool in tools or ())
-        said = "|".join(f"{m['role']}:{m['content']}" for m in messages)
+        said = "|".join(f"{m['role']}:{m['content'] or ''}" for m in messages)
         return [*self.tokenizer.encode(told + said), ASKED]
 
     def options(self, **changes: Any) -> Options:

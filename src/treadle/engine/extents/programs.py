@@ -34,19 +34,22 @@ class OpenRunners:
         self._graph, self._options, self._interface = graph, options, interface
         self._plans: dict[tuple[tuple[str, int], ...], Plans] = {}
         self._alone: dict[tuple[int, ...], Runner] = {}
+        self._gone = Counters()
         self._lock = threading.Lock()
 
     @property
     def made(self) -> int:
         """The number of programs that there are."""
-        shared = sum(len(plans.regimes) for plans in self._plans.values())
-        return shared + len(self._alone)
+        with self._lock:
+            shared = sum(len(plans.regimes) for plans in self._plans.values())
+            return shared + len(self._alone)
 
     @property
     def counters(self) -> Counters:
-        """Cost of all runs of the programs that there are."""
-        shared = [r.executor for plans in self._plans.values() for r in plans.on_host]
-        return sum((r.counters for r in (*shared, *self._alone.values())), Counters())
+        """Cost of all runs, but for those of plans that gave way to others."""
+        with self._lock:
+            shared = [r.executor for plans in self._plans.values() for r in plans.on_host]
+            return sum((r.counters for r in (*shared, *self._alone.values())), self._gone)
 
     def at(self, extents: Mapping[str, int]) -> Runner:
         """Return the program at extents, by symbol.
@@ -75,7 +78,9 @@ class OpenRunners:
             graph = specialize(self._graph, extents)
             self._alone[key] = Stages(graph, self._interface, self._options).compile()
             while len(self._alone) > MOST_ALONE:
-                self._alone.pop(next(iter(self._alone))).close()
+                oldest = self._alone.pop(next(iter(self._alone)))
+                self._gone += oldest.counters
+                oldest.close()
         return self._alone[key]
 
 

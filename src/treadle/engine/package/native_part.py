@@ -48,6 +48,8 @@ SCHEMA = 4
 _WITHOUT_MANY, _WITHOUT_PHASES = 2, 3
 """The schemas written where no gear is for many extents, and where there are no phases: older
 readers take them."""
+_FEW = 16
+"""Extents that readers of the schemas before take."""
 MOST_GEARS = 100
 MEMBERS = ("words", "code", "weights")
 _LINE = 64
@@ -204,7 +206,7 @@ def entry_of(part: NativePart, prefix: str, members: Mapping[str, Array]) -> dic
 
 
 def _schema(part: NativePart) -> int:
-    if part.phases is not None:
+    if part.phases is not None or (part.ranges and len(part.ranges.extents) > _FEW):
         return SCHEMA
     return _WITHOUT_MANY if part.ranges is None else _WITHOUT_PHASES
 

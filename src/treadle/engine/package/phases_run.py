@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -39,6 +40,7 @@ class _Phase:
         self.phase = phase
         self.runner = NativeRunner(part, None, programs)
         self._ready: dict[tuple[int, ...], GearInstance] = {}
+        self._lock = threading.Lock()
 
     def at(self, extents: Mapping[str, int]) -> GearInstance | None:
         """The program for extents, by name; None where there is none.
@@ -52,9 +54,10 @@ class _Phase:
         if found is None:
             found = self._made(key, extents)
             if found is not None:
-                while len(self._ready) >= MOST_INSTANCES:
-                    self._ready.pop(next(iter(self._ready)), None)
-                self._ready[key] = found
+                with self._lock:
+                    while len(self._ready) >= MOST_INSTANCES:
+                        self._ready.pop(next(iter(self._ready)), None)
+                    self._ready[key] = found
         return found
 
     def _made(self, key: tuple[int, ...], extents: Mapping[str, int]) -> GearInstance | None:

@@ -214,7 +214,15 @@ class LanguageModel:
             hint = "continue texts (generate, treadle llm run), or take a model tuned for chats"
             problem = "the model has no template of conversations"
             raise CheckpointError(self.path, problem, hint=hint)
-        text = self.template.render([_message(m) for m in _listed(messages)], tools)
+        given = [_message(m) for m in _listed(messages)]
+        # Some templates ask whether the content is None; others would write the word.
+        plain = [{**m, "content": ""} if _only_calls(m) else m for m in given]
+        try:
+            text = self.template.render(given if self.template.asks_for_none else plain, tools)
+        except CheckpointError:
+            if plain == given:
+                raise
+            text = self.template.render(plain, tools)
         return self.tokenizer.encode(text, special=True)
 
     def options(self, **changes: Any) -> Options:
@@ -290,11 +298,14 @@ def _listed(messages: Any) -> Sequence[Message]:
     raise DTypeError("messages", "are no conversation", saw=repr(messages)[:60], hint=hint)
 
 
+def _only_calls(message: Message) -> bool:
+    """Return whether a message has calls of tools in place of a content."""
+    return message.get("content") is None and "tool_calls" in message
+
+
 def _message(message: Message) -> Message:
     """A message as templates expect it: its content is a text."""
     content = message.get("content")
-    if content is None and "tool_calls" in message:
-        return {**message, "content": ""}
     if not isinstance(content, list):
         return message
     texts = [p.get("text") for p in content if isinstance(p, Mapping) and p.get("type") == "text"]

@@ -24,6 +24,8 @@ Kept = tuple[Tensor, ...]
 
 PAGE = 128
 """Tokens of a page: the keys that kernels read at a time, so that results have the same bits."""
+NOBODYS = -1
+"""In a table: there is no page for these positions."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Cache:
         rings: which layers are.
         table: int32 (sequences, pages of one): position p of a sequence lies in its page
             p // `page`, at p mod `page`. At first every sequence has pages of its own, beside each
-            other, as far as there are any; whoever shares pages writes it.
+            other, as far as there are any, then -1; whoever shares pages writes it.
         page: tokens of a page.
         pages: how many there are.
         widest: tokens of a step at most, as far as rings have room for them.
@@ -110,9 +112,10 @@ def empty_cache(
         return tuple(found)
 
     own = np.arange(sequences * each, dtype=np.int32).reshape(sequences, each)
+    own[own >= pages] = NOBODYS
     return Cache(
         *(sequences, length, [kept(a, ring=r) for a, r in zip(layers, rings, strict=True)], rings),
-        *(own % pages, PAGE, pages),
+        *(own, PAGE, pages),
         widest=widest if any(rings) else None,
         back=more if any(rings) else None,
     )

@@ -13,6 +13,7 @@ from treadle.base.errors import IndexRangeError, ShapeError
 from treadle.inspect import Inspected
 from treadle.jit import Compiled
 from treadle.llm.models.attention import (
+    NOBODYS,
     Cache,
     Kept,
     copy_page,
@@ -155,6 +156,8 @@ class DecoderModel:
         first, meant = (np.ascontiguousarray(x, np.int32) for x in (starts, counts))
         which = None if rows is None else np.ascontiguousarray(rows, np.int32)
         _check(given, first, meant, which, cache, self.vocabulary)
+        table = cache.table if which is None else cache.table[which]
+        _check_pages(table, np.where(meant > 0, first + meant, 0), cache)
         adapted = self._adapted(adapters, len(given))
         # One function for each shape: none of them is a mistake that jit should warn of.
         program = self._programs.get(given.shape)
@@ -165,7 +168,7 @@ class DecoderModel:
             Tensor(first),
             Tensor(meant),
             None if which is None else Tensor(which),
-            Tensor(cache.table if which is None else cache.table[which]),
+            Tensor(np.maximum(table, 0)),
             cache.layers,
             cache.rings,
             cache.page,
@@ -237,6 +240,19 @@ class DecoderModel:
 
 
 Ints = npt.NDArray[np.int32]
+
+
+def _check_pages(table: Ints, ends: Ints, cache: Cache) -> None:
+    """Check that rows have pages for all of their positions."""
+    for i in np.flatnonzero((table == NOBODYS).any(axis=1)).tolist():
+        used = -(-int(ends[i]) // cache.page)
+        if (table[i, :used] == NOBODYS).any():
+            raise ShapeError(
+                "step",
+                "a sequence has no pages for its tokens",
+                saw=f"row {i}: {ends[i]} tokens, pages {table[i].tolist()}",
+                hint="make the cache with more tokens, or write into cache.table whose pages are",
+            )
 
 
 def _check(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import datetime
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,12 +28,18 @@ MOST_SOURCE = 1 << 20
 """Characters of a template."""
 
 
+_NO_CONTENT = re.compile(r"content['\"\])]*\s*(is\s+(not\s+)?|[!=]=\s*)none\b", re.IGNORECASE)
+
+
 class Template:
     """Template by which a model wants conversations to be written.
 
     Args:
         source: the template.
         tokenizer: whose `bos` and `eos` it may name.
+
+    Attributes:
+        asks_for_none: whether it asks if a content is None.
 
     Raises:
         CheckpointError: it is not a template.
@@ -45,6 +52,7 @@ class Template:
 
         bos = [] if tokenizer.bos is None else [tokenizer.bos]
         self._known = {"bos_token": written(bos), "eos_token": written(sorted(tokenizer.eos))}
+        self.asks_for_none = _NO_CONTENT.search(source) is not None
         if len(source) > MOST_SOURCE:
             raise CheckpointError("chat template", f"has more than {MOST_SOURCE:,} characters")
         with _explain_errors(), _bounded():

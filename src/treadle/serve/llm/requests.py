@@ -252,7 +252,7 @@ def _messages(content: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
-    """A message as templates take it: its content is text, arguments of calls are objects."""
+    """A message for templates: its content is text or None, arguments of calls are objects."""
     if not isinstance(value, dict):
         mistyped(where, "an object", value)
     role = value.get("role")
@@ -260,7 +260,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         mistyped(f"{where}.role", ", ".join(_ROLES), role)
     made = {"role": "system" if role == "developer" else role}
     content = value.get("content")
-    made["content"] = "" if content is None else _content(content, f"{where}.content")
+    made["content"] = None if content is None else _content(content, f"{where}.content")
     for name in ("name", "tool_call_id"):
         if value.get(name) is not None:
             made[name] = text_of(value[name], f"{where}.{name}")

@@ -54,7 +54,7 @@ class Speaking(Protocol):
     def conversation(
         self, messages: Sequence[Any], tools: Sequence[Any] | None = None, /
     ) -> list[int]:
-        """Tokens of a conversation."""
+        """Tokens of a conversation; messages with calls of tools may have None as content."""
 
     def options(self, **changes: Any) -> Options:
         """Return the options of the continuation."""
