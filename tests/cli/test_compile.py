@@ -14,6 +14,7 @@ import treadle.functional as F
 import treadle.module as M
 from treadle import jit
 from treadle.cli import main
+from treadle.cli.models.opening import with_outputs
 from treadle.deploy import load_offline
 from treadle.engine.package.models import Model, Runner, read_models
 from treadle.engine.package.native_part import NativePart
@@ -110,6 +111,21 @@ def test_ranges_of_extents_in_another_precision(
         assert 0 < abs(got - wanted).max() < NARROW[mode] * most
         # Next to a tie sums of another order are rounded to the neighbor.
         assert abs(got - same).max() < NARROW[mode] * most / 2
+
+
+def test_ranges_for_other_outputs(wide: Path) -> None:
+    made = wide.with_name("made.tm")
+    (relu,) = (n for n in read_models(wide)[0].graph.nodes if n.op.name == "relu")
+    name = relu.names[0] if relu.names else relu.group
+    model = compiled(wide, "--shape", "data=1..8,3,4..30,8", "--outputs", name)
+    assert model.outputs == (name,) and "matmul" not in {n.op.name for n in model.graph.nodes}
+    plain = with_outputs(read_models(wide)[0], [name])
+    for shape in ((1, 4, 8), (8, 30, 8)):
+        data = pictures(*shape)
+        (got,) = load_offline(made).run({"data": data}).values()
+        (wanted,) = Runner(plain.at([data.shape]))([data])
+        assert got.shape == (shape[0], 16, *shape[1:])
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_calibration_lies_within_the_ranges(wide: Path, capsys: pytest.CaptureFixture[str]) -> None:

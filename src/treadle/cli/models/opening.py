@@ -17,6 +17,7 @@ from treadle.cli.models.sources import Shapes, checked_axes, no_input
 from treadle.cli.status import Misuse
 from treadle.device import set_default_device
 from treadle.engine.package.models import Model, read_models
+from treadle.engine.package.open_graph import OpenGraph
 from treadle.engine.phases import PhasedRunner
 from treadle.graph.cleanup import DeadCode
 from treadle.graph.ir import Graph, Value
@@ -135,9 +136,27 @@ def with_outputs(model: Model, names: Sequence[str]) -> Model:
             f"the model has nothing called {', '.join(unknown)}",
             hint=f"did you mean {' or '.join(near)}?" if near else "info --graph lists values",
         )
-    whole = model.graph.with_nodes(model.graph.nodes, [known[n] for n in names])
-    graph = DeadCode()(whole)
-    return replace(model, graph=graph, outputs=tuple(names), cases=(), segments={})
+    chosen = [known[n] for n in names]
+    graph = DeadCode()(model.graph.with_nodes(model.graph.nodes, chosen))
+    opened = _opened_for(model, chosen, graph)
+    outputs = tuple(names)
+    return replace(model, graph=graph, outputs=outputs, cases=(), segments={}, opened=opened)
+
+
+def _opened_for(model: Model, chosen: Sequence[Value], closed: Graph) -> OpenGraph | None:
+    """The form for other extents of a model whose outputs were chosen, if it has the same ops."""
+    known = model.opened
+    if known is None or known.closed is not model.graph or known.is_fixed:
+        return known
+    pairs = list(zip(model.graph.nodes, known.graph.nodes, strict=False))
+    alike = len(pairs) == len(model.graph.nodes) == len(known.graph.nodes)
+    if not alike or any(node.op.name != other.op.name for node, other in pairs):
+        return known  # of another graph, and so of no use
+    found = dict(zip(model.graph.inputs, known.graph.inputs, strict=True))
+    for node, other in pairs:
+        found.update(zip(node.outputs, other.outputs, strict=True))
+    graph = DeadCode()(known.graph.with_nodes(known.graph.nodes, [found[v] for v in chosen]))
+    return OpenGraph(closed, lambda: graph)
 
 
 def source_of(model: Model) -> dict[str, Any]:
