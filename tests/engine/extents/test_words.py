@@ -122,6 +122,6 @@ def test_words_are_those_of_a_plan_with_numbers(name: str) -> None:
 
 def test_extents_whose_sizes_64_bits_do_not_hold_are_named() -> None:
     at, _ = member_of("halves")
-    regime = at(5)._regime
+    regime = at(5).regime  # type: ignore[union-attr]
     with pytest.raises(ShapeError, match="n = 4611686018427387904"):
         regime.at((1 << 62,))
