@@ -4,7 +4,7 @@ engine fails, or a blob does not fit."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,16 +14,22 @@ from tests.engine.segment_engine import Executable, FakeSegments
 from tests.engine.workloads import arrays, f32
 
 from treadle.backends import registry
+from treadle.backends.api import Support, no
 from treadle.backends.segments import judged, seal, unseal
+from treadle.base import dtype as dt
 from treadle.base.errors import CompileError, LoadError
+from treadle.base.symbol import symbol
+from treadle.base.types import TensorType
 from treadle.engine.devices.placement import engines_of
 from treadle.engine.execute.segments import SegmentLaunch, blob_key, body_of, shelve
+from treadle.engine.extents.plans import Plans
 from treadle.engine.options import Options, engines
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
 from treadle.engine.report import Partition, describe_partitions
 from treadle.graph.builder import trace_body
-from treadle.graph.ir import Graph
+from treadle.graph.evaluate import specialize
+from treadle.graph.ir import Graph, symbols_of
 from treadle.graph.parser import parse
 from treadle.graph.printer import to_text
 from treadle.inspect import Inspected
@@ -407,3 +413,97 @@ def test_engines_of_the_host_mean_nothing_to_programs_of_devices(fake: FakeSegme
     assert engines_of(wanted(), "nowhere") == engines_of(Options(engines=()), "nowhere")
     with pytest.raises(CompileError, match="no engine of nowhere is called 'cuda'"):
         engines_of(Options(engines=("fake", "cuda")), "nowhere")
+
+
+# -- open extents ------------------------------------------------------------------------------
+
+
+class OpenExecutable(Executable):
+    """A graph with symbols, whose numbers are the last operand."""
+
+    def run(self, payloads: Sequence[Any], /) -> Sequence[Any]:
+        *arrays, numbers = payloads
+        names = [s.name for s in symbols_of(self.graph)]
+        assert numbers.dtype == np.int64
+        made = specialize(self.graph, dict(zip(names, numbers.tolist(), strict=True)))
+        found = made.evaluate(arrays)
+        return found if self.owner.fail != "shape" else [a[1:] for a in found]
+
+
+class OpenSegments(FakeSegments):
+    """An engine that compiles for all extents, but not every op."""
+
+    is_open = True
+    refused = ""
+
+    def __init__(self) -> None:
+        super().__init__(never=("tanh",))
+        self._kind = OpenExecutable
+
+    def supports(self, op: Any, types: Sequence[TensorType], /) -> Support:
+        if op.name == self.refused and not all(t.is_static for t in types):
+            return no("dynamic-shape", f"{op.name} needs a number")
+        return super().supports(op, types)
+
+
+@pytest.fixture
+def for_many(monkeypatch: pytest.MonkeyPatch) -> OpenSegments:
+    """The same beside those of the host."""
+    made, known = OpenSegments(), registry.engines("cpu")
+    monkeypatch.setattr(registry, "engines", lambda kind: (*known, made) if kind == "cpu" else ())
+    return made
+
+
+def open_sandwich() -> tuple[Graph, Plans]:
+    """`sandwich` of any number of rows, and its programs."""
+
+    def body(x: Any, w: Any, b: Any) -> Any:
+        y = Tanh()(Matmul()(x, w * 2.0) + b)
+        return Relu()(Matmul()(y, w)), Exp()(y)
+
+    rows = TensorType(dt.float32, (symbol("n"), 8))
+    graph = trace_body(body, [rows, f32(8, 8), f32(8)], "g")
+    return graph, Plans(graph, wanted(check=True), Interface())
+
+
+def run_open(graph: Graph, plans: Plans, n: int) -> None:
+    """Hold a run at some rows against the oracle."""
+    x, w, b = arrays(specialize(graph, {"n": n}))
+    found = plans.at({"n": n})
+    assert found is not None, plans.alone
+    for made, right in zip(found[1].run([x, w, b]), graph.evaluate([x, w, b]), strict=True):
+        np.testing.assert_allclose(made, right, rtol=1e-5, atol=1e-6)
+
+
+def test_extents_of_a_program_share_segments(for_many: OpenSegments) -> None:
+    graph, plans = open_sandwich()
+    for n in (20, 33, 20, 127, 16, 99):
+        run_open(graph, plans, n)
+    assert len(plans.regimes) == 1
+    assert len(for_many.made) == 2  # One on either side of tanh.
+    run_open(graph, plans, 5)
+    assert (len(plans.regimes), len(for_many.made)) == (2, 4)
+
+
+def test_results_of_other_extents_than_planned_are_refused(
+    for_many: OpenSegments, warnings_seen: list[str]
+) -> None:
+    graph, plans = open_sandwich()
+    for_many.fail = "shape"
+    for n in (20, 33):
+        run_open(graph, plans, n)
+    assert len(warnings_seen) == 2
+    assert all("it gave float32[19, 8] where float32[20,8] belongs" in w for w in warnings_seen)
+
+
+def test_an_op_that_needs_numbers_is_named(for_many: OpenSegments) -> None:
+    plans = open_sandwich()[1]
+    for_many.refused = "matmul"
+    assert plans.at({"n": 20}) is None
+    assert "fake takes numbers for extents: matmul needs a number" in plans.alone
+
+
+def test_an_engine_that_takes_numbers_is_named(fake: FakeSegments) -> None:
+    plans = open_sandwich()[1]
+    assert plans.at({"n": 20}) is None
+    assert plans.alone == "fake takes numbers for extents"

@@ -96,7 +96,7 @@ class SegmentEngine(Engine, Protocol):
     rates: Rates
 
     def supports(self, op: Op, types: Sequence[TensorType], /) -> Support:
-        """Return whether it can have an op on static operands of these types, or why not."""
+        """Return whether it can have an op on operands of these types, or why not."""
         ...
 
     def compat(self) -> Mapping[str, str]:
@@ -142,6 +142,27 @@ class CostingEngine(Protocol):
     def cost(self, op: Op, types: Sequence[TensorType], /) -> float:
         """Seconds of an op inside of a segment."""
         ...
+
+
+@runtime_checkable
+class OpenSegmentEngine(Protocol):
+    """A segment engine that compiles graphs with symbols in their types, for all their extents.
+
+    `supports` and `compile_segment` get such types and graphs as well. An op that it takes with
+    numbers alone is refused as "dynamic-shape": then each extents get a program of their own. What
+    it compiles of such a graph takes one operand more, the last one: an int64 vector of the extents
+    of `graph.ir.symbols_of`. Results are as large as those extents make them.
+    """
+
+    @property
+    def is_open(self) -> bool:
+        """True if it does."""
+        ...
+
+
+def is_open(engine: SegmentEngine) -> bool:
+    """Return whether an engine compiles graphs with symbols in their types."""
+    return isinstance(engine, OpenSegmentEngine) and engine.is_open
 
 
 @runtime_checkable

@@ -26,7 +26,7 @@ from treadle.base.symbol import Expr
 from treadle.base.types import TensorType
 from treadle.engine.execute import Runner
 from treadle.engine.execute.counters import Counters
-from treadle.engine.extents.programs import OpenRunners
+from treadle.engine.extents.plans import OpenRunners
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface

@@ -13,6 +13,8 @@ from treadle.ops.matmul import MatrixProduct
 
 UNKNOWN = 1 << 20
 """Elements that a symbolic shape is taken to have."""
+_INNER = 256
+"""Terms that a sum over a symbolic axis is taken to have."""
 
 
 def elements(value: Value) -> int:
@@ -32,12 +34,12 @@ def flops(node: Node) -> int:
         return sum(flops(inner) for body in regions_of(op) for inner in body.nodes)
     if isinstance(op, MatrixProduct):
         inner = node.inputs[0].type.shape[-2 if op.transpose_x else -1]
-        return 2 * results * (inner if isinstance(inner, int) else 256)
+        return 2 * results * (estimate(inner) if node.inputs[0].type.is_resolved else _INNER)
     if isinstance(op, Convolution):
         return 2 * _products(node)
     if isinstance(op, (Attention, AttentionGrad)):
         keys = node.inputs[1].type.shape[-2]
-        return 4 * results * (keys if isinstance(keys, int) else 256)
+        return 4 * results * (estimate(keys) if node.inputs[1].type.is_resolved else _INNER)
     if isinstance(op, ControlFlow):
         return 100 * results
     return max(results, sum(map(elements, node.inputs)))

@@ -114,20 +114,6 @@ def test_whole_models_are_one_segment(make: Any) -> None:
     assert launch.notes.copied == 0  # It reads arguments and writes results where they are.
 
 
-def test_open_extents_do_not_pass_it_over() -> None:
-    """It takes numbers, so each set of extents has a segment of its own."""
-    net = cnn()[0]
-    compiled = mge.jit.compile(dynamic={0: {0: "n", 2: "h"}}, options=WITH)(lambda x: net(x))
-    channels = cnn()[1].shape[1]
-    for n, height in ((2, 16), (3, 20), (2, 20)):
-        x = mge.tensor(np.random.default_rng(n).random((n, channels, height, 16), "float32"))
-        np.testing.assert_allclose(compiled(x).numpy(), net(x).numpy(), rtol=1e-3, atol=1e-4)
-        groups = compiled.explain(x, form="json")["groups"]
-        assert [group["engine"] for group in groups] == ["openvino"]
-    (reason,) = {c["alone"] for c in compiled.explain(form="json")["ranges"]}
-    assert reason == "openvino takes numbers for extents"
-
-
 def test_weights_may_be_replaced() -> None:
     net, x = cnn()
     function = mge.jit.compile(net, options=WITH)

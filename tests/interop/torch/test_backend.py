@@ -293,11 +293,12 @@ def test_segment_engines_that_are_asked_for_take_parts(monkeypatch: pytest.Monke
     net = nn.Sequential(*layers).eval()
     run = torch.compile(net, backend="treadle")
     with engines("openvino", "cpu"), torch.no_grad():
-        for rows in (4, 7, 9):  # from the second on PyTorch has a symbol in place of a number
+        # From the second on PyTorch has a symbol in place of a number, of which it knows a range.
+        for rows, compiled in ((4, 1), (7, 1), (9, 0)):
             x = torch.randn(rows, 3, 32, 32)
             taken.clear()
             torch.testing.assert_close(run(x), net(x), rtol=1e-4, atol=1e-5)
-            assert len(taken) == 1
+            assert len(taken) == compiled
 
 
 def _not_kept(self: Any, blob: bytes) -> Any:

@@ -32,6 +32,7 @@ class OpenVino(Backend):
     serves = ("cpu", "multithread")
     priority = -1
     on_request = True
+    is_open = True
     rates = Rates(150e9, 16e9, 0.5e-6, 30e-6)
 
     def __init__(self) -> None:

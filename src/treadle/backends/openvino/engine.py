@@ -17,6 +17,7 @@ from treadle.backends.segments import Compatibility, differences
 from treadle.base.array import Array
 from treadle.base.env import NUM_THREADS, OPENVINO_PRECISION
 from treadle.base.errors import CompileError
+from treadle.base.guards import asking_nothing
 from treadle.graph.ir import Graph, Node
 
 DEVICE = "CPU"
@@ -64,12 +65,13 @@ def threads() -> int:
 def claim(graph: Graph) -> Sequence[Collection[Node]]:
     """The nodes that have translations and that OpenVINO's query accepts."""
     calls, answers = calls_of(graph), _answers(precision())
-    new = dict.fromkeys(c for c in calls.values() if c not in answers)
-    if new:
-        question = Question(new)
-        query = core().query_model(question.model, DEVICE, settings(precision()))
-        answers.update(question.answered(query))
-    return [(node,) for node, call in calls.items() if answers[call]]
+    with asking_nothing():
+        new = dict.fromkeys(c for c in calls.values() if c not in answers)
+        if new:
+            question = Question(new)
+            query = core().query_model(question.model, DEVICE, settings(precision()))
+            answers.update(question.answered(query))
+        return [(node,) for node, call in calls.items() if answers[call]]
 
 
 @functools.cache
@@ -109,7 +111,8 @@ def judge(made: Mapping[str, str]) -> Compatibility:
 def compile_segment(graph: Graph) -> Executable:
     """Translate and compile a graph."""
     mode = precision()
-    model = to_model(graph, int8=mode == "int8")
+    with asking_nothing():
+        model = to_model(graph, int8=mode == "int8")
     return Executable(core().compile_model(model, DEVICE, settings(mode)), compat())
 
 
@@ -125,24 +128,29 @@ class Executable:
     def __init__(self, compiled: Any, compat: Mapping[str, str]) -> None:
         self._compiled = compiled
         self._compat = dict(compat)
-        self._outputs = [(tuple(p.get_shape()), p.get_element_type()) for p in compiled.outputs]
+        self._takes = len(compiled.inputs)
+        self._outputs = [(p.get_partial_shape(), p.get_element_type()) for p in compiled.outputs]
+        self._open = [i for i, (shape, _) in enumerate(self._outputs) if shape.is_dynamic]
         self._idle: list[InferRequest] = []
         self._lock = threading.Lock()
 
     def run(self, payloads: Sequence[Any], /) -> Sequence[Any]:
-        """New arrays of the results."""
-        results = [np.empty(shape, kind.to_dtype()) for shape, kind in self._outputs]
+        """New arrays of the results, whose extents are not open."""
+        results = [np.empty(shape.to_shape(), kind.to_dtype()) for shape, kind in self._outputs]
         self.run_into(payloads, results)
         return results
 
     def run_into(self, payloads: Sequence[Any], results: Sequence[Any], /) -> None:
-        """Compute from and into these arrays, without a copy where they are dense."""
+        """Compute from and into these arrays, without a copy where they are dense.
+
+        Numbers of open extents are the last payload; a model whose inputs tell them leaves it.
+        """
         try:
             request = self._idle.pop()
         except IndexError:
             with self._lock:
-                request = InferRequest(self._compiled.create_infer_request())
-        request.run([np.asarray(x, order="C") for x in payloads], results)
+                request = InferRequest(self._compiled.create_infer_request(), self._open)
+        request.run([np.asarray(x, order="C") for x in payloads[: self._takes]], results)
         self._idle.append(request)
 
     def serialize(self) -> bytes:
@@ -167,11 +175,16 @@ class InferRequest:
 
     OpenVINO is told addresses, and told again only where they change. It does not hold on to the
     arrays, which the caller may want to free or to write in place.
+
+    Args:
+        request: OpenVINO's.
+        open_results: numbers of results whose extents are open.
     """
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: Any, open_results: Sequence[int] = ()) -> None:
         self._request = request
-        self._known: dict[tuple[bool, int], int] = {}
+        self._open = open_results
+        self._known: dict[tuple[bool, int], tuple[int, tuple[int, ...]]] = {}
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Run once."""
@@ -183,9 +196,15 @@ class InferRequest:
                 self._request.set_output_tensor(i, _tensor(array))
         # In this thread: handing over to another one and waiting for it takes longer.
         self._request.infer(share_outputs=True)
+        for i in self._open:
+            made = tuple(self._request.get_output_tensor(i).get_shape())
+            if made != outputs[i].shape:
+                del self._known[True, i]  # Its tensor has this shape now.
+                said = f"result {i} has shape {list(made)}, not {list(outputs[i].shape)}"
+                raise CompileError("openvino", said)
 
     def _is_new(self, out: bool, index: int, array: Array) -> bool:
-        at = array.__array_interface__["data"][0]
+        at = array.__array_interface__["data"][0], array.shape
         if self._known.get((out, index)) == at:
             return False
         self._known[out, index] = at

@@ -9,10 +9,16 @@ import openvino as ov
 from openvino import opset15 as opset
 
 from treadle.backends.openvino.patterns import fake_quantized
-from treadle.backends.openvino.table import Output
-from treadle.backends.openvino.translation import constant, parameter, supports, translate
+from treadle.backends.openvino.table import Output, writing
+from treadle.backends.openvino.translation import (
+    constant,
+    parameter,
+    supports,
+    symbols_of_call,
+    translate,
+)
 from treadle.base.types import TensorType
-from treadle.graph.ir import Graph, Node, Value
+from treadle.graph.ir import Graph, Node, Value, symbols_of
 from treadle.ops.constant import Constant
 from treadle.ops.op import Op
 
@@ -21,22 +27,27 @@ def to_model(graph: Graph, *, int8: bool = False) -> Any:
     """The model of a graph all of whose ops have translations.
 
     Args:
-        graph: of static types.
+        graph: where it has symbols, the model is for all of their extents; it takes their numbers
+            as one more input if its other inputs do not tell them.
         int8: rounding to a grid becomes `FakeQuantize`, from which OpenVINO makes integer kernels.
     """
     known = {v: parameter(v.type) for v in graph.inputs}
     inputs = [known[v].get_node() for v in graph.inputs]
     grids = fake_quantized(graph) if int8 else {}
-    for node in graph.nodes:
-        if isinstance(node.op, Constant):
-            known[node.output] = constant(node.op.data.array)
-        elif node in grids:
-            known[node.output] = grids[node].made(known)
-        else:
-            types = [_plain(v) for v in node.inputs]
-            made = translate(node.op, types, [known[v] for v in node.inputs])
-            known.update(zip(node.outputs, made, strict=True))
-    return ov.Model([opset.result(known[v]) for v in graph.outputs], inputs, graph.name)
+    with writing(symbols_of(graph)) as extents:
+        for value in graph.inputs:
+            extents.has(known[value], value.type.shape)
+        for node in graph.nodes:
+            if isinstance(node.op, Constant):
+                known[node.output] = constant(node.op.data.array)
+            elif node in grids:
+                known[node.output] = grids[node].made(known)
+            else:
+                types = [_plain(v) for v in node.inputs]
+                made = translate(node.op, types, [known[v] for v in node.inputs])
+                known.update(zip(node.outputs, made, strict=True))
+    results = [opset.result(known[v]) for v in graph.outputs]
+    return ov.Model(results, [*inputs, *extents.read], graph.name)
 
 
 def _plain(value: Value) -> TensorType:
@@ -68,9 +79,11 @@ class Question:
         results: list[Any] = []
         for op, types in calls:
             operands = [parameter(t) for t in types]
-            made = translate(op, types, operands)
-            self._parts[op, types] = list(_between(made, operands))
-            inputs += [v.get_node() for v in operands]
+            with writing(symbols_of_call(op, types)) as extents:
+                made = translate(op, types, operands)
+            nodes = [v.get_node() for v in operands] + extents.read
+            self._parts[op, types] = list(_between(made, nodes))
+            inputs += nodes
             results += [opset.result(v) for v in made]
         self.model = ov.Model(results, inputs, "question")
 
@@ -79,9 +92,9 @@ class Question:
         return {call: all(p in query for p in parts) for call, parts in self._parts.items()}
 
 
-def _between(results: Iterable[Output], operands: Iterable[Output]) -> Iterable[str]:
-    """Names of nodes of a model on the way from operands to results, constants left out."""
-    stop = {v.get_node().get_friendly_name() for v in operands}
+def _between(results: Iterable[Output], inputs: Iterable[Any]) -> Iterable[str]:
+    """Names of nodes of a model on the way from inputs to results, constants left out."""
+    stop = {node.get_friendly_name() for node in inputs}
     seen: dict[str, None] = {}
     waiting = [v.get_node() for v in results]
     while waiting:

@@ -50,7 +50,7 @@ def _log_softmax(op: softmax.LogSoftmax, x: Output) -> Output:
 
 @translates(norm.LayerNorm)
 def _layer_norm(op: norm.LayerNorm, x: Output, *affine: Output) -> Output:
-    axes = ints(op.axes(len(x.get_shape())))
+    axes = ints(op.axes(x.get_partial_shape().rank.get_length()))
     y = opset.mvn(x, axes, True, op.eps, "inside_sqrt")
     for make, operand in zip((opset.multiply, opset.add), affine, strict=False):
         y = make(y, operand)
@@ -70,5 +70,5 @@ def _plain(op: Any, types: Sequence[TensorType]) -> Support:
 @translates(attention.Attention, when=both(floats, _plain))
 def _attention(op: attention.Attention, q: Output, k: Output, v: Output) -> Output:
     if op.scale is not None:  # It divides by the root of the last extent.
-        q = opset.multiply(q, scalar(op.scale * math.sqrt(q.get_shape()[-1])))
+        q = opset.multiply(q, scalar(op.scale * math.sqrt(q.get_partial_shape()[-1].get_length())))
     return opset.scaled_dot_product_attention(q, k, v, causal=op.causal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import openvino as ov
@@ -11,17 +12,28 @@ from openvino import opset15 as opset
 from treadle.backends.api import Support, no, yes
 from treadle.backends.openvino.table import MOVED, Output, both, floats, ints, moved, translates
 from treadle.base import dtype as dt
+from treadle.base.symbol import Dim, Expr, is_identical
 from treadle.base.types import TensorType
 from treadle.ops import cumulative, gather, gather_along, movement, slicing
 from treadle.ops.op import Op
 
+Types = Sequence[TensorType]
 _END = -(2**31)
 """A stop before the first element, for slices with negative steps."""
 
 
-@translates(movement.Reshape, when=moved)
-def _reshape(op: movement.Reshape, x: Output) -> Output:
-    return opset.reshape(x, ints(op.shape), special_zero=False)
+@translates(movement.Reshape, when=moved, typed=True)
+def _reshape(op: movement.Reshape, types: Types, x: Output) -> Output:
+    before, after = types[0].shape, op.shape
+    kept = [isinstance(d, Expr) and d is e for d, e in zip_longest(after, before)][: len(after)]
+    others = [d for d, yes in zip(after, kept, strict=True) if isinstance(d, Expr) and not yes]
+    if not any(kept) and not others:
+        return opset.reshape(x, ints(after), special_zero=False)
+    # A shape of numbers tells OpenVINO more: 0 is the operand's own extent, -1 what is left.
+    shape: list[Dim] = [0 if yes else d for d, yes in zip(after, kept, strict=True)]
+    if len(others) == 1:
+        shape = [-1 if isinstance(d, Expr) else d for d in shape]
+    return opset.reshape(x, ints(shape), special_zero=True)
 
 
 @translates(movement.Transpose, when=moved)
@@ -29,11 +41,17 @@ def _transpose(op: movement.Transpose, x: Output) -> Output:
     return opset.transpose(x, ints(op.permutation)) if op.permutation else x
 
 
-@translates(movement.Broadcast, when=moved)
-def _broadcast(op: movement.Broadcast, x: Output) -> Output:
-    if list(op.shape) == list(x.get_shape()):  # OpenVINO cannot broadcast to no axes.
-        return x
-    return opset.broadcast(x, ints(op.shape))
+@translates(movement.Broadcast, when=moved, typed=True)
+def _broadcast(op: movement.Broadcast, types: Types, x: Output) -> Output:
+    shape = types[0].shape
+    if len(shape) == len(op.shape) and all(map(is_identical, shape, op.shape)):
+        return x  # OpenVINO cannot broadcast to no axes.
+    if all(isinstance(d, int) for d in op.shape):
+        return opset.broadcast(x, ints(op.shape))
+    new = len(op.shape) - len(shape)
+    own = [i >= new and is_identical(shape[i - new], d) for i, d in enumerate(op.shape)]
+    grown = [1 if yes else d for d, yes in zip(op.shape, own, strict=True)]
+    return opset.broadcast(x, ints(grown), broadcast_spec="BIDIRECTIONAL")
 
 
 @translates(movement.Concat, when=moved)
@@ -53,13 +71,25 @@ def _roll(op: movement.Roll, x: Output) -> Output:
     return opset.roll(x, ints(op.shifts), ints(op.axes)) if op.axes else x
 
 
-@translates(slicing.Slice, when=moved)
-def _slice(op: slicing.Slice, x: Output) -> Output:
-    axes = range(len(op.starts))
+def _known_ends(op: Any, types: Sequence[TensorType]) -> Support:
+    if any(s < 0 and isinstance(d, Expr) for s, d in zip(op.steps, op.stops, strict=True)):
+        return no("dynamic-shape", "slice with a negative step to an open stop")  # It may be -1.
+    return yes()
+
+
+@translates(slicing.Slice, when=both(moved, _known_ends), typed=True)
+def _slice(op: slicing.Slice, types: Types, x: Output) -> Output:
+    extents = types[0].shape
+    whole = [
+        isinstance(d, Expr) and d is stop and step == 1 and isinstance(start, int) and start == 0
+        for d, start, stop, step in zip(extents, op.starts, op.stops, op.steps, strict=True)
+    ]
+    axes = [i for i, yes in enumerate(whole) if not yes]
     if not axes:
         return x
-    stops = [_END if stop < 0 else stop for stop in map(int, op.stops)]
-    return opset.slice(x, ints(op.starts), ints(stops), ints(op.steps), ints(axes))
+    starts, stops, steps = ([n[i] for i in axes] for n in (op.starts, op.stops, op.steps))
+    stops = [_END if isinstance(n, int) and n < 0 else n for n in stops]
+    return opset.slice(x, ints(starts), ints(stops), ints(steps), ints(axes))
 
 
 @translates(slicing.Pad, when=floats)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,8 +12,10 @@ import openvino as ov
 from openvino import opset15 as opset
 
 from treadle.backends.api import Support, no, yes
+from treadle.backends.openvino.extents import OpenExtents
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
+from treadle.base.symbol import Dim, Expr, Symbol
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
 
@@ -37,10 +41,17 @@ TYPES: dict[DType, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """Translation of an op to nodes of a model, and its conditions."""
+    """Translation of an op to nodes of a model, and its conditions.
+
+    Attributes:
+        make: gives the nodes.
+        check: says of which operands.
+        is_typed: `make` takes the operands' types behind the op.
+    """
 
     make: Translate
     check: Check
+    is_typed: bool = False
 
 
 TABLE: dict[type[Op], Translation] = {}
@@ -81,19 +92,37 @@ def both(*checks: Check) -> Check:
     return check
 
 
-def translates(*ops: type[Op], when: Check = floats) -> Callable[[Translate], Translate]:
+def translates(
+    *ops: type[Op], when: Check = floats, typed: bool = False
+) -> Callable[[Translate], Translate]:
     """Register a translation of some ops."""
 
     def register(make: Translate) -> Translate:
         for op in ops:
-            TABLE[op] = Translation(make, when)
+            TABLE[op] = Translation(make, when, typed)
         return make
 
     return register
 
 
-def ints(values: Sequence[Any]) -> Output:
-    """A constant vector of integers."""
+_EXTENTS: ContextVar[OpenExtents] = ContextVar("extents of the model that is being written")
+
+
+@contextmanager
+def writing(symbols: Sequence[Symbol]) -> Iterator[OpenExtents]:
+    """Begin a model: inside the block `ints` takes extents of these symbols."""
+    made = OpenExtents(symbols)
+    before = _EXTENTS.set(made)
+    try:
+        yield made
+    finally:
+        _EXTENTS.reset(before)
+
+
+def ints(values: Sequence[Dim]) -> Output:
+    """A vector of integers: a constant, unless some of them are open extents."""
+    if any(isinstance(v, Expr) for v in values):
+        return _EXTENTS.get().vector(values)
     return opset.constant([int(v) for v in values], ov.Type.i64)
 
 

@@ -12,10 +12,14 @@ from openvino import opset15 as opset
 
 from treadle.backends.api import Support, no, yes
 from treadle.backends.openvino import elementwise, quantized, reductions, shapes, windows
-from treadle.backends.openvino.table import TABLE, TYPES, Output
+from treadle.backends.openvino.extents import dimensions
+from treadle.backends.openvino.table import TABLE, TYPES, Output, writing
+from treadle.base.errors import ShapeError
+from treadle.base.guards import asking_nothing
+from treadle.base.symbol import Symbol
 from treadle.base.types import TensorType
 from treadle.graph.builder import trace_body
-from treadle.graph.ir import Graph
+from treadle.graph.ir import Graph, is_open_op, symbols_in
 from treadle.ops.composite import Composite, expand
 from treadle.ops.creation import Creation
 from treadle.ops.op import Op
@@ -26,28 +30,42 @@ MOST_MADE = 1 << 24
 """Bytes of values made of nothing that a model holds as data."""
 
 
-@functools.cache
-def supports(op: Op, types: tuple[TensorType, ...] | Sequence[TensorType]) -> Support:
-    """Return whether there is a translation for operands of these types."""
+def supports(op: Op, types: Sequence[TensorType]) -> Support:
+    """Return whether there is a translation for operands of these types.
+
+    Open extents may be asked whether they are 0.
+    """
     types = tuple(types)
+    is_open = is_open_op(op) or not all(t.is_static for t in types)
+    if is_open and not all(d for t in (*types, *op.infer(*types)) for d in t.shape):
+        return no("shape", f"{op.name} of no elements")
+    with asking_nothing():
+        return _supports(op, types)
+
+
+@functools.cache
+def _supports(op: Op, types: tuple[TensorType, ...]) -> Support:
     results = op.infer(*types)
     for type_ in (*types, *results):
-        if not type_.is_static:
-            return no("dynamic-shape", f"{op.name} of symbolic extents")
         if type_.dtype not in TYPES:
             return no("dtype", f"{op.name} of {type_.dtype.name}")
-        if not type_.nbytes:
+        if type_.is_static and not type_.nbytes:
             return no("shape", f"{op.name} of no elements")
     if isinstance(op, Creation):
+        if not all(t.is_static for t in results):
+            return no("size-limit", f"{op.name} of open extents, which is no data")
         small = sum(t.nbytes for t in results) <= MOST_MADE
         return yes() if small else no("size-limit", f"{op.name} of so many bytes of data")
     known = TABLE.get(type(op))
     answer = no("op", f"there is no translation of {op.name}") if known is None else yes()
-    if known is not None:
-        answer = known.check(op, types)
-    if not answer and isinstance(op, Composite):
-        answer = _supports_body(op, types)
-    return _tried(op, types) if answer else answer
+    try:
+        if known is not None:
+            answer = known.check(op, types)
+        if not answer and isinstance(op, Composite):
+            answer = _supports_body(op, types)
+        return _tried(op, types) if answer else answer
+    except ShapeError as error:  # Somebody has asked for the number that an open extent is.
+        return no("dynamic-shape", f"{op.name}: {error.problem}")
 
 
 def _tried(op: Op, types: tuple[TensorType, ...]) -> Support:
@@ -59,7 +77,10 @@ def _tried(op: Op, types: tuple[TensorType, ...]) -> Support:
     operands = [parameter(t) for t in types]
     names = {v.get_node().get_friendly_name() for v in operands}
     try:
-        made = translate(op, types, operands)
+        with writing(symbols_of_call(op, types)):
+            made = translate(op, types, operands)
+    except ShapeError:  # It is a RuntimeError, too.
+        raise
     except RuntimeError as error:  # OpenVINO's own rules of shapes.
         return no("shape", str(error).strip().splitlines()[-1])
     if any(v.get_node().get_friendly_name() in names for v in made):
@@ -67,16 +88,21 @@ def _tried(op: Op, types: tuple[TensorType, ...]) -> Support:
     return yes()
 
 
+def symbols_of_call(op: Op, types: tuple[TensorType, ...]) -> tuple[Symbol, ...]:
+    """The symbols that an op on operands of these types mentions."""
+    return symbols_in((*op.attributes.values(), *types))
+
+
 def parameter(type_: TensorType) -> Output:
     """An input of a model."""
-    return opset.parameter(list(type_.shape), TYPES[type_.dtype]).output(0)
+    return opset.parameter(dimensions(type_.shape), TYPES[type_.dtype]).output(0)
 
 
 def _supports_body(op: Composite, types: tuple[TensorType, ...]) -> Support:
     for node in body_of(op, types).nodes:
         if node.op.name == "constant":
             continue
-        answer = supports(node.op, tuple(v.type for v in node.inputs))
+        answer = _supports(node.op, tuple(v.type for v in node.inputs))
         if not answer:
             return no(answer.reason or "op", f"{op.name}: {answer.message}")
     return yes()
@@ -94,7 +120,8 @@ def translate(op: Op, types: Sequence[TensorType], operands: Sequence[Output]) -
         return [constant(op.reference())]
     known = TABLE.get(type(op))
     if known is not None and known.check(op, types):
-        return _outputs(known.make(op, *operands))
+        given = (types, *operands) if known.is_typed else operands
+        return _outputs(known.make(op, *given))
     if not isinstance(op, Composite):
         raise NotImplementedError(f"there is no translation of {op.name}")
     return translate_graph(body_of(op, types), operands)

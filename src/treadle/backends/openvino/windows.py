@@ -9,8 +9,21 @@ from openvino import opset15 as opset
 
 from treadle.backends.api import Support, no, yes
 from treadle.backends.openvino.table import Output, both, floats, ints, translates
+from treadle.base.errors import ShapeError
 from treadle.base.types import TensorType
 from treadle.ops import adaptive_pool, conv, matmul, pool
+
+
+def numbers(x: Output) -> list[int]:
+    """The extents of a value.
+
+    Raises:
+        ShapeError: some are open.
+    """
+    shape = x.get_partial_shape()
+    if shape.is_dynamic:
+        raise ShapeError("openvino", f"a number is needed for the extents {shape}")
+    return list(shape.to_shape())
 
 
 @translates(matmul.Matmul)
@@ -31,7 +44,7 @@ def convolve(op: conv.Convolution, x: Output, weight: Output) -> Output:
 
 def grouped(weight: Output, groups: int) -> Output:
     """[O, C/groups, *K] as [groups, O/groups, C/groups, *K]."""
-    first, *rest = weight.get_shape()
+    first, *rest = numbers(weight)
     return opset.reshape(weight, ints([groups, first // groups, *rest]), False)
 
 
@@ -40,7 +53,7 @@ def _transposed(op: conv.ConvGradInput, dy: Output, weight: Output) -> Output:
     before, after = zip(*op.padding, strict=True)
     pads = list(map(int, before)), list(map(int, after))
     strides, dilation = list(op.strides), list(op.dilation)
-    extra = _extra(op, dy.get_shape(), weight.get_shape())
+    extra = _extra(op, numbers(dy), numbers(weight))
     if op.groups == 1:
         make = opset.convolution_backprop_data
     else:

@@ -25,6 +25,7 @@ from treadle.engine.execute.arenas import Arenas
 from treadle.engine.execute.counters import Counters, NativeTally, Tally, total
 from treadle.engine.execute.frames import At, Frame
 from treadle.engine.execute.host_tasks import IndexFailure, extents, unknown_index
+from treadle.engine.execute.segments import SegmentInstance
 from treadle.engine.execute.serving import HostTasks, Many
 from treadle.engine.plan import Loaded
 from treadle.runtime.host import HostBuffer, address, memory
@@ -101,7 +102,7 @@ class Executor:
         loaded: Loaded[Executable],
         results: Sequence[TensorType],
         frozen: Sequence[int] = (),
-        launches: Mapping[int, Callable[..., Any]] | None = None,
+        launches: Mapping[int, Callable[..., Any] | SegmentInstance] | None = None,
         index_error: IndexFailure = unknown_index,
         packs: Packs | None = None,
         many: Many | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,9 @@ from treadle.engine.execute.reductions import Reductions
 from treadle.engine.plan import HostTask, Loaded
 from treadle.runtime.host import HostBuffer, address
 
+Split = tuple[list[tuple[Address, TensorType]], list[tuple[Address, TensorType]]]
+"""Operands of a segment: those that are not frozen, and those that are."""
+
 
 class At:
     """A program for many extents at certain ones: its numbers.
@@ -29,7 +31,7 @@ class At:
         results: extents and element types of the results.
     """
 
-    __slots__ = ("extents", "launches", "numbers", "peak", "results", "tasks")
+    __slots__ = ("extents", "launches", "numbers", "peak", "results", "splits", "tasks")
 
     def __init__(
         self,
@@ -43,8 +45,10 @@ class At:
         self.peak = peak
         self.results = results
         self.tasks: dict[int, HostTask] = {}
-        self.launches: dict[int, Callable[..., Any]] = {}
-        """Host tasks at these extents and what runs them, as far as they were met."""
+        self.launches: dict[int, Any] = {}
+        self.splits: dict[int, Split] = {}
+        """Host tasks at these extents, what runs them, and operands of segments, as far as they
+        were met."""
 
 
 class Frame:

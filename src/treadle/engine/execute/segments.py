@@ -3,6 +3,9 @@
 An engine gets a segment's graph with its constants. Inputs that stay the same from run to run are
 constants to it as well: they are put into the graph when they are first seen, and again when the
 caller has replaced them. What it compiled is kept on disk, under what it was compiled of.
+
+A segment of a program for many extents is compiled once, if its engine does that: it gets numbers
+of the extents behind its operands.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -35,7 +39,7 @@ from treadle.base.types import TensorType
 from treadle.engine.plan import Plan
 from treadle.engine.report import CompileReport
 from treadle.graph.builder import GraphBuilder
-from treadle.graph.ir import Graph, Value
+from treadle.graph.ir import Graph, Value, symbols_of
 from treadle.graph.replay import write_if_asked
 from treadle.ops.composite import Composite
 from treadle.ops.constant import Constant
@@ -44,8 +48,13 @@ from treadle.ops.op import REGISTRY, as_tuple
 from treadle.runtime.array import to_host
 
 Launch = Callable[..., Any]
-Others = Callable[[Graph, tuple[bool, ...]], Callable[[Sequence[Any]], Sequence[Any]]]
-"""Makes of a graph and its frozen inputs what runs it without the engine that failed."""
+Others = Callable[[Graph, tuple[bool, ...]], Callable[..., Sequence[Any]]]
+"""Makes of a graph and its frozen inputs what runs it without the engine that failed.
+
+What it makes takes all inputs, and the numbers of open extents by symbol where there are some.
+"""
+NO_EXTENTS: Mapping[str, int] = MappingProxyType({})
+"""Those of a program for certain extents."""
 MOST_KEPT = 1 << 28
 """Bytes of a blob up to which it is kept on disk."""
 MOST_REPLACED = 4
@@ -135,8 +144,10 @@ class SegmentLaunch:
         self._report = report
         self._lock = threading.Lock()
         self._made: _Made | None = None
-        self._instead: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+        self._instead: Callable[..., Sequence[Any]] | None = None
         self._replaced = 0
+        self.symbols = tuple(s.name for s in symbols_of(body))
+        """Names of open extents."""
 
     def __call__(self, *arrays: Any) -> Any:
         """New arrays of the results, one alone or a tuple, as any launch."""
@@ -151,6 +162,7 @@ class SegmentLaunch:
         fixed: Callable[[], Sequence[Any]],
         results: Sequence[Any],
         version: object = None,
+        extents: Mapping[str, int] = NO_EXTENTS,
     ) -> None:
         """Write the results where the caller wants them.
 
@@ -159,12 +171,17 @@ class SegmentLaunch:
             fixed: gives the others.
             results: arrays to write to.
             version: names the frozen inputs: as long as it is the same object, so are they.
+            extents: by symbol, where the segment is for many.
         """
-        made = self.results(given, fixed, results, version)
+        made = self.results(given, fixed, results, version, extents)
         if made is not results:
             for target, source in zip(results, made, strict=True):
                 target[...] = source
             self.notes.copied += len(results)
+
+    def at(self, extents: Mapping[str, int]) -> SegmentInstance:
+        """The segment at certain extents."""
+        return SegmentInstance(self, extents)
 
     @property
     def executable(self) -> SegmentExecutable | None:
@@ -274,6 +291,7 @@ class SegmentLaunch:
         fixed: Callable[[], Sequence[Any]],
         results: Sequence[Any] | None = None,
         version: object = None,
+        extents: Mapping[str, int] = NO_EXTENTS,
     ) -> Sequence[Any]:
         """The results: `results` themselves if they were written. Arguments are those of `into`."""
         made = self._ready(given, fixed, version)
@@ -281,28 +299,36 @@ class SegmentLaunch:
             passed = given if self._constant or not made.held else self._all(given, fixed())
             self.notes.runs += 1
             self.notes.handed += len(passed) + len(self.body.outputs)
+            if self.symbols:
+                numbers = np.array([extents[name] for name in self.symbols], np.int64)
+                passed = [*passed, numbers]
             try:
                 if results is not None and made.writes:
                     cast(WritingExecutable, made.executable).run_into(passed, results)
                     return results
-                return self._checked(made.executable.run(passed))
+                return self._checked(made.executable.run(passed), results)
             except Exception as error:  # as above
                 with self._lock:
                     self._demote("run", error, self._all(given, fixed()))
         if self._instead is None:
             raise CompileError("segment", f"{self.body.name} has no engine to run it")
-        return self._instead(self._all(given, fixed()))
+        rest = (extents,) if self.symbols else ()
+        return self._instead(self._all(given, fixed()), *rest)
 
-    def _checked(self, results: Sequence[Any]) -> Sequence[Any]:
-        """Results of the types that the body has: an engine's mistake should not travel on."""
+    def _checked(self, made: Sequence[Any], targets: Sequence[Any] | None) -> Sequence[Any]:
+        """Results of the types that the body has: an engine's mistake should not travel on.
+
+        Open extents are those of `targets`.
+        """
         types = self.body.output_types
-        if len(results) != len(types):
-            raise TypeError(f"it gave {len(results)} results where {len(types)} belong")
-        for result, type_ in zip(results, types, strict=True):
-            if result.dtype != type_.dtype.numpy or result.shape != type_.shape:
+        if len(made) != len(types):
+            raise TypeError(f"it gave {len(made)} results where {len(types)} belong")
+        shapes = [t.shape for t in types] if targets is None else [t.shape for t in targets]
+        for result, type_, shape in zip(made, types, shapes, strict=True):
+            if result.dtype != type_.dtype.numpy or result.shape != shape:
                 given = f"{result.dtype}{list(result.shape)}"
-                raise TypeError(f"it gave {given} where {type_} belongs")
-        return results
+                raise TypeError(f"it gave {given} where {type_.with_shape(shape)} belongs")
+        return made
 
     def _demote(self, what: str, error: Exception, arrays: Sequence[Any]) -> None:
         """Leave the segment to other engines from now on, and say so once."""
@@ -335,6 +361,30 @@ class SegmentLaunch:
         given = arrays or [np.ones(t.shape, t.dtype.numpy) for t in types]
         found = [to_host(a) for a in given]
         return write_if_asked(self.body, found, "cpux", why, engine=self.engine.name)
+
+
+class SegmentInstance:
+    """A segment for many extents at certain ones.
+
+    Args:
+        launch: of the segment.
+        extents: by symbol.
+    """
+
+    def __init__(self, launch: SegmentLaunch, extents: Mapping[str, int]) -> None:
+        self.launch = launch
+        self.frozen = launch.frozen
+        self._extents = extents
+
+    def into(
+        self,
+        given: Sequence[Any],
+        fixed: Callable[[], Sequence[Any]],
+        results: Sequence[Any],
+        version: object = None,
+    ) -> None:
+        """Write the results where the caller wants them; see `SegmentLaunch.into`."""
+        self.launch.into(given, fixed, results, version, self._extents)
 
 
 def restored(

@@ -13,14 +13,12 @@ from treadle.base.array import Array
 from treadle.base.errors import CompileError, IndexRangeError
 from treadle.base.types import TensorType
 from treadle.engine.execute.arenas import Arenas
-from treadle.engine.execute.frames import At, Frame
+from treadle.engine.execute.frames import At, Frame, Split
 from treadle.engine.execute.host_tasks import IndexFailure, extents, launch_of
-from treadle.engine.execute.segments import SegmentLaunch
+from treadle.engine.execute.segments import SegmentInstance, SegmentLaunch
 from treadle.engine.plan import HostTask, Loaded
 from treadle.ops.check import CheckIndices
 from treadle.ops.op import as_tuple
-
-_Split = tuple[list[tuple[Address, TensorType]], list[tuple[Address, TensorType]]]
 
 
 class Many(Protocol):
@@ -30,6 +28,10 @@ class Many(Protocol):
 
     def task(self, task: HostTask, at: At, /) -> HostTask:
         """A host task at certain extents."""
+        ...
+
+    def named(self, extents: Sequence[int], /) -> Mapping[str, int]:
+        """Extents by symbol."""
         ...
 
     def index_error(self, at: At, number: int, index: int, /) -> IndexRangeError:
@@ -50,7 +52,7 @@ class HostTasks:
     def __init__(
         self,
         loaded: Loaded[Executable],
-        launches: Mapping[int, Callable[..., Any]] | None,
+        launches: Mapping[int, Callable[..., Any] | SegmentInstance] | None,
         index_error: IndexFailure,
         many: Many | None,
     ) -> None:
@@ -59,8 +61,8 @@ class HostTasks:
         self._many = many
         self._tasks = loaded.plan.tasks
         self._sums = {made: (base, entry) for made, base, entry in loaded.plan.sums}
-        self._launches: dict[int, Callable[..., Any]] = dict(launches or {})
-        self._splits: dict[int, _Split] = {}
+        self._launches: dict[int, Any] = dict(launches or {})
+        self._splits: dict[int, Split] = {}
 
     def serve(
         self, frame: Frame, inputs: Sequence[Array], results: Sequence[Array], step: int
@@ -84,11 +86,14 @@ class HostTasks:
             frame.reductions.serve(task, bucket)
             return
         if number not in launches:
-            launches[number] = launch_of(task)
+            launches[number] = self._launch(frame.at, number, task)
         launch = launches[number]
         targets = [self._array(frame, inputs, results, a, t) for a, t in task.outputs]
-        if isinstance(launch, SegmentLaunch):
-            given, fixed = self._split(number, task, launch.frozen)
+        if isinstance(launch, SegmentLaunch | SegmentInstance):
+            splits = self._splits if frame.at is None else frame.at.splits
+            if number not in splits:
+                splits[number] = _split(task, launch.frozen)
+            given, fixed = splits[number]
             launch.into(
                 [self._array(frame, inputs, results, a, t) for a, t in given],
                 lambda: [self._array(frame, inputs, results, a, t) for a, t in fixed],
@@ -100,7 +105,14 @@ class HostTasks:
         for target, result in zip(targets, as_tuple(launch(*arrays)), strict=True):
             target[...] = result
 
-    def _task(self, frame: Frame, number: int) -> tuple[HostTask, dict[int, Callable[..., Any]]]:
+    def _launch(self, at: At | None, number: int, task: HostTask) -> Any:
+        """Return what runs a task: a segment serves all extents."""
+        segment = self._launches.get(number)
+        if isinstance(segment, SegmentLaunch) and at is not None and self._many is not None:
+            return segment.at(self._many.named(at.extents))
+        return launch_of(task)
+
+    def _task(self, frame: Frame, number: int) -> tuple[HostTask, dict[int, Any]]:
         """A host task, and what runs those that were met at its extents."""
         task, at = self._loaded.plan.host[number], frame.at
         if at is None or self._many is None:
@@ -114,15 +126,6 @@ class HostTasks:
         if at is None or self._many is None:
             return self._index_error(number, index)
         return self._many.index_error(at, number, index)
-
-    def _split(self, number: int, task: HostTask, frozen: Sequence[bool]) -> _Split:
-        """The operands of a segment that are not frozen, and those that are."""
-        found = self._splits.get(number)
-        if found is None:
-            pairs = list(zip(task.inputs, frozen, strict=True))
-            found = [o for o, yes in pairs if not yes], [o for o, yes in pairs if yes]
-            self._splits[number] = found
-        return found
 
     def _array(
         self,
@@ -152,6 +155,12 @@ class HostTasks:
                 memory = frame.arena.buffer
             known = frame.views[where, type_] = _view(memory.bytes, where, type_)
         return known
+
+
+def _split(task: HostTask, frozen: Sequence[bool]) -> Split:
+    """The operands of a segment that are not frozen, and those that are."""
+    pairs = list(zip(task.inputs, frozen, strict=True))
+    return [o for o, yes in pairs if not yes], [o for o, yes in pairs if yes]
 
 
 def _view(memory: Array, where: Address, type_: TensorType) -> Array:

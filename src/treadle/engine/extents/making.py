@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from treadle.backends.measuring import MEASURING
 from treadle.backends.program import OpenCompiler, runs_of
+from treadle.backends.segments import is_open
 from treadle.base.log import get_logger
 from treadle.base.symbol import Expr
 from treadle.engine.cache import CachedProgram, settle
 from treadle.engine.devices.placement import HOST, engines_of, segment_engines
+from treadle.engine.execute.segments import SegmentLaunch, launches_of, op_by_op
 from treadle.engine.extents.cells import Cell, cell_of
 from treadle.engine.extents.numbering import first_placements, numbered
 from treadle.engine.extents.regime import (
@@ -21,10 +23,10 @@ from treadle.engine.extents.regime import (
     Symbolic,
     beyond,
 )
+from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Plan
 from treadle.engine.scheme import Open
 from treadle.engine.targets.compiled import CompiledTarget, results_of
-from treadle.ops.fused import Fused
 
 
 def compile_regime(
@@ -60,7 +62,8 @@ def compile_regime(
     if isinstance(made.target, CompiledTarget):
         made.target.keep(made.source, entry, f"{cell} #{number}")
     settle(origin.graph, origin.options, entry.cuts)
-    return Regime(origin, cell, entry, symbolic)
+    segments = _segments(origin, made, plan)
+    return Regime(origin, cell, entry, symbolic, segments)
 
 
 def _open(symbolic: Symbolic, cell: Cell) -> tuple[Plan, Open]:
@@ -72,6 +75,15 @@ def _open(symbolic: Symbolic, cell: Cell) -> tuple[Plan, Open]:
     return plan, Open(scheme, dtypes, first_placements(scheme, cell))
 
 
+def _segments(origin: SharedGraph, made: Stages, plan: Plan) -> dict[int, SegmentLaunch]:
+    """Return the launches of the parts of a program that other engines compile, by task."""
+    compiler, strict = made.target.compiler(), origin.options.strict_segments
+    frozen, report = origin.interface.frozen, made.report
+    with report.stage("segments"):
+        others = origin.others or op_by_op
+        return launches_of(plan, frozen, others, compiler, report, strict=strict)
+
+
 def refusal(origin: SharedGraph) -> str:
     """Return what keeps a graph from having programs for many extents, as known beforehand."""
     graph, options = origin.graph, origin.options
@@ -81,8 +93,9 @@ def refusal(origin: SharedGraph) -> str:
     if not isinstance(compiler, OpenCompiler) or not compiler.is_open:
         return "its compiler takes numbers for extents"
     kind = HOST if origin.home is None else origin.home.kind
-    if asked := segment_engines(engines_of(options, kind)):
-        return f"{asked[0].name} takes numbers for extents"
+    for engine in segment_engines(engines_of(options, kind)):
+        if not (origin.on_host and is_open(engine)):
+            return f"{engine.name} takes numbers for extents"
     if options.memory_budget or options.streams > 1:
         return "a memory budget, or several streams, are decided by numbers"
     if MEASURING.on:
@@ -95,6 +108,4 @@ def _leaves(plan: Plan) -> str:
     for run in runs_of(plan.prelude):
         if any(isinstance(getattr(a, "offset", a), Expr) for a in run.arguments):
             return "what is packed depends on extents"
-    if any(isinstance(t.op, Fused) for t in plan.host):
-        return "another engine runs a part of it"
     return ""

@@ -14,6 +14,7 @@ from treadle.engine.compile.stage import check
 from treadle.engine.execute.frames import At
 from treadle.engine.plan import Facts, HostTask, MemoryPlan, Plan, Span, aligned
 from treadle.graph.evaluate import substitute_attributes
+from treadle.ops.fused import Fused
 
 
 def at_extents(plan: Plan, extents: Mapping[str, int], at: At) -> Plan:
@@ -117,7 +118,9 @@ class Numbers:
         ) -> tuple[tuple[Address, TensorType], ...]:
             return tuple([(self.address(a), self.type(t)) for a, t in operands])
 
-        op = substitute_attributes(task.op, self._attribute)
+        op = task.op  # A segment serves all extents.
+        if not (isinstance(op, Fused) and op.is_segment):
+            op = substitute_attributes(op, self._attribute)
         return replace(task, op=op, inputs=placed(task.inputs), outputs=placed(task.outputs))
 
     def _attribute(self, value: Any) -> Any:

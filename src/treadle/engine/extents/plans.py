@@ -1,13 +1,22 @@
-"""The programs of one graph with symbols: plans for many extents, where they serve."""
+"""The programs of one graph with symbols: plans for many extents, where they serve.
+
+`Plans` are for those who have a capture, `OpenRunners` for those who have the graph alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from treadle.engine.devices.names import CompNode
+from treadle.engine.devices.placement import HOST
+from treadle.engine.execute import Runner
 from treadle.engine.execute.arenas import Arenas
+from treadle.engine.execute.counters import Counters
 from treadle.engine.execute.executor import ProgramInstance
 from treadle.engine.execute.frames import At
+from treadle.engine.execute.segments import NO_EXTENTS, Others
 from treadle.engine.extents import compile_regime, refusal
 from treadle.engine.extents.cells import cell_of
 from treadle.engine.extents.regime import (
@@ -20,11 +29,14 @@ from treadle.engine.extents.regime import (
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.engine.plan import Interface
+from treadle.engine.targets.compiled import without_segments
 from treadle.graph.evaluate import specialize
 from treadle.graph.ir import Graph
 
 MOST_REGIMES = 32
 """Plans that are kept of one graph."""
+MOST_ALONE = 64
+"""Programs for one set of extents that are kept where no plan serves many."""
 
 
 class Plans:
@@ -97,7 +109,7 @@ class Plans:
     def _made(self, extents: Mapping[str, int]) -> tuple[OpenProgram, At] | None:
         """The program at extents that none of those in memory serves: out of the cache, or new."""
         if self._origin is None:
-            self._origin = SharedGraph(*self._given)
+            self._origin = SharedGraph(*self._given, _others(self._given[2]))
             self.alone = refusal(self._origin)
         cell = cell_of(extents)
         number = self._numbers.get(str(cell), 0)
@@ -117,3 +129,83 @@ class Plans:
             if made is None:
                 break
         return None
+
+
+class OpenRunners:
+    """Programs of a graph at extents that come along.
+
+    Extents of 0 and 1, which are empty or broadcast, are numbers; what is left open has plans that
+    many extents share, or a program for each set of them.
+
+    Args:
+        graph: with symbols in its types.
+        options: of the compilation.
+        interface: which inputs are frozen or updated.
+    """
+
+    def __init__(self, graph: Graph, options: Options, interface: Interface) -> None:
+        self._graph, self._options, self._interface = graph, options, interface
+        self._plans: dict[tuple[tuple[str, int], ...], Plans] = {}
+        self._alone: dict[tuple[int, ...], Runner] = {}
+        self._gone = Counters()
+        self._lock = threading.Lock()
+
+    @property
+    def made(self) -> int:
+        """The number of programs that there are."""
+        with self._lock:
+            shared = sum(len(plans.regimes) for plans in self._plans.values())
+            return shared + len(self._alone)
+
+    @property
+    def counters(self) -> Counters:
+        """Cost of all runs, but for those of plans that gave way to others."""
+        with self._lock:
+            shared = [r.executor for plans in self._plans.values() for r in plans.on_host]
+            return sum((r.counters for r in (*shared, *self._alone.values())), self._gone)
+
+    def at(self, extents: Mapping[str, int]) -> Runner:
+        """Return the program at extents, by symbol.
+
+        Raises:
+            ShapeError: the graph does not take them.
+        """
+        with self._lock:
+            return self._shared(extents) or self._own(extents)
+
+    def _shared(self, extents: Mapping[str, int]) -> Runner | None:
+        small = {n: x for n, x in extents.items() if x < 2}
+        others = {n: x for n, x in extents.items() if x >= 2}
+        if not others:
+            return None
+        key = tuple(small.items())
+        if key not in self._plans:
+            graph = specialize(self._graph, small) if small else self._graph
+            self._plans[key] = Plans(graph, self._options, self._interface)
+        found = self._plans[key].at(others)
+        return None if found is None else found[1]
+
+    def _own(self, extents: Mapping[str, int]) -> Runner:
+        key = tuple(extents.values())
+        if key not in self._alone:
+            graph = specialize(self._graph, extents)
+            self._alone[key] = Stages(graph, self._interface, self._options).compile()
+            while len(self._alone) > MOST_ALONE:
+                oldest = self._alone.pop(next(iter(self._alone)))
+                self._gone += oldest.counters
+                oldest.close()
+        return self._alone[key]
+
+
+def _others(options: Options) -> Others:
+    """Return what runs segments of a program whose engine has failed."""
+
+    def by_others(body: Graph, frozen: tuple[bool, ...]) -> Callable[..., Sequence[Any]]:
+        runners = OpenRunners(body, without_segments(options, HOST), Interface(frozen))
+
+        def run(arrays: Sequence[Any], extents: Mapping[str, int] = NO_EXTENTS) -> Sequence[Any]:
+            return runners.at(extents).run(arrays)
+
+        return run
+
+    return by_others

@@ -25,6 +25,7 @@ from treadle.engine.devices.names import CompNode
 from treadle.engine.execute.arenas import Arenas
 from treadle.engine.execute.executor import Executor, Packs, ProgramInstance
 from treadle.engine.execute.frames import At
+from treadle.engine.execute.segments import Others, SegmentLaunch
 from treadle.engine.extents.cells import Cell
 from treadle.engine.extents.late import at_extents, prove, task_at
 from treadle.engine.extents.placing import Evaluator, Placements
@@ -56,6 +57,7 @@ class SharedGraph(NamedTuple):
         options: of the compilation.
         home: where it runs.
         arenas: scratch memory.
+        others: how parts of it are run whose engine has failed.
     """
 
     graph: Graph
@@ -63,6 +65,7 @@ class SharedGraph(NamedTuple):
     options: Options
     home: CompNode | None
     arenas: Arenas
+    others: Others | None = None
 
     @property
     def on_host(self) -> bool:
@@ -176,9 +179,10 @@ class Regime(OpenProgram):
         cell: the box of extents that it was compiled for.
         entry: the program, loaded.
         symbolic: the same with expressions; None where it came from the cache.
+        segments: its parts that other engines compile, by the number of their tasks.
 
     Attributes:
-        entry: the same.
+        entry, segments: the same.
         executor: runs the program at an `ProgramInstance`.
     """
 
@@ -188,13 +192,17 @@ class Regime(OpenProgram):
         cell: Cell,
         entry: CachedProgram,
         symbolic: Symbolic | None = None,
+        segments: Mapping[int, SegmentLaunch] | None = None,
     ) -> None:
         super().__init__(origin, cell, known(entry), symbolic)
         self.entry = entry
         self.arenas = origin.arenas
         self._frozen = [i for i, yes in enumerate(origin.interface.frozen) if yes]
         self._packs = Packs()
-        self.executor = Executor(entry.loaded, (), self._frozen, packs=self._packs, many=self)
+        self.segments = segments or {}
+        self.executor = Executor(
+            entry.loaded, (), self._frozen, segments, packs=self._packs, many=self
+        )
 
     def at(self, extents: tuple[int, ...]) -> ProgramInstance | None:
         """The program at extents in its cell; None where they have another one.
@@ -225,7 +233,8 @@ class Regime(OpenProgram):
         main = made.target.compiler().build(plan.program(plan.steps, once))
         loaded = replace(self.entry.loaded, plan=plan, main=main)
         results, failure = results_of(made.source, lowered), partial(index_error, made.source.graph)
-        running = Executor(loaded, results, self._frozen, None, failure, self._packs)
+        segments = {i: s.at(self.named(at.extents)) for i, s in self.segments.items()}
+        running = Executor(loaded, results, self._frozen, segments, failure, self._packs)
         made.loaded, made.running = loaded, running
         return made
 

@@ -410,7 +410,9 @@ class OpenRunner:
         """
         given = tuple(shapes)
         if given not in self._own:
-            shared = self._shared(given)
+            own = tuple(v.type.shape for v in self._model.graph.inputs)
+            # At the file's own extents there is what engines have compiled of it.
+            shared = None if self._model.segments and given == own else self._shared(given)
             if shared is not None:
                 return shared.run
             self._own[given] = Runner(self._model.at(given), self._options)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import product
 
 from treadle.backends.api import Engine
 from treadle.backends.segments import SegmentEngine
+from treadle.base.errors import CompileError
+from treadle.base.guards import is_open
 from treadle.engine.options import Options
 from treadle.engine.partition.assign import Assigner, Assignment
 from treadle.engine.partition.borders import with_borders
@@ -53,6 +56,8 @@ def partition(
     claims = claims_of(graph, engines, report)
     candidates = Candidates(engines, options.force_fallback, claims)
     fixed = fixed_values(graph, frozen) if apart else ()
+    if apart and is_open():
+        _require_open(graph, candidates)
     assigner = Assigner(graph, candidates, model or CostModel(), fixed)
     pruner = Pruner(assigner)
     domains = pruner.best()
@@ -76,6 +81,21 @@ def partition(
     if len(assigner.domains) > 1:
         _tell_costs(assigner, pruner, domains, report)
     return parts
+
+
+def _require_open(graph: Graph, candidates: Candidates) -> None:
+    """Hold a program for many extents against what segment engines compile for many.
+
+    Raises:
+        CompileError: one takes an op with numbers for extents alone, so that each extents are to
+            have a program of their own.
+    """
+    segments = [e for e in candidates.engines if isinstance(e, SegmentEngine)]
+    for node, engine in product(graph.nodes, segments):
+        support = candidates.support(node, engine)
+        if support.reason == "dynamic-shape":
+            problem = f"{engine.name} takes numbers for extents: {support.message}"
+            raise CompileError("partition", problem, at=node.loc)
 
 
 def _with_borders(

@@ -200,15 +200,19 @@ class CompiledTarget(EngineTarget):
         """Return the launches of the parts of the program that other engines compile."""
 
         def by_others(body: Graph, frozen: tuple[bool, ...]) -> Callable[..., Sequence[Any]]:
-            engines = engines_of(self._options, self.kind)
-            names = tuple(e.name for e in engines if not is_apart(e))
-            options = replace(self._options, engines=names)
+            options = without_segments(self._options, self.kind)
             return self._build(Captured(body, Interface(frozen), options), self._home).running.run
 
         strict, store, kind = self._options.strict_segments, self.compiler(), self.kind
         with report.stage("segments"):
             frozen = captured.interface.frozen
             return launches_of(plan, frozen, by_others, store, report, strict=strict, kind=kind)
+
+
+def without_segments(options: Options, kind: str) -> Options:
+    """The options of a program that no engine compiles parts of."""
+    names = tuple(e.name for e in engines_of(options, kind) if not is_apart(e))
+    return replace(options, engines=names)
 
 
 def results_of(captured: Captured, compiled: Graph) -> tuple[TensorType, ...]:

@@ -21,7 +21,6 @@ from treadle.base.errors import GraphError, OutOfMemory
 from treadle.base.guards import deciding
 from treadle.base.symbol import evaluate
 from treadle.base.types import TensorType
-from treadle.engine.devices.placement import HOST, engines_of, segment_engines
 from treadle.engine.execute import Runner
 from treadle.engine.extents.plans import Plans
 from treadle.engine.options import Options
@@ -113,12 +112,8 @@ class Variant:
         self.results = results
         self.draws = draws
         self._options = Options()
-        kind = HOST if home.node is None else home.node.kind
-        # They take numbers, and were asked for: plans for many extents would pass them over.
-        asked = segment_engines(engines_of(self._options, kind))
-        alone = f"{asked[0].name} takes numbers for extents" if asked else ""
         self._interface = Interface(donated=donated)
-        self.plans = Plans(graph, self._options, self._interface, home.node, alone)
+        self.plans = Plans(graph, self._options, self._interface, home.node)
         self._home = home
         self._fixed = fixed
         self._is_plain = is_plain
