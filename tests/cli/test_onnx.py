@@ -38,6 +38,23 @@ def test_open_batches_become_gears(source: Path, capsys: Capture) -> None:
     assert found["info"]["source"]["opsets"] == {"ai.onnx": models.OPSET}
 
 
+def test_nodes_keep_their_names_with_ranges(source: Path) -> None:
+    graphs = []
+    for shape in ("x=2,3,8,8", "x=1..4,3,8,8"):
+        assert main(["compile", str(source), "--shape", shape, "--portable"]) == 0
+        graphs.append(read_models(source.with_suffix(".tm"))[0].graph)
+    named, ranged = ([(n.op.name, n.names) for n in graph.nodes if n.inputs] for graph in graphs)
+    assert named == ranged
+    keep = next(names[0] for op, names in named if op == "conv")
+    assert keep == "stem[0]"
+    for given, kind in ((keep, "float32"), ("stem", "float32"), ("add", "bfloat16")):
+        asked = ["--shape", "x=1..4,3,8,8", "--precision", "mixed-bfloat16", "--keep", given]
+        assert main(["compile", str(source), *asked, "--portable"]) == 0
+        (made,) = read_models(source.with_suffix(".tm"))
+        kinds = {n.inputs[0].type.dtype.name for n in made.graph.nodes if keep in n.names}
+        assert kinds == {kind}
+
+
 def test_open_extents_have_to_be_given(source: Path, capsys: Capture) -> None:
     assert main(["compile", str(source)]) == 1
     assert "hint: give them: --shape x=1,3,8,8\n" in capsys.readouterr().err

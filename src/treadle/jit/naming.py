@@ -119,10 +119,22 @@ class Named(Traced):
     def __init__(self, name: str, scopes: Scopes) -> None:
         super().__init__(name)
         self._scopes = scopes
+        self._given = ""
+
+    @contextmanager
+    def called(self, name: str) -> Iterator[None]:
+        """Place ops of the block at a node of another format, whose name goes before all others."""
+        before, self._given = self._given, name
+        try:
+            with super().called(name):
+                yield
+        finally:
+            self._given = before
 
     def apply(self, op: Op, inputs: tuple[Tensor, ...], /) -> tuple[Tensor, ...]:
         """Append an op."""
-        name = ".".join(part for part in (self._scopes.scope, kind_of(op)) if part)
+        made = ".".join(part for part in (self._scopes.scope, kind_of(op)) if part)
+        name = self._given or made
         with self._builder.at(self._builder.loc, self._builder.group, name):
             return super().apply(op, inputs)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ MODES: Mapping[str, str] = {
 }
 """Modes of `with_precision`, and what each does."""
 _NONE: Mapping[str, Sequence[tuple[int, int]]] = MappingProxyType({})
+_NUMBER = re.compile(r"\[\d+\]$")
 SMALLEST = 64
 """Elements from which on a constant is a weight that is stored in few bits."""
 
@@ -229,8 +231,10 @@ def kept_nodes(graph: Graph, patterns: Collection[str]) -> set[Node]:
 
 
 def _is_called(node: Node, pattern: str) -> bool:
-    names = (node.op.name, node.group, *(v.name for v in node.outputs))
-    return any(name and fnmatch.fnmatchcase(name, pattern) for name in names)
+    named = [v.name for v in node.outputs]
+    # A node of the source may have become several, name[0] and so on: it means all of them.
+    names = (node.op.name, node.group, *named, *(_NUMBER.sub("", name) for name in named))
+    return any(name and (name == pattern or fnmatch.fnmatchcase(name, pattern)) for name in names)
 
 
 def _called(node: Node) -> str:
