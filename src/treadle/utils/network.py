@@ -135,7 +135,7 @@ class Network:
     def model(self) -> Model:
         """The network as a model, for the sizes that it is at and those that it can be at."""
         found = None if self._open is None else self._open.graph(self._ordered(), self._outputs)
-        return model_of(self.graph(), _named(self._outputs), found)
+        return model_of(self.graph(), _named(self._outputs), found, self._model)
 
     def _ordered(self) -> list[OpNode]:
         """Operators in order: inputs, those of the file in any case, then what outputs need.

@@ -110,8 +110,12 @@ def refit(every: Sequence[OpNode], known: OpenOperators | None, batch: Mapping[D
             opr.set_inputs(opr.inputs)
 
 
-def model_of(graph: Graph, outputs: Sequence[str], found: Graph | None) -> Model:
-    """A network's graph as a model; `found` is the one with symbols."""
+def model_of(
+    graph: Graph, outputs: Sequence[str], found: Graph | None, source: Model | None
+) -> Model:
+    """A network's graph as a model; `found` is the one with symbols, `source` what was read."""
+    if source is not None and source.opened is not None and source.opened.is_fixed:
+        found = graph  # Its operators hold numbers of these extents.
     inputs = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
     opened = None if found is None else OpenGraph(graph, lambda: found)
     return Model(graph, inputs, tuple(outputs), opened=opened)
