@@ -534,9 +534,9 @@ def test_newer_files_are_refused(
     compiled: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(native_part, "_WITHOUT_MANY", 4)
+        patched.setattr(native_part, "_WITHOUT_MANY", native_part.SCHEMA + 1)
         path = written(tmp_path, compiled)
-    with pytest.raises(CheckpointError, match="schema 4, this Treadle reads 3") as refused:
+    with pytest.raises(CheckpointError, match="schema 5, this Treadle reads 4") as refused:
         load_offline(path)
     assert "written by treadle" in refused.value.saw
 
