@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -65,4 +66,5 @@ def test_guards_that_hold_at_one_size_are_seen(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Regime, "at", once)
     cells, fine = torch_sizes.judged(Tokens(), lengths())
     assert not fine
-    assert "backend: 8 programs of one graph; exported: 8 programs of one graph" in cells[-1]
+    found = re.findall(r"(\d+) programs of one graph", cells[-1])
+    assert len(found) == 2 and min(map(int, found)) > 3
