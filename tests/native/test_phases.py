@@ -134,6 +134,25 @@ def test_no_row_one_few_and_many(f: Function) -> None:
     assert compiled.counters.entries <= 1.5 * compiled.counters.phases
 
 
+def test_heads_of_what_is_found_share_programs() -> None:
+    """Detectors take the best of the boxes above a score: half of them, or a number at most."""
+
+    def best(x: mge.Tensor) -> Any:
+        scores = x[x > 0]
+        half = F.topk(scores, (scores.shape[0] + 1) // 2)
+        return *half, F.topk(scores, scores.shape[0], no_sort=True)[0].sum()
+
+    compiled = jit.compile(best)
+    for rows in range(20, 60):
+        numbers = np.where(np.arange(64) < rows, np.arange(64) % 7 + 1, -1).astype("float32")
+        agree(best, compiled, mge.tensor(numbers))
+    (only,) = compiled.variants
+    assert only.runner is not None
+    assert [p.count for p in only.runner.phases.programs] == [1, 1]
+    values, places, total = compiled(F.zeros(64))
+    assert values.shape == places.shape == (0,) and total.item() == 0
+
+
 def test_numbers_of_rows_share_programs() -> None:
     compiled = jit.compile(lambda x: F.exp(chosen(x)))
     for rows in range(20, 60):

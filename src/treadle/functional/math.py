@@ -406,17 +406,13 @@ def topk(
         ([[3.0, 2.0]], [[0, 2]])
     """
     x, k = as_tensor(inp), k if isinstance(k, Expr) else int(k)
-    if x.ndim == 0 or k == 0:
+    if x.ndim == 0 or (isinstance(k, int) and k == 0):
         hint = f"use a k from 1 to {x.shape[-1]}" if x.ndim else "a scalar has no axes"
         raise ShapeError("topk", f"k = {k} does not fit the last axis", saw=str(x.type), hint=hint)
     descending, count = descending != (k < 0), -k if k < 0 else k
-    if isinstance(count, Expr):  # A call decides how many: all are put in order.
-        most: Any = minimum(count, x.shape[-1])
-        values, indices = (found[..., :most] for found in sort(x, descending))
-    else:
-        most = at_most(count, x.shape[-1])
-        op = sorting.TopK(x.ndim - 1, most, descending, kth_only or not no_sort)
-        values, indices = op.outputs(x)
+    most = (minimum if isinstance(count, Expr) else at_most)(count, x.shape[-1])
+    op = sorting.TopK(x.ndim - 1, most, descending, kth_only or not no_sort)
+    values, indices = op.outputs(x)
     return (values[..., -1], indices[..., -1]) if kth_only else (values, indices)
 
 

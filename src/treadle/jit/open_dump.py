@@ -35,7 +35,6 @@ from treadle.ops.constant import Constant
 from treadle.ops.control import Scan
 from treadle.ops.creation import Creation
 from treadle.ops.families import Elementwise, Movement
-from treadle.ops.sort import Sort, TopK
 from treadle.tensor import Tensor, wrap
 
 
@@ -185,8 +184,6 @@ def _named(graph: Graph) -> Iterator[str]:
         if isinstance(op, Scan) and isinstance(op.length, int):
             for _ in range(op.length):
                 yield from _named(cast(Graph, op.body))
-        elif isinstance(op, TopK):  # All are put in order where an extent says how many are taken.
-            yield Sort.name
         elif not isinstance(op, Constant | Creation | Elementwise | Movement):
             yield op.name
 

@@ -102,7 +102,7 @@ class TopK(Ordering):
     set. NaN counts as greater than every number.
     """
 
-    k: int
+    k: Dim
     largest: bool = True
     sorted: bool = True
 
@@ -125,7 +125,7 @@ class TopK(Ordering):
 
     def reference(self, x: Array) -> tuple[Array, Array]:
         order = stable_order(x, self.axis, self.largest)
-        chosen = np.take(order, range(self.k), self.axis)
+        chosen = np.take(order, range(int(self.k)), self.axis)
         return np.take_along_axis(x, chosen, self.axis), chosen.astype(np.int32)
 
     @classmethod

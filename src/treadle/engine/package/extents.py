@@ -77,6 +77,13 @@ class Ranges:
             hint="give other extents, or load it with recompile=True",
         )
 
+    def refused_at(self, shapes: Sequence[tuple[int, ...]]) -> ShapeError:
+        """Return the error for shapes that no program is for."""
+        try:
+            return self.refused(self.of(shapes))
+        except ShapeError as error:
+            return error
+
 
 @dataclass(frozen=True, slots=True)
 class Many:

@@ -232,12 +232,7 @@ class NativeRunner:
 
     def refused(self, shapes: Sequence[tuple[int, ...]]) -> ShapeError | None:
         """Return the error for shapes that no program is for, as ranges tell it."""
-        if self.ranges is None:
-            return None
-        try:
-            return self.ranges.refused(self.ranges.of(shapes))
-        except ShapeError as error:
-            return error
+        return None if self.ranges is None else self.ranges.refused_at(shapes)
 
     def run(
         self, inputs: Sequence[Array], out: Sequence[Array | None] | None = None

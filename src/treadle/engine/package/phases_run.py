@@ -125,10 +125,7 @@ class PhasedNativeRunner:
 
     def refused(self, shapes: Sequence[tuple[int, ...]]) -> ShapeError | None:
         """Return the error for shapes that no program is for."""
-        try:
-            return self.ranges.refused(self.ranges.of(shapes))
-        except ShapeError as error:
-            return error
+        return self.ranges.refused_at(shapes)
 
     def run(
         self, inputs: Sequence[Array], out: Sequence[Array | None] | None = None

@@ -56,7 +56,7 @@ def lower_sort(
 def lower_top_k(
     op: TopK, types: tuple[TensorType, ...], frozen: tuple[bool, ...], target: Target
 ) -> Lowered:
-    """The first k: of a few a list is kept, of many all are sorted."""
+    """The first k: of a few a list is kept, of many, or an open number, all are sorted."""
     x = types[0]
     if x.dtype.itemsize < 8 and worth_a_list(op.k, estimate(x.shape[op.axis])):
         return lower_few(op, x, target)

@@ -23,7 +23,7 @@ from treadle.base import dtype as dt
 from treadle.base.dtype import DType
 from treadle.base.estimates import estimate
 from treadle.base.shape import product
-from treadle.base.symbol import is_identical
+from treadle.base.symbol import Dim, is_identical
 from treadle.base.types import TensorType
 from treadle.ops.sort import TopK
 
@@ -34,12 +34,12 @@ _LONGEST = 128
 _SIGN = 1 << 31
 
 
-def worth_a_list(k: int, extent: int) -> bool:
+def worth_a_list(k: Dim, extent: int) -> bool:
     """True if a list of k is quicker than what `sort` does, if the order of a line is random.
 
     Element i enters with probability k / i; figures measured on an AVX2 machine, in nanoseconds.
     """
-    if k > _LONGEST:
+    if not isinstance(k, int) or k > _LONGEST:
         return False
     entries = k * (1 + math.log(extent / k))
     otherwise = 1500 + extent * 2 + k * 20 if extent >= MANY else extent * 15
@@ -57,10 +57,11 @@ def lower_few(op: TopK, x: TensorType, target: Target) -> Lowered:
     outer, extent, inner = product(shape[:axis]), shape[axis], product(shape[axis + 1 :])
     dense = is_identical(inner, 1)
     lanes = target.lanes(dt.uint32) if dense else 1
-    room = _room(op.k)
+    k = int(op.k)
+    room = _room(k)
     kernel = _few_kernel(x.dtype, lanes, room, op.largest)
-    given = _TopLines(Ref("output", 0), Ref("output", 1), Ref("input", 0), extent, inner, op.k)
-    cost = 30 + op.k * (8 + room) + estimate(extent) * (0.4 if dense else 1.5)
+    given = _TopLines(Ref("output", 0), Ref("output", 1), Ref("input", 0), extent, inner, k)
+    cost = 30 + k * (8 + room) + estimate(extent) * (0.4 if dense else 1.5)
     return Lowered((over_rows(kernel, given, outer * inner, cost),))
 
 
