@@ -240,8 +240,8 @@ test-plugins: $(VENV)/.ready ## install the sample plug-ins and run the conforma
 	PYTHONPATH=build/plugins $(PY) -m treadle.conformance.cli ctoy --quick --report build/treadle-ctoy $(ARGS)
 	$(PY) -m tests.sim $(ARGS)
 
-.PHONY: check check-format check-lint check-types check-imports check-budget check-names check-wording check-sources
-check: check-format check-lint check-types check-imports check-budget check-names check-wording check-sources ## format, lint, strict types, import contract, size budget, names, wording, tests that read the sources
+.PHONY: check check-format check-lint check-types check-imports check-budget check-names check-wording check-docs check-sources
+check: check-format check-lint check-types check-imports check-budget check-names check-wording check-docs check-sources ## format, lint, strict types, import contract, size budget, names, wording, generated pages, tests that read the sources
 
 check-format: $(VENV)/.ready
 	$(PY) -m ruff format --check .
@@ -264,6 +264,9 @@ check-names: $(VENV)/.ready
 
 check-wording: $(VENV)/.ready
 	$(PY) -m tools.wording
+
+check-docs: $(VENV)/.ready
+	$(PY) -m tools.docs --check
 
 # Any change may break these, wherever it is made.
 check-sources: $(VENV)/.ready
