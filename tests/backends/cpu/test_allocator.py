@@ -84,6 +84,23 @@ def test_similar_sizes_share_blocks(memory: Allocator) -> None:
     assert memory.statistics().mapped <= 2
 
 
+def test_larger_blocks_that_are_unused_are_taken_before_others_are_mapped(
+    memory: Allocator,
+) -> None:
+    large, larger = (memory.empty((k * N,), F32) for k in (4, 6))
+    places = large.ctypes.data, larger.ctypes.data
+    del large, larger
+    x, y = (memory.empty((3 * N,), F32) for _ in range(2))
+    assert (x.ctypes.data, y.ctypes.data) == places
+    assert memory.statistics().live == 10 * SMALL
+    del x, y
+    assert memory.empty((6 * N,), F32).ctypes.data == places[1], "it is one of its size again"
+    assert memory.statistics() == (0, 10 * SMALL, 2)
+    tiny = memory.empty((N,), F32)
+    assert memory.statistics() == (SMALL, 10 * SMALL, 3), "more than twice the size is kept"
+    del tiny
+
+
 def test_the_cache_is_bounded() -> None:
     memory = Allocator(8 << 20)
     arrays = [memory.empty((1 << 18,), F32) for _ in range(20)]

@@ -11,7 +11,9 @@ import math
 import mmap
 import os
 import threading
+from bisect import bisect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +31,8 @@ _ADVISED = 4 << 20
 """Bytes from which blocks start at a huge page and ask for such."""
 _MOST_CACHED = 2 << 30
 _MOST_REQUESTS = 4096
+_LARGER = 2
+"""Most times the size asked for of an unused block that is taken before another is mapped."""
 
 
 class AllocatorStatistics(NamedTuple):
@@ -93,6 +97,7 @@ class Allocator:
         self.lock = threading.RLock()
         self._rooms: dict[int, _Rooms] = {}
         self._by_request: dict[int, _Rooms] = {}
+        self._sizes: list[int] = []
         self._cached = self._held = self._mapped = 0
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
@@ -137,12 +142,24 @@ class Allocator:
             rooms = self._find_rooms(nbytes)
         try:
             block = rooms.free.pop()
-            self._cached -= rooms.room
         except IndexError:
-            block = self._map(rooms.room)
+            rooms, block = self._other(rooms)
+        self._cached -= rooms.room
         lease = rooms.lease.from_address(block.address)
         lease.block = block
         return lease
+
+    def _other(self, rooms: _Rooms) -> tuple[_Rooms, MappedBlock]:
+        """An unused block that is larger, whose pages are there; a new one where there is none."""
+        sizes = self._sizes
+        for size in sizes[bisect(sizes, rooms.room) : bisect(sizes, _LARGER * rooms.room)]:
+            larger = self._rooms[size]
+            if larger.free:
+                with suppress(IndexError):  # Another thread was quicker.
+                    return larger, larger.free.pop()
+        block = self._map(rooms.room)
+        self._cached += rooms.room  # The caller counts it as one of those that were unused.
+        return rooms, block
 
     def _find_rooms(self, nbytes: int) -> _Rooms:
         # Rooms are multiples of an eighth to a sixteenth of themselves: few sizes, little waste.
@@ -154,6 +171,7 @@ class Allocator:
             rooms = self._rooms.get(room)
             if rooms is None:
                 rooms = self._rooms[room] = _Rooms(room, self._give_back)
+                self._sizes = sorted(self._rooms)  # A new list: others may walk along this one.
             if len(self._by_request) >= _MOST_REQUESTS:
                 self._by_request.clear()
             self._by_request[nbytes] = rooms
