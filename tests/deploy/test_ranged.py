@@ -192,6 +192,27 @@ def test_a_handful_of_programs_share_weights(
     assert (tmp_path / "again.tm").read_bytes() == file.read_bytes()
 
 
+def test_edges_choose_the_programs(tmp_path: Path) -> None:
+    def plain(x: mge.Tensor) -> mge.Tensor:
+        return F.softmax(F.relu(x @ x.T), -1) @ x
+
+    head = jit.trace(symbolic=True, capture_as_const=True)(plain)
+    head(mge.tensor(np.ones((5, 4), "float32")))
+    path = tmp_path / "head.tm"
+    head.dump(path, arg_names=["x"])
+    with pytest.raises(ShapeError, match="1 to 70 to 64 of input x is not a range"):
+        compile_offline(read_models(path)[0], ranges={"x": ((1, 70, 64), 4)})
+    made = compile_offline(read_models(path)[0], ranges={"x": ((2, 8, 64), 4)})
+    spans = [gear.many.ranges for gear in made.native[0].gears if gear.many is not None]
+    assert [[*span.values()] for span in spans] == [[(2, 7)], [(8, 64)]]
+    write_models(path, [made], "test")
+    offline = load_offline(path)
+    for n in (2, 7, 8, 64):
+        x = np.random.default_rng(n).standard_normal((n, 4)).astype("float32")
+        [found] = offline.run({"x": x}).values()
+        np.testing.assert_allclose(found, plain(mge.tensor(x)).numpy(), rtol=1e-4)
+
+
 def test_threads_with_different_extents(net: M.Module, file: Path) -> None:
     offline, failures = load_offline(file), list[BaseException]()
 

@@ -309,6 +309,16 @@ def test_declared_extents_are_held_to() -> None:
         {"multiple": 0},
         {"low": 2.5},
         {"high": True},
+        {"edges": (8, 4)},
+        {"edges": (4, 4)},
+        {"edges": (4, 9), "high": 8},
+        {"edges": (3,), "low": 4},
+        {"edges": (4.5,)},
+        {"edges": 8},
+        {"hint": 9, "high": 8},
+        {"hint": 1},
+        {"hint": 9, "multiple": 2},
+        {"hint": "8"},
     ],
 )
 def test_declarations_that_leave_no_extent_are_refused(given: Any) -> None:

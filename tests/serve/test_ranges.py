@@ -157,10 +157,11 @@ def test_clients_with_texts_of_many_lengths_get_their_own_results() -> None:
 def test_ranges_are_written_with_two_dots() -> None:
     assert are_ranged(["x=1..8,3"]) and not are_ranged(["a..b=1,3"])
     assert parsed_ranges(["x=1..8,3", "y=2"]) == {"x": ((1, 8), (3, 3)), "y": ((2, 2),)}
-    for wrong in ("x=1..", "x=..3", "=1..2", "1..2", "x=1..2..3", "x=a..b", "x=-1..2"):
+    for wrong in ("x=1..", "x=..3", "=1..2", "1..2", "x=1..2..", "x=a..b", "x=-1..2"):
         with pytest.raises(Misuse, match="is not a shape"):
             parsed_ranges([wrong])
-    for wrong in ("x=3..2", "x=0..2"):
+    assert parsed_ranges(["x=1..4..8"]) == {"x": ((1, 4, 8),)}
+    for wrong in ("x=3..2", "x=0..2", "x=1..9..8", "x=1..4..4..8"):
         with pytest.raises(Misuse, match="is not a range"):
             parsed_ranges([wrong])
 
@@ -203,6 +204,8 @@ def scores(tmp_path: Path) -> Path:
 def test_an_onnx_model_has_ranges_for_the_extents_that_it_leaves_open(scores: Path) -> None:
     made = ranged_onnx(scores, parsed_ranges(["tokens=1..4,1..40"]))
     assert made.inputs[2] == ("mask", FLOAT, (("batch", 1, 4), ("length", 1, 40)))
+    made = ranged_onnx(scores, parsed_ranges(["tokens=1..4,1..12..40"]))
+    assert made.inputs[2] == ("mask", FLOAT, (("batch", 1, 4), ("length", 1, 40, (12,))))
     model = load_ranged("scores", "1", *made, 4)
     assert model.most == 1 and model.outputs[0].described["shape"] == [-1, 2]
     table = np.random.default_rng(0).standard_normal((7, 2), "float32")
@@ -217,7 +220,7 @@ def test_an_onnx_model_has_ranges_for_the_extents_that_it_leaves_open(scores: Pa
 @pytest.mark.onnx
 def test_a_file_for_ranges_is_served_for_them(scores: Path, tmp_path: Path) -> None:
     made = tmp_path / "scores.tm"
-    ranges = ["--shape", "tokens=1..4,1..40", "--shape", "mask=1..4,1..40"]
+    ranges = ["--shape", "tokens=1..4,1..12..40", "--shape", "mask=1..4,1..12..40"]
     assert main(["compile", str(scores), "-o", str(made), *ranges]) == 0
     offline = load_offline(made)
     assert offline.ranges == {"batch": (1, 4), "length": (1, 40)}

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from treadle.base.symbol import Applied, Dim, Expr, Function, Relation, Symbol, symbols_of
+from treadle.base.extent import Symbol
+from treadle.base.symbol import Applied, Dim, Expr, Function, Relation, symbols_of
 
 Words = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int32]

@@ -25,6 +25,7 @@ import numpy as np
 
 from treadle.base import interval
 from treadle.base.errors import ShapeError
+from treadle.base.extent import Symbol
 from treadle.base.interval import Interval
 from treadle.base.loc import Loc, user_location
 from treadle.base.monomials import is_never_zero, merged, sum_bounds, term_divisor, without
@@ -34,40 +35,6 @@ D = TypeVar("D", int, Union[int, "Expr"])
 Monomial: TypeAlias = "tuple[Atom, ...]"
 Terms: TypeAlias = "tuple[tuple[Monomial, int], ...]"
 Function = Literal["floordiv", "mod", "min", "max"]
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """An unknown extent with inclusive bounds (`high` None: unbounded) and a known divisor."""
-
-    name: str
-    low: int = 1
-    high: int | None = None
-    multiple: int = 1
-
-    def __str__(self) -> str:
-        return self.name
-
-    def __hash__(self) -> int:
-        # With the range: caches would compare extents of two cells, which asks the call.
-        return hash((self.name, self.low, self.high))
-
-    @property
-    def order(self) -> tuple[Any, ...]:
-        """Position of the atom in a product; total, and the same in every process."""
-        return 0, self.name, self.low, -1 if self.high is None else self.high, self.multiple
-
-    @property
-    def bounds(self) -> Interval:
-        """The smallest and the largest multiple in the range."""
-        low = -(-self.low // self.multiple) * self.multiple
-        high = math.inf if self.high is None else self.high // self.multiple * self.multiple
-        return low, high
-
-    @property
-    def divisor(self) -> int:
-        """A number that is known to divide the extent."""
-        return self.multiple
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,23 +197,28 @@ _EXTENTS = (int, Expr, np.integer)
 _NUMBERS = (*_EXTENTS, float)
 
 
-def symbol(name: str, low: int = 1, high: int | None = None, multiple: int = 1) -> Expr:
+def symbol(
+    name: str,
+    low: int = 1,
+    high: int | None = None,
+    multiple: int = 1,
+    edges: tuple[int, ...] = (),
+    hint: int | None = None,
+) -> Expr:
     """A new unknown extent between `low` and `high` (inclusive), a multiple of `multiple`.
 
-    Symbols of one name and range are the same extent.
+    Symbols of one name and range are the same extent, if they have the same edges and hint.
 
     Raises:
-        ShapeError: no number lies in the range, or `multiple` is not positive.
+        ShapeError: no number lies in the range, `multiple` is not positive, edges are not in order,
+            or they or the hint are not in the range.
     """
-    made = Symbol(name, low, high, multiple)
-    if multiple < 1 or made.bounds[0] > made.bounds[1]:
-        raise ShapeError(
-            "symbol",
-            f"the extent {name} can have no value",
-            saw=f"low={low}, high={high}, multiple={multiple}",
-            hint="low and high are inclusive; multiple is 1 or more",
-        )
-    return _interned((((made,), 1),))
+    return extent_of(Symbol(name, low, high, multiple, edges, hint))
+
+
+def extent_of(known: Symbol) -> Expr:
+    """The unknown extent as an expression."""
+    return _interned((((known,), 1),))
 
 
 def minimum(x: Dim, y: Dim) -> Dim:

@@ -18,8 +18,9 @@ import numpy.typing as npt
 from treadle.backends.program import Program, ShippingCompiler
 from treadle.base.arithmetic import ExpressionWriter, evaluate_all
 from treadle.base.errors import CompileError, ShapeError, TreadleError
+from treadle.base.extent import Symbol
 from treadle.base.guards import deciding
-from treadle.base.symbol import Dim, Relation, Symbol, evaluate, symbol, symbols_of
+from treadle.base.symbol import Dim, Relation, evaluate, extent_of, symbol, symbols_of
 from treadle.deploy.prepared import PreparedWeights, moved, packed, refuse, stops_of
 from treadle.engine.execute.arenas import Arenas
 from treadle.engine.extents import refusal
@@ -43,7 +44,7 @@ from treadle.ops.check import CheckIndices
 Points = npt.NDArray[np.int64]
 """Extents: a row per symbol, a column each."""
 Wanted = Sequence[int | Sequence[int]]
-"""Of each axis its extent, or the least and the largest one."""
+"""Of each axis its extent, or the least and the largest one, and edges of ranges between them."""
 _MOST_LISTED, _CHUNK, _MOST_PLACED = 1 << 22, 1 << 14, 1 << 12
 _SMALL = 128
 """An edge of cells (`engine.extents.cells`): extents below are one cell where there are many."""
@@ -86,8 +87,9 @@ def opened(model: Model, ranges: Mapping[str, Wanted]) -> Opened:
 
     Args:
         model: has a graph for other sizes (see `Model.opened`).
-        ranges: by input, of each axis its extent, or the least and the largest one; inputs that are
-            left out have the model's shape.
+        ranges: by input, of each axis its extent, or the least and the largest one: (1, 64), or
+            (1, 8, 64) for programs that begin at 1 and at 8; inputs that are left out have the
+            model's shape.
 
     Raises:
         ShapeError: the model has no such input or axis, or does not take other extents there.
@@ -98,6 +100,7 @@ def opened(model: Model, ranges: Mapping[str, Wanted]) -> Opened:
         raise ShapeError("ranges", f"the model has no input {unknown[0]!r}", saw=f"inputs {listed}")
     graph = open_form(model)
     found: dict[str, Range] = {}
+    symbols: dict[str, Dim] = {}
     pairs = zip(model.inputs, graph.inputs, model.graph.inputs, strict=True)
     for name, value, own in pairs:
         wanted = ranges.get(name, extents(own.type))
@@ -106,7 +109,7 @@ def opened(model: Model, ranges: Mapping[str, Wanted]) -> Opened:
                 "ranges", f"input {name} has {len(value.type.shape)} axes, not {len(wanted)}"
             )
         for axis, (extent, asked) in enumerate(zip(value.type.shape, wanted, strict=True)):
-            low, high = _ends(name, asked)
+            low, high, *edges = _ends(name, asked)
             of = lone_symbol(extent)
             if of is None and (low, high) != (extent, extent):
                 raise ShapeError(
@@ -120,8 +123,11 @@ def opened(model: Model, ranges: Mapping[str, Wanted]) -> Opened:
                     f"axis {axis} of input {name} is equal to another one in the model",
                     saw=f"{low} to {high}, and {found[of.name][0]} to {found[of.name][1]}",
                 )
+            if of is not None and edges:
+                symbols[of.name] = extent_of(replace(of, edges=tuple(edges), high=high))
     ends = zip(graph.inputs, model.graph.inputs, strict=True)
     point = bound_extents((value.type.shape, at.type.shape) for value, at in ends) or {}
+    graph = _substituted(graph, symbols, point) if symbols else graph
     return _settled(_join(Opened(graph, found), point))
 
 
@@ -141,11 +147,13 @@ def open_form(model: Model) -> Graph:
     return known.graph
 
 
-def _ends(name: str, asked: int | Sequence[int]) -> Range:
-    low, high = (asked, asked) if isinstance(asked, int | np.integer) else tuple(asked)
-    if not 0 <= low <= high:
-        raise ShapeError("ranges", f"{low} to {high} of input {name} is not a range")
-    return int(low), int(high)
+def _ends(name: str, asked: int | Sequence[int]) -> tuple[int, ...]:
+    """The least and the largest extent, and edges between them."""
+    given = (asked, asked) if isinstance(asked, int | np.integer) else tuple(map(int, asked))
+    low, *edges, high = given
+    if not 0 <= low <= high or (edges and given != tuple(sorted({*given}))):
+        raise ShapeError("ranges", f"{' to '.join(map(str, given))} of input {name} is not a range")
+    return low, high, *edges
 
 
 def _join(given: Opened, own: Mapping[str, int]) -> Opened:
@@ -176,7 +184,7 @@ def _symbols(graph: Graph) -> dict[str, Dim]:
     """The symbols of inputs and guards, by name."""
     found = [s for g in graph.guards for s in symbols_in(g.expr)]
     found += [s for v in graph.inputs for s in symbols_in(v.type)]
-    return {s.name: symbol(s.name, s.low, s.high, s.multiple) for s in found}
+    return {s.name: extent_of(s) for s in found}
 
 
 def _equal_symbols(guard: Relation, within: Mapping[str, Dim]) -> tuple[str, str] | None:
@@ -348,7 +356,7 @@ class Maker:
     def _program(self, given: Opened, left: Points) -> tuple[Made, npt.NDArray[np.bool_]]:
         """A program for the first of the extents that are left, and which of them it serves."""
         point = dict(zip(given.ranges, left[:, 0].tolist(), strict=True))
-        cell = _within(_wide(cell_of(point)), given.ranges)
+        cell = _within(_wide(cell_of(point, given.graph), given.graph), given.ranges)
         with deciding(point, cell.hints) as decisions:
             try:
                 stages = Stages(cell.of(given.graph), options=self.options, crossing=self.compiler)
@@ -444,11 +452,12 @@ def _takes(graph: Graph, point: Mapping[str, int]) -> bool:
 
 def _points(given: Opened) -> Points:
     """All extents of the ranges that the model takes; of very many some of each cell."""
-    ranges = list(given.ranges.values())
+    own = {s.name: s for v in given.graph.inputs for s in symbols_in(v.type)}
     each = _MOST_LISTED
     if given.count > _MOST_LISTED:
-        each = int(_MOST_LISTED ** (1 / len(ranges)))
-    axes = [np.array(among(low, high, each), np.int64) for low, high in ranges]
+        each = int(_MOST_LISTED ** (1 / len(given.ranges)))
+    listed = (among(*ends, each, own.get(n)) for n, ends in given.ranges.items())
+    axes = [np.array(extents, np.int64) for extents in listed]
     every = np.stack([a.reshape(-1) for a in np.meshgrid(*axes, indexing="ij")])
     return every[:, _holding(given.graph.guards, tuple(given.ranges), every)]
 
@@ -467,22 +476,23 @@ def _holding(
     return np.concatenate([np.ones(0, bool), *found])
 
 
-def _wide(cell: Cell) -> Cell:
+def _wide(cell: Cell, graph: Graph) -> Cell:
     """The cell, with fewer edges where three symbols or more would multiply them."""
     if len(cell.ranges) < 3:
         return cell
-    small = {n for n, (low, _) in cell.ranges.items() if 2 <= low < _SMALL}
-    return Cell({n: (2, _SMALL - 1) if n in small else r for n, r in cell.ranges.items()})
+    own = {s.name for v in graph.inputs for s in symbols_in(v.type) if s.edges}
+    small = {n for n, (low, _) in cell.ranges.items() if 2 <= low < _SMALL and n not in own}
+    ranges = {n: (2, _SMALL - 1) if n in small else r for n, r in cell.ranges.items()}
+    return replace(cell, ranges=ranges)
 
 
 def _within(cell: Cell, ranges: Mapping[str, Range]) -> Cell:
     """The part of a cell that lies in ranges."""
-    return Cell(
-        {
-            name: (max(low, ranges[name][0]), min(high, ranges[name][1]))
-            for name, (low, high) in cell.ranges.items()
-        }
-    )
+    inside = {
+        name: (max(low, ranges[name][0]), min(high, ranges[name][1]))
+        for name, (low, high) in cell.ranges.items()
+    }
+    return Cell(inside, {n: x for n, x in cell.told.items() if inside[n][0] <= x <= inside[n][1]})
 
 
 def _box(served: Points, cell: Cell, given: Opened) -> Mapping[str, Range]:

@@ -11,7 +11,8 @@ from typing import Any
 
 from treadle.base import dtype as dt
 from treadle.base.errors import GraphError
-from treadle.base.symbol import Relation, Symbol
+from treadle.base.extent import Symbol
+from treadle.base.symbol import Relation
 from treadle.base.symbol import symbols_of as symbols_of_extent
 from treadle.base.types import TensorType
 from treadle.graph.ir import Graph, Node, Value, regions_of, symbols_in

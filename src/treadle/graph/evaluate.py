@@ -9,8 +9,9 @@ import numpy as np
 
 from treadle.base.array import Array
 from treadle.base.errors import GraphError, ShapeError, TreadleError
+from treadle.base.extent import Symbol
 from treadle.base.shape import Shape, format_shape
-from treadle.base.symbol import Dim, Expr, Relation, Symbol, always, symbol
+from treadle.base.symbol import Dim, Expr, Relation, always, extent_of
 from treadle.base.symbol import evaluate as evaluate_extent
 from treadle.base.symbol import symbols_of as symbols_of_extent
 from treadle.base.types import TensorType
@@ -269,5 +270,5 @@ def _extent(extent: Expr, values: Mapping[str, Dim]) -> Dim:
         return evaluate_extent(extent, values)
     if not any([s.name in values for s in own]):
         return extent
-    left = {s.name: symbol(s.name, s.low, s.high, s.multiple) for s in own if s.name not in values}
+    left = {s.name: extent_of(s) for s in own if s.name not in values}
     return evaluate_extent(extent, {**values, **left})

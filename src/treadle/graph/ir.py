@@ -15,9 +15,10 @@ import numpy as np
 
 from treadle.base.array import Array
 from treadle.base.errors import GraphError
+from treadle.base.extent import Symbol
 from treadle.base.guards import asking_nothing
 from treadle.base.loc import UNKNOWN, Loc
-from treadle.base.symbol import DECISIONS, Applied, Dim, Expr, Relation, Symbol, is_identical
+from treadle.base.symbol import DECISIONS, Applied, Dim, Expr, Relation, is_identical
 from treadle.base.types import TensorType
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.op import Op, as_tuple

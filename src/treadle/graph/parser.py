@@ -105,7 +105,14 @@ class _Parser:
         self._cursor.sign("..")
         high = self._int() if self._cursor.next.kind == "int" else None
         step = self._int() if self._cursor.take("step") else 1
-        self._scope.symbols[token.text] = symbol(token.text, low, high, step)
+        edges = []
+        if self._cursor.take("edges"):
+            edges = [self._int()]
+            while self._cursor.next.kind == "int":
+                edges.append(self._int())
+        hint = self._int() if self._cursor.take("hint") else None
+        made = symbol(token.text, low, high, step, tuple(edges), hint)
+        self._scope.symbols[token.text] = made
 
     def _int(self) -> int:
         return int(literal(self._cursor.expect("int")))

@@ -24,8 +24,9 @@ import numpy as np
 
 from treadle.base.dtype import DType
 from treadle.base.errors import GraphError
+from treadle.base.extent import Symbol
 from treadle.base.shape import format_shape
-from treadle.base.symbol import Expr, Symbol
+from treadle.base.symbol import Expr
 from treadle.base.types import TensorType
 from treadle.graph.ir import Graph, Node, Value, symbols_of
 from treadle.graph.literals import RESERVED
@@ -208,7 +209,9 @@ def _symbol(symbol: Symbol) -> str:
         )
     high = "" if symbol.high is None else symbol.high
     step = f" step {symbol.multiple}" if symbol.multiple != 1 else ""
-    return f"{symbol.name}: {symbol.low}..{high}{step}"
+    edges = "".join(f" {e}" for e in symbol.edges)
+    told = (f" edges{edges}" if edges else "") + (f" hint {symbol.hint}" if symbol.hint else "")
+    return f"{symbol.name}: {symbol.low}..{high}{step}{told}"
 
 
 def elements(data: ArrayData, limit: int) -> str | None:

@@ -26,9 +26,12 @@ class Extent:
         name: axes of one name have equal extents.
         low, high: the least and the largest extent; None: there is no largest.
         multiple: extents are multiples of it.
+        hint: the extent for which the program of its range is tuned, in place of one in the middle.
+        edges: rising extents at which ranges with programs of their own begin, in place of 16, 128,
+            1024 and so on. The last range ends with `high`; without, ranges go on by eighths.
 
     Raises:
-        ShapeError: no extent of two or more fits, or a number is out of range.
+        ShapeError: no extent of two or more fits, or a number is out of range or order.
 
     Example:
         >>> import treadle as mge
@@ -37,16 +40,24 @@ class Extent:
         >>> halves = mge.jit.compile(dynamic={0: {0: length}})(lambda x: x.reshape(2, -1))
         >>> [halves(F.zeros(n)).shape for n in (8, 16, 64)]
         [(2, 4), (2, 8), (2, 32)]
+
+        Programs for 2 to 31, and for 32 to 512, which is tuned for 64:
+
+        >>> length = mge.jit.Extent("length", high=512, hint=64, edges=(32,))
     """
 
     name: str
     low: int = 0
     high: int | None = None
     multiple: int = 1
+    hint: int | None = None
+    edges: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         name: Any = self.name
-        numbers: tuple[Any, ...] = self.low, self.multiple, 0 if self.high is None else self.high
+        given: Any = self.edges
+        edges: Any = tuple(given) if isinstance(given, list | tuple) else (None,)
+        numbers: tuple[Any, ...] = self.low, self.multiple, self.high or 0, self.hint or 0, *edges
         are_whole = all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
         if not (isinstance(name, str) and name and are_whole):
             hint = "use a name, and whole numbers"
@@ -54,15 +65,30 @@ class Extent:
         if self.low < 0:
             raise ShapeError("jit.Extent", f"the least extent is {self.low}", hint="use 0 or more")
         try:
-            self.symbol()
+            symbol(self.name, max(2, self.low), self.high, self.multiple)
         except ShapeError:
             hint = "low and high are inclusive, high is 2 or more, multiple 1 or more"
             problem = "no extent of two or more fits"
             raise ShapeError("jit.Extent", problem, saw=repr(self), hint=hint) from None
+        object.__setattr__(self, "edges", edges)
+        ends = f"{self.low} to {'any' if self.high is None else self.high}"
+        if list(edges) != sorted(set(edges)) or not all(map(self._holds, edges)):
+            problem = f"edges {', '.join(map(str, edges))} do not rise from {ends}"
+            hint = "an edge is the first extent of a range"
+            raise ShapeError("jit.Extent", problem, saw=repr(self), hint=hint)
+        tuned = self.hint
+        if tuned is not None and (tuned < 2 or not self._holds(tuned) or tuned % self.multiple):
+            problem = f"the hint {tuned} is not among the extents from {ends}"
+            hint = "use one that calls have, of 2 or more"
+            raise ShapeError("jit.Extent", problem, saw=repr(self), hint=hint)
+
+    def _holds(self, extent: int) -> bool:
+        return self.low <= extent and (self.high is None or extent <= self.high)
 
     def symbol(self) -> Expr:
         """The extent where it is two or more."""
-        return symbol(self.name, max(2, self.low), self.high, self.multiple)
+        low, edges = max(2, self.low), tuple(e for e in self.edges if e > 2)
+        return symbol(self.name, low, self.high, self.multiple, edges, self.hint)
 
     def check(self, extent: int) -> None:
         """Raise ShapeError for an extent that is not among those declared."""

@@ -18,10 +18,11 @@ import numpy as np
 
 from treadle.base import tree
 from treadle.base.errors import CompileError, TreadleError
+from treadle.base.extent import Symbol
 from treadle.base.guards import recording_guards
 from treadle.base.log import get_logger
 from treadle.base.shape import Shape
-from treadle.base.symbol import Dim, Relation, Symbol, evaluate, symbol
+from treadle.base.symbol import Dim, Relation, evaluate, symbol
 from treadle.engine.package.models import Model
 from treadle.engine.package.open_graph import OpenGraph, fault_of_ones
 from treadle.graph.evaluate import bound_extents, broken_guard, specialize

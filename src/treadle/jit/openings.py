@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from treadle.base.symbol import Expr, Relation, Symbol, symbols_of
+from treadle.base.extent import Symbol
+from treadle.base.symbol import Expr, Relation, symbols_of
 from treadle.graph.ir import symbols_in
 from treadle.jit.captured import CapturedCall
 from treadle.jit.dynamic import Axes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from treadle.base.symbol import symbols_of
 from treadle.base.table import lines, size
 from treadle.engine.extents.regime import OpenProgram
+from treadle.graph.ir import symbols_in
 from treadle.jit.family import Family, Member
 from treadle.jit.variants import Variant
 
@@ -23,7 +23,8 @@ def ranges_of(families: Iterable[Family], variants: Sequence[Variant]) -> list[d
         variants: the signatures that are kept; those of a program are the extents that it has met.
 
     Returns:
-        For each capture its `extents` by name, the `guards` that choose it, the lines that asked
+        For each capture its `extents` by name, the `edges` of ranges and `hints` that are declared
+        of them, the `guards` that choose it, the lines that asked
         for `numbers`, why extents have programs of their own (`alone`), and its `programs`: the
         `range` of each extent, the `hint` at which prices are taken, further `guards`, `orders` of
         memory, whether it came from disk (`cached`), and the extents that were `met`, with the
@@ -32,11 +33,13 @@ def ranges_of(families: Iterable[Family], variants: Sequence[Variant]) -> list[d
     found = []
     for family in families:
         graph = family.captured.graph
-        names = sorted({n for x in graph.input_types for d in x.shape for n in symbols_of(d)})
-        if names:
+        known = {s.name: s for x in graph.input_types for s in symbols_in(x)}
+        if known:
             found.append(
                 {
-                    "extents": names,
+                    "extents": sorted(known),
+                    "edges": {n: list(s.edges) for n, s in known.items() if s.edges},
+                    "hints": {n: s.hint for n, s in known.items() if s.hint},
                     "guards": [str(g) for g in graph.guards],
                     "numbers": {str(x): str(at) for x, at in family.captured.pins.items()},
                     "alone": family.alone,
@@ -64,7 +67,9 @@ def to_text(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _section(capture: Mapping[str, Any]) -> str:
-    head = f"programs for many extents: {', '.join(capture['extents'])}"
+    head = (
+        f"programs for many extents: {', '.join(_extent(n, capture) for n in capture['extents'])}"
+    )
     if capture["guards"]:
         head += f", where {' and '.join(capture['guards'])}"
     rows = [_row(program) for program in capture["programs"]]
@@ -74,6 +79,14 @@ def _section(capture: Mapping[str, Any]) -> str:
     if capture["alone"]:
         parts.append(f"  extents have programs of their own: {capture['alone']}")
     return "\n".join(parts)
+
+
+def _extent(name: str, capture: Mapping[str, Any]) -> str:
+    told = [
+        f"edges {' '.join(map(str, edges))}" for edges in (capture["edges"].get(name),) if edges
+    ]
+    told += [f"tuned for {hint}" for hint in (capture["hints"].get(name),) if hint]
+    return f"{name} ({'; '.join(told)})" if told else name
 
 
 def _row(program: Mapping[str, Any]) -> tuple[str, ...]:

@@ -35,14 +35,25 @@ _TRIED = 4
 
 
 class ServedAxis(NamedTuple):
-    """An extent that clients choose: its name, and its range, both ends inclusive."""
+    """An extent that clients choose: its name, and its range, both ends inclusive.
+
+    Ranges with programs of their own begin at `edges`.
+    """
 
     name: str
     low: int
     high: int
+    edges: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.low} to {self.high}"
+
+    @property
+    def extent(self) -> str | jit.Extent:
+        """The axis as `jit.compile` takes it."""
+        if not self.edges:
+            return self.name
+        return jit.Extent(self.name, self.low, self.high, edges=self.edges)
 
 
 class ServedInput(NamedTuple):
@@ -107,7 +118,7 @@ class RangedFunction:
     ) -> None:
         self._name, self._inputs = name, inputs
         names = {
-            n: {a: d.name for a, d in enumerate(i.shape) if isinstance(d, ServedAxis)}
+            n: {a: d.extent for a, d in enumerate(i.shape) if isinstance(d, ServedAxis)}
             for n, i in enumerate(inputs)
         }
         dynamic = {n: axes for n, axes in names.items() if axes}
@@ -396,7 +407,7 @@ class RangedModel:
         """A request of one row; its lengths lie between the least, 0, and the largest, 1."""
         extents = {n: a.low for n, a in self._axes.items()}
         for name in axes:
-            low, high = self._axes[name][1:]
+            low, high = self._axes[name].low, self._axes[name].high
             extents[name] = low + round((high - low) * along)
         lengths = [extents[name] for name in axes]
         made = made_up(generator, self._shapes(extents), [i.dtype for i in self._given])
@@ -431,7 +442,8 @@ def load_ranged(
     Args:
         name, version: in its address.
         function: of tensors.
-        inputs: name, element type, and for each axis its extent, or (name, least, largest).
+        inputs: name, element type, and for each axis its extent, or (name, least, largest, edges),
+            the last of which may be left out.
         outputs: names of its results.
         most: rows of one run; with 1 requests are not joined.
         level: of optimization.

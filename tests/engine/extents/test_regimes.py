@@ -25,6 +25,8 @@ from treadle.base.symbol import Dim, symbol
 from treadle.engine.extents import plans
 from treadle.engine.extents.cells import cell_of
 from treadle.engine.extents.regime import Regime
+from treadle.graph.parser import parse
+from treadle.graph.printer import to_text
 from treadle.jit.compiled import Compiled
 from treadle.jit.family import Family
 
@@ -200,8 +202,10 @@ def test_bits_do_not_depend_on_the_order_of_extents() -> None:
 def test_a_process_that_finds_a_program_on_disk_gets_the_same_bits(tmp_path: Path) -> None:
     text = (
         "import numpy as np, treadle as mge, treadle.functional as F, sys\n"
-        "f = mge.jit.compile(dynamic={0: {0: 'n'}})(lambda x: F.softmax(x, axis=0) + F.var(x))\n"
-        "for n in map(int, sys.argv[1:]):\n"
+        "from treadle.jit import Extent\n"
+        "axes = {0: {0: eval(sys.argv[1])}}\n"
+        "f = mge.jit.compile(dynamic=axes)(lambda x: F.softmax(x, axis=0) + F.var(x))\n"
+        "for n in map(int, sys.argv[2:]):\n"
         "    x = mge.tensor(np.random.default_rng(n).standard_normal((n, 5), 'float32'))\n"
         "    print(n, f(x).numpy().tobytes().hex())\n"
         "every = [g for found in f._captures.families.values() for g in found]\n"
@@ -209,9 +213,9 @@ def test_a_process_that_finds_a_program_on_disk_gets_the_same_bits(tmp_path: Pat
         "print('made', made, file=sys.stderr)\n"
     )
 
-    def run(*lengths: int) -> tuple[list[str], str]:
+    def run(*lengths: int, axis: str = "'n'") -> tuple[list[str], str]:
         done = subprocess.run(
-            [sys.executable, "-c", text, *map(str, lengths)],
+            [sys.executable, "-c", text, axis, *map(str, lengths)],
             env={**os.environ, "TREADLE_CACHE_DIR": str(tmp_path), "MALLOC_CHECK_": "3"},
             capture_output=True,
             text=True,
@@ -224,6 +228,10 @@ def test_a_process_that_finds_a_program_on_disk_gets_the_same_bits(tmp_path: Pat
     assert run(5, 9) == (cold, "made [0]"), "it was kept"
     more, made = run(9, 5, 7)
     assert sorted(more[:2]) == sorted(cold) and made == "made [0]", "the plan serves 7, too"
+    for axis in ("Extent('n', edges=(8,))", "Extent('n', edges=(8,), hint=12)"):
+        cold, made = run(5, 9, axis=axis)
+        assert made == "made [2]", "programs for other ranges, or that are tuned for others"
+        assert run(5, 9, axis=axis) == (cold, "made [0]")
 
 
 def test_parameters_that_change_are_packed_again_for_every_extent() -> None:
@@ -301,13 +309,54 @@ def test_a_fork_goes_on_with_extents_that_are_seen_to_change() -> None:
         np.testing.assert_allclose(compiled(rows(n)).numpy(), result, atol=1e-5)
 
 
-def test_cells_have_fixed_edges() -> None:
-    for n, edges in ((2, (2, 15)), (15, (2, 15)), (16, (16, 127)), (1024, (1024, 8191))):
-        cell = cell_of({"n": n})
-        assert cell.ranges["n"] == edges and cell.holds({"n": n})
-        assert edges[0] <= cell.hints["n"] <= edges[1]
-        assert cell.hints == cell_of({"n": edges[1]}).hints, "whichever extent came first"
-    assert cell_of({"n": 1}).ranges["n"] == (1, 1)
+@pytest.mark.parametrize(
+    ("symbol", "ranges"),
+    [
+        ("2..", ((2, 15), (16, 127), (1024, 8191))),
+        ("2..600 edges 8 64", ((2, 7), (8, 63), (64, 600))),
+        ("5..600 edges 8 64 hint 41", ((2, 7), (8, 63), (64, 600))),
+        ("2.. edges 8 64", ((2, 7), (8, 63), (64, 511), (512, 4095))),
+        ("2..900 edges 900", ((2, 899), (900, 900))),
+        ("2..900 edges 2", ((2, 900),)),
+    ],
+)
+def test_cells_have_fixed_edges(symbol: str, ranges: Sequence[tuple[int, int]]) -> None:
+    graph = parse(f"graph[n: {symbol}](%x: float32[n]) {{ return %x }}")
+    assert parse(to_text(graph)) == graph
+    for edges in ranges:
+        for n in edges:
+            cell = cell_of({"n": n}, graph)
+            assert cell.ranges["n"] == edges and cell.holds({"n": n})
+            assert edges[0] <= cell.hints["n"] <= edges[1]
+            assert cell.hints == cell_of({"n": edges[1]}, graph).hints, "whichever came first"
+            assert (cell.hints["n"] == 41) == ("hint 41" in symbol and edges[0] <= 41 <= edges[1])
+    assert cell_of({"n": 1}, graph).ranges["n"] == (1, 1)
+
+
+@pytest.mark.parametrize("told", ["edges 8 4", "edges 4 4", "edges 70", "edges 1", "hint 65"])
+def test_edges_and_hints_outside_of_ranges_are_refused(told: str) -> None:
+    with pytest.raises(ShapeError, match="do not fit its range"):
+        parse(f"graph[n: 2..64 {told}](%x: float32[n]) {{ return %x }}")
+
+
+def test_declared_edges_give_these_programs() -> None:
+    def head(x: mge.Tensor) -> mge.Tensor:
+        return F.softmax(F.relu(x @ x.T), -1) @ x / x.shape[0]
+
+    extents = 64, 2, 7, 512, 8, 63, 3, 40, 1, 0
+    wanted = {n: head(rows(n)).numpy() for n in extents}
+    for hint in (None, 48):
+        length = jit.Extent("n", high=512, hint=hint, edges=(8, 64))
+        for order in (extents, extents[::-1]):
+            compiled = jit.compile(dynamic={0: {0: length}})(head)
+            for n in order:
+                np.testing.assert_allclose(compiled(rows(n)).numpy(), wanted[n], rtol=1e-4)
+            [found] = [f for f in compiled.explain(form="json")["ranges"] if f["programs"]]
+            programs = {tuple(p["range"]["n"]): p["hint"]["n"] for p in found["programs"]}
+            assert programs.keys() == {(2, 7), (8, 63), (64, 512)}
+            assert (programs[8, 63] == 48) == (hint == 48), "prices of its range alone"
+    assert found["edges"] == {"n": [8, 64]} and found["hints"] == {"n": 48}
+    assert "programs for many extents: n (edges 8 64; tuned for 48)" in compiled.explain()
 
 
 def test_estimates_decide_nothing() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import openvino as ov
 from openvino import opset15 as opset
 
-from treadle.base.symbol import Applied, Atom, Dim, Expr, Symbol, bounds
+from treadle.base.extent import Symbol
+from treadle.base.symbol import Applied, Atom, Dim, Expr, bounds
 from treadle.graph.ir import symbols_in
 
 Output = Any

@@ -15,7 +15,8 @@ from treadle.backends.api import Support, no, yes
 from treadle.backends.openvino.extents import OpenExtents
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.symbol import Dim, Expr, Symbol
+from treadle.base.extent import Symbol
+from treadle.base.symbol import Dim, Expr
 from treadle.base.types import TensorType
 from treadle.ops.op import Op
 

@@ -15,8 +15,8 @@ from treadle.backends.openvino import elementwise, quantized, reductions, shapes
 from treadle.backends.openvino.extents import dimensions
 from treadle.backends.openvino.table import TABLE, TYPES, Output, writing
 from treadle.base.errors import ShapeError
+from treadle.base.extent import Symbol
 from treadle.base.guards import asking_nothing
-from treadle.base.symbol import Symbol
 from treadle.base.types import TensorType
 from treadle.graph.builder import trace_body
 from treadle.graph.ir import Graph, is_open_op, symbols_in

@@ -56,7 +56,7 @@ def opened_for_axes(
     Args:
         path: of the file.
         network: of `opened_onnx`.
-        inputs: name, element type, and for each axis its extent, or (name, least, largest).
+        inputs: name, element type, and for each axis its extent, or (name, least, largest, ...).
         outputs: names of values that become the outputs in place of the model's own.
 
     Raises:
@@ -68,7 +68,7 @@ def opened_for_axes(
     words: dict[str, str] = {}
     for number, (_, dtype, shape) in enumerate(inputs):
         open_ = {axis: d for axis, d in enumerate(shape) if not isinstance(d, int)}
-        for name, _, _ in open_.values():  # What the graph's text can spell, and no two alike.
+        for name, *_ in open_.values():  # What the graph's text can spell, and no two alike.
             word = re.sub(r"\W", "_", name)
             word = word if word[:1].isalpha() else f"extent_{word}"
             words.setdefault(name, f"{word}_{len(words)}" if word in words.values() else word)

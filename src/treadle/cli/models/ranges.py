@@ -15,10 +15,10 @@ from treadle.cli.models.sources import checked_axes, no_input
 from treadle.cli.status import Misuse
 from treadle.engine.package.models import Model
 
-_EXTENT = re.compile(r"(\d+)(?:\.\.(\d+))?")
+_EXTENT = re.compile(r"\d+(?:\.\.\d+)*")
 
-Range = tuple[int, int]
-"""The least and the largest extent; they are equal where there is one."""
+Range = tuple[int, ...]
+"""The least and the largest extent, equal where there is one, and edges of ranges between them."""
 
 
 class Ranged(NamedTuple):
@@ -26,7 +26,8 @@ class Ranged(NamedTuple):
 
     Attributes:
         network: the model.
-        inputs: name, element type, and for each axis its extent, or (name, least, largest).
+        inputs: name, element type, and for each axis its extent, or (name, least, largest), and
+            edges behind them where there are some.
         outputs: names.
     """
 
@@ -41,7 +42,7 @@ def are_ranged(given: Sequence[str]) -> bool:
 
 
 def parsed_ranges(given: Sequence[str], option: str = "--shape") -> dict[str, tuple[Range, ...]]:
-    """Ranges such as `x=1..8,3,32..640`, by name.
+    """Ranges such as `x=1..8,3,32..640`, or `32..256..640` with an edge, by name.
 
     Raises:
         Misuse: one is written in another way, or ends before it begins.
@@ -49,15 +50,16 @@ def parsed_ranges(given: Sequence[str], option: str = "--shape") -> dict[str, tu
     found: dict[str, tuple[Range, ...]] = {}
     for text in given:
         name, sign, extents = text.rpartition("=")
-        parts = [_EXTENT.fullmatch(p.strip()) for p in extents.split(",")]
-        read = [(int(m[1]), int(m[2] or m[1])) for m in parts if m]
-        if not name or not sign or len(read) < len(parts):
+        parts = [part.strip() for part in extents.split(",")]
+        if not name or not sign or not all(map(_EXTENT.fullmatch, parts)):
             raise Misuse(option, f"{text!r} is not a shape", hint="write it as x=1..8,3,224,224")
-        for low, high in read:
-            if high < low or (low < 1 and low != high):
-                problem = f"{low}..{high} in {text!r} is not a range"
+        read = [tuple(map(int, part.split(".."))) for part in parts]
+        for ends, part in zip(read, parts, strict=True):
+            are_edges = len(ends) < 3 or len({*ends}) == len(ends)
+            if list(ends) != sorted(ends) or ends[0] < min(1, ends[-1]) or not are_edges:
+                problem = f"{part} in {text!r} is not a range"
                 raise Misuse(option, problem, hint="write 1..8: both ends, the lower one first")
-        found[name] = tuple(read)
+        found[name] = tuple(2 * ends if len(ends) == 1 else ends for ends in read)
     return found
 
 
@@ -138,7 +140,7 @@ def ranged_model(
     found = ranged_onnx(path, ranges)
     model = opened_for_axes(path, found.network, found.inputs, outputs)
     spans = {
-        name: tuple((d, d) if isinstance(d, int) else (d[1], d[2]) for d in shape)
+        name: tuple((d, d) if isinstance(d, int) else (d[1], *sum(d[3:], ()), d[2]) for d in shape)
         for name, _, shape in found.inputs
     }
     return model, spans
@@ -171,12 +173,14 @@ def _named(network: Any, ranges: Mapping[str, tuple[Range, ...]]) -> dict[str, t
 def _extent(declared: int | str, name: str | None, known: Mapping[str, tuple[str, Range]]) -> Any:
     if name is None:
         return declared
-    low, high = known[name][1]
-    return low if low == high else (name, low, high)
+    low, *edges, high = known[name][1]
+    if low == high:
+        return low
+    return (name, low, high, tuple(edges)) if edges else (name, low, high)
 
 
 def _spelled(given: Range) -> str:
-    return str(given[0]) if given[0] == given[1] else f"{given[0]}..{given[1]}"
+    return "..".join(map(str, dict.fromkeys(given)))
 
 
 def _example(declared: int | str) -> str:

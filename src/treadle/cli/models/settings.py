@@ -126,7 +126,7 @@ def precise(
     keep: Sequence[str] | None,
     allow: Sequence[str] | None,
     calibration: Path | None,
-    ranges: Mapping[str, Sequence[tuple[int, int]]] | None = None,
+    ranges: Mapping[str, Sequence[tuple[int, ...]]] | None = None,
 ) -> tuple[Model, PrecisionReport | None]:
     """The model in other element types, and what became of its ops.
 
@@ -156,7 +156,8 @@ def precise(
     batches: Sequence[Any] = ()
     if calibration is not None:
         ends = zip(model.inputs, model.graph.inputs, strict=True)
-        spans = {n: [(int(d), int(d)) for d in v.type.shape] for n, v in ends} | dict(ranges or {})
+        spans = {n: [(int(d), int(d)) for d in v.type.shape] for n, v in ends}
+        spans |= {n: [(e[0], e[-1]) for e in given] for n, given in (ranges or {}).items()}
         batches = calibration_batches(graph, model.inputs, read_arrays(calibration), spans)
     graph, report = with_precision(
         graph, mode.value, keep=keep or (), allow=allow or (), calibration=batches

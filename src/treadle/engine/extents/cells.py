@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from treadle.base.symbol import Expr, Relation, Symbol, symbol
+from treadle.base.extent import Symbol
+from treadle.base.symbol import Expr, Relation, symbol
 from treadle.graph.evaluate import specialize
 from treadle.graph.ir import Graph, symbols_in
 
@@ -16,17 +17,22 @@ _EDGE, _STEP = 16, 8
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """For each symbol the range of extents, inclusive; prices are those in its middle."""
+    """For each symbol the range of extents, inclusive; prices are those in its middle.
+
+    `told` are extents in ranges at which they are to be taken instead.
+    """
 
     ranges: Mapping[str, tuple[int, int]]
+    told: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def hints(self) -> dict[str, int]:
-        """An extent inside each range, near the geometric mean of its ends."""
-        return {n: _middle(low, high) for n, (low, high) in self.ranges.items()}
+        """An extent inside each range: that told, or near the geometric mean of its ends."""
+        return {n: self.told.get(n) or _middle(*ends) for n, ends in self.ranges.items()}
 
     def __str__(self) -> str:
-        return ", ".join(f"{low} <= {n} <= {high}" for n, (low, high) in self.ranges.items())
+        ranges = [f"{low} <= {n} <= {high}" for n, (low, high) in self.ranges.items()]
+        return ", ".join([*ranges, *(f"{n} at {hint}" for n, hint in self.told.items())])
 
     def holds(self, extents: Mapping[str, int]) -> bool:
         """Return whether extents lie in the box."""
@@ -44,8 +50,8 @@ class Cell:
 
     def of(self, graph: Graph) -> Graph:
         """The graph with symbols that have these ranges."""
-        found: dict[str, Symbol] = {s.name: s for t in graph.input_types for s in symbols_in(t)}
-        values = {n: symbol(n, *self._range(s, graph.guards), s.multiple) for n, s in found.items()}
+        found = _symbols(graph).items()
+        values = {n: symbol(n, *self._range(s, graph.guards), s.multiple) for n, s in found}
         return specialize(graph, values)
 
 
@@ -63,28 +69,58 @@ def _narrowed(guard: Relation, known: Symbol, low: int, high: int) -> tuple[int,
     return low, min(high, constant // -factor)
 
 
-def cell_of(extents: Mapping[str, int]) -> Cell:
-    """The cell of some extents: 2 to 15, 16 to 127, 128 to 1023, and on by eighths."""
-    return Cell({name: _range(extent) for name, extent in extents.items()})
+def cell_of(extents: Mapping[str, int], graph: Graph) -> Cell:
+    """The cell of extents of a graph: 2 to 15, 16 to 127, 128 to 1023, and on by eighths.
+
+    Where the graph's symbols have edges, cells begin at these, and the last one ends with the
+    symbol, or goes on by eighths.
+    """
+    known = _symbols(graph)
+    ranges = {name: _range(extent, known.get(name)) for name, extent in extents.items()}
+    hints = {n: known[n].hint for n in ranges if n in known}
+    told = {n: hint for n, hint in hints.items() if hint and ranges[n][0] <= hint <= ranges[n][1]}
+    return Cell(ranges, told)
 
 
-def _range(extent: int) -> tuple[int, int]:
+def _symbols(graph: Graph) -> dict[str, Symbol]:
+    return {s.name: s for t in graph.input_types for s in symbols_in(t)}
+
+
+def _range(extent: int, known: Symbol | None = None) -> tuple[int, int]:
     if extent < 2:
         return extent, extent
-    low, high = 2, _EDGE
-    while extent >= high:
-        low, high = high, high * _STEP
-    return low, high - 1
+    low = 2
+    for edge in _edges(known):
+        if extent < edge:
+            return low, edge - 1
+        low = max(low, edge)
+    return low, extent  # Beyond what is declared.
 
 
-def among(low: int, high: int, count: int) -> list[int]:
-    """Extents of a range: all, or both ends of each cell and about as many between as counted."""
+def _edges(known: Symbol | None) -> Iterator[int]:
+    edge = _EDGE
+    if known is not None and known.edges:
+        yield from known.edges
+        if known.high is not None:
+            yield known.high + 1
+            return
+        edge = max(known.edges[-1], 2) * _STEP
+    while True:
+        yield edge
+        edge *= _STEP
+
+
+def among(low: int, high: int, count: int, known: Symbol | None = None) -> list[int]:
+    """Extents of a range: all, or both ends of each cell and about as many between as counted.
+
+    `known` is their symbol, if it has edges of its own.
+    """
     if high - low < count:
         return list(range(low, high + 1))
     found = {*np.geomspace(max(low, 1), high, count).round().astype(int).tolist(), low, high}
     at = max(low, 2)
     while at <= high:
-        last = _range(at)[1]
+        last = _range(at, known)[1]
         found |= {at, min(last, high)}
         at = last + 1
     return sorted(found)

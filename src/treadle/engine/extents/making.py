@@ -39,7 +39,7 @@ def compile_regime(
         extents: of the call that it is compiled for, by symbol.
         number: of the program among those of its cell, for the cache.
     """
-    cell = cell_of(extents)
+    cell = cell_of(extents, origin.graph)
     try:
         symbolic = origin.planned(cell, extents)
     except Exception as error:  # What takes no expressions yet: extents get own programs.

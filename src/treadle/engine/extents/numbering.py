@@ -21,7 +21,8 @@ from treadle.base.arithmetic import (
     Rows,
     evaluate,
 )
-from treadle.base.symbol import Dim, Expr, Relation, Symbol
+from treadle.base.extent import Symbol
+from treadle.base.symbol import Dim, Expr, Relation
 from treadle.engine.extents.cells import Cell
 from treadle.engine.extents.ordering import placed
 from treadle.engine.plan import CHECK, HostTask, MemoryPlan, OpenBuffer, Plan, aligned

@@ -111,7 +111,7 @@ class Plans:
         if self._origin is None:
             self._origin = SharedGraph(*self._given, _others(self._given[2]))
             self.alone = refusal(self._origin)
-        cell = cell_of(extents)
+        cell = cell_of(extents, self._origin.graph)
         number = self._numbers.get(str(cell), 0)
         while not self.alone:
             made = recall_regime(self._origin, cell, number) if self._is_on_host else None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from treadle.base.extent import Symbol
 from treadle.base.guards import recording_guards
-from treadle.base.symbol import Dim, Relation, Symbol, symbol
+from treadle.base.symbol import Dim, Relation, extent_of
 from treadle.base.symbol import symbols_of as symbols_of_extent
 from treadle.graph.analysis import changing_in, found_by, found_in, has_effect, nodes_in
 from treadle.graph.builder import GraphBuilder
@@ -82,7 +83,7 @@ def renumbered(graph: Graph) -> Graph:
         for s in (*found_by(node), *changing_in(node)):
             if s.name not in names:  # What a gradient computes once more has the same ones.
                 name = f"{node.op.name}_{len(names)}"
-                names[s.name] = symbol(name, s.low, s.high, s.multiple)
+                names[s.name] = extent_of(replace(s, name=name))
     with recording_guards():  # Those of the capture stay.
         return specialize(graph, names)
 
