@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+
 from treadle.base.observer import recording
 from treadle.runtime.host import HostBuffer, address, memory
 
@@ -9,6 +12,9 @@ _SPARE = 8
 """An arena has this part more than was asked for, so that it serves extents that grow."""
 _UNUSED = 64
 """Runs after which an arena that is twice as large as all of them needed is given back."""
+LARGE = 1 << 20
+"""Bytes from which an arena is shared among all programs of the process: a run takes much longer
+than asking for one."""
 
 
 class Arena:
@@ -27,10 +33,24 @@ class Arena:
 class Arenas:
     """Arenas that programs share which do not run at the same time, or as many as do."""
 
-    __slots__ = ("_free",)
+    __slots__ = ("_free", "_needs")
 
     def __init__(self) -> None:
         self._free: list[Arena] = []
+        self._needs: list[int] = []
+
+    def join(self, user: object, nbytes: int) -> None:
+        """Keep arenas of so many bytes as long as there is this user, or others need them."""
+        self._needs.append(nbytes)
+        weakref.finalize(user, self._leave, nbytes).atexit = False
+
+    def _leave(self, nbytes: int) -> None:
+        """Give back arenas that no user needs any more."""
+        self._needs.remove(nbytes)
+        most = max(self._needs, default=0)
+        for arena in [a for a in self._free if a.buffer.nbytes > most + most // _SPARE]:
+            with contextlib.suppress(ValueError):  # Another thread has taken it.
+                self._free.remove(arena)
 
     def take(self, nbytes: int) -> Arena:
         """One of at least so many bytes, until `give` takes it back."""
@@ -57,3 +77,8 @@ class Arenas:
     def clear(self) -> None:
         """Give back what nobody uses."""
         self._free.clear()
+
+
+SHARED = Arenas()
+"""Large arenas of programs whose extents are fixed: the widths of a model, training and evaluation
+take turns."""

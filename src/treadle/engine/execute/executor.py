@@ -21,13 +21,14 @@ from treadle.base.array import Array
 from treadle.base.errors import CompileError
 from treadle.base.references import references
 from treadle.base.types import TensorType
-from treadle.engine.execute.arenas import Arenas
+from treadle.engine.execute.arenas import LARGE, SHARED, Arena, Arenas
 from treadle.engine.execute.counters import Counters, NativeTally, Tally, total
 from treadle.engine.execute.frames import At, Frame
 from treadle.engine.execute.host_tasks import IndexFailure, extents, unknown_index
 from treadle.engine.execute.segments import SegmentInstance
 from treadle.engine.execute.serving import HostTasks, Many
-from treadle.engine.plan import Loaded
+from treadle.engine.plan import Loaded, Plan
+from treadle.ops.check import CheckIndices
 from treadle.runtime.host import HostBuffer, address, memory
 
 _OWN_BASES = 3  # constants, what is packed, scratch memory: behind inputs and results
@@ -114,7 +115,7 @@ class Executor:
         self._tallies: list[Tally | NativeTally] = []
         self._frozen = tuple(frozen) if loaded.prelude is not None else ()
         self._packs = packs or Packs()
-        self._arenas = Arenas() if many is None else many.arenas
+        self._arenas = _shared(self, loaded.plan) if many is None else many.arenas
 
     @property
     def peak(self) -> int:
@@ -228,7 +229,10 @@ class Executor:
         address: int = getattr(self.loaded.main, "address", 0)
         if not address or self.loaded.prelude is not None or plan.left or plan.updates:
             return None
-        frame, tally = self._frame(at), NativeTally(plan.bases - _OWN_BASES)
+        frame = Frame(self.loaded, Tally(), Arena(self.peak if at is None else at.peak))
+        if at is not None:
+            frame.turn_to(at)
+        tally = NativeTally(plan.bases - _OWN_BASES)
         self._tallies.append(tally)
         return Bound(address, frame.bases, tally.runs, (self.loaded, frame))
 
@@ -239,16 +243,17 @@ class Executor:
         except IndexError:
             tally = Tally()
             self._tallies.append(tally)
-            frame = Frame(self.loaded, tally, at)
+            frame = Frame(self.loaded, tally, None if self._arenas else Arena(self.peak))
         if at is not None:
-            frame.turn_to(at, self._arenas.take(at.peak))
+            frame.turn_to(at)
+        if self._arenas is not None:
+            frame.lend(self._arenas.take(self.peak if at is None else at.peak))
         return frame
 
     def _leave(self, frame: Frame) -> None:
         """Make a frame free for other runs."""
-        if frame.at is not None and frame.arena is not None:
-            self._arenas.give(frame.arena)
-            frame.arena = None
+        if self._arenas is not None and (arena := frame.returned()) is not None:
+            self._arenas.give(arena)
         self._frames.append(frame)
 
     def _bind(
@@ -348,7 +353,7 @@ class Executor:
         Returns:
             For each run and step of the plan four numbers, see `Executable.profile`.
         """
-        plan, frame = self.loaded.plan, Frame(self.loaded, Tally(), None)
+        plan, frame = self.loaded.plan, Frame(self.loaded, Tally(), Arena(self.peak))
         updated = {i for _, i in plan.updates}
         inputs = [x.copy() if i in updated else x for i, x in enumerate(inputs)]
         results = self._bind(frame, inputs)
@@ -368,7 +373,8 @@ class Executor:
     def close(self) -> None:
         """Give the frames' memory back; running again makes new ones."""
         self._frames.clear()
-        self._arenas.clear()
+        if self._arenas is not None:
+            self._arenas.clear()
 
     # -- packed weights --------------------------------------------------------------------
 
@@ -453,6 +459,19 @@ class ProgramInstance:
     def close(self) -> None:
         """Give memory back that is kept between runs, whatever extents they had."""
         self.executor.close()
+
+
+def _shared(user: Executor, plan: Plan) -> Arenas | None:
+    """Return the arenas that a program for fixed extents borrows from, None where frames have one.
+
+    Small ones are their own, and those that ops of the host see: what they keep of it, or have
+    going on in it, stays as it is until the program runs again.
+    """
+    seen = any(not isinstance(t.op, CheckIndices) for t in plan.host)
+    if seen or plan.memory.peak < LARGE:
+        return None
+    SHARED.join(user, plan.memory.peak)
+    return SHARED
 
 
 def _write(

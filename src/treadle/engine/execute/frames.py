@@ -54,17 +54,17 @@ class At:
 class Frame:
     """Addresses and scratch memory of one run at a time.
 
-    The arena of a program for many extents is there while it runs.
+    An arena that programs share is there while one of them runs.
     """
 
     __slots__ = (
         "arena", "at", "bases", "kept", "last", "reductions", "tally", "version", "views"
     )  # fmt: skip
 
-    def __init__(self, loaded: Loaded[Executable], tally: Tally, at: At | None) -> None:
+    def __init__(self, loaded: Loaded[Executable], tally: Tally, arena: Arena | None) -> None:
         self.tally = tally
         plan = loaded.plan
-        self.arena: Arena | None = Arena(plan.memory.peak) if at is None else None
+        self.arena = arena
         self.at: At | None = None
         """The instance whose numbers are in the table."""
         self.kept: HostBuffer = loaded.kept
@@ -74,20 +74,28 @@ class Frame:
         self.bases[self.last - 2 : self.last] = [
             address(b.bytes) for b in (loaded.constants, loaded.kept)
         ]
-        if self.arena is not None:
-            self.bases[self.last] = self.arena.address
+        if arena is not None:
+            self.bases[self.last] = arena.address
         self.version: object = None
         """Names the inputs whose addresses are in the table; None where they must be written."""
         self.views: dict[tuple[Address, TensorType], Array] = {}
         """Arrays over the arena and constants that were handed to host tasks."""
         self.reductions = Reductions()
 
-    def turn_to(self, at: At, arena: Arena) -> None:
-        """Write the numbers of certain extents into the table, with scratch memory for them."""
-        bases, last = self.bases, self.last
+    def turn_to(self, at: At) -> None:
+        """Write the numbers of certain extents into the table."""
         if self.at is not at:
-            bases[last + 1 : last + 1 + len(at.numbers)] = at.numbers
+            first = self.last + 1
+            self.bases[first : first + len(at.numbers)] = at.numbers
             self.at = at
-        bases[last] = arena.address
+
+    def lend(self, arena: Arena) -> None:
+        """Give the next run scratch memory that others have in turn."""
+        self.bases[self.last] = arena.address
         self.arena = arena
+
+    def returned(self) -> Arena | None:
+        """Return what was lent, of which nothing stays here."""
+        arena, self.arena = self.arena, None
         self.views.clear()
+        return arena
