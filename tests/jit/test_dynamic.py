@@ -19,6 +19,10 @@ from treadle.base.errors import ShapeError
 from treadle.base.guards import deciding, require
 from treadle.base.log import get_logger
 from treadle.base.symbol import equal, evaluate, less_equal, maximum, symbol
+from treadle.jit import choosing
+from treadle.jit.choosing import extents_in
+from treadle.jit.compiled import signature
+from treadle.jit.dynamic import extents_of
 from treadle.ops.indexing import bounds_of
 from treadle.ops.methods import resolve_shape
 
@@ -273,6 +277,38 @@ def test_axes_that_part_from_one_with_a_number_are_open_again() -> None:
         np.testing.assert_allclose(compiled(x).numpy(), F.softmax(x @ w, 0).numpy(), rtol=1e-5)
     assert len(runs) == 4, "both axes, neither, both again, the length"
     assert [len(fs) for fs in compiled._captures.families.values()] == [1]
+
+
+def test_signatures_that_differ_in_extents_alone_are_known_by_that() -> None:
+    rng = random.Random(0)
+    axes = {0: {0: "n", 2: "m"}, 2: {1: "n"}}
+
+    def arguments() -> list[mge.Tensor]:
+        n, m = rng.choice([1, 2, 3, 4]), rng.choice([0, 2, 3])
+        kind = rng.choice(["float32"] * 5 + ["int32"])
+        other = n if rng.random() < 0.9 else n + 1
+        shapes = (n, rng.choice([4, 4, 5]), m), (3,), (2, other, *[1] * (rng.random() < 0.1))
+        given = [mge.tensor(np.zeros(shape, kind)) for shape in shapes]
+        return given if rng.random() < 0.9 else [*given[:2], given[0]]
+
+    met: list[Any] = []
+    agreed = 0
+    for _ in range(400):
+        leaves = arguments()
+        key, _ = signature(tuple(leaves), {})
+        try:
+            extents = extents_of(leaves, axes)
+        except ShapeError:
+            assert all(extents_in(fixed, key) is None for fixed in met)
+            continue
+        mine = choosing._fixed_part(key, axes)
+        for fixed in met:
+            found = extents_in(fixed, key)
+            assert found == (extents if fixed == mine else None)
+            agreed += found is not None
+        if min(extents.values()) > 1 and mine not in met:
+            met.append(mine)
+    assert agreed > 50
 
 
 def test_declared_extents_are_held_to() -> None:

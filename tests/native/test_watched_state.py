@@ -20,8 +20,8 @@ def looks(request, monkeypatch):
     short = []
     plain = Executor.run_if_unchanged
 
-    def counted(self, inputs, watched):
-        found = plain(self, inputs, watched)
+    def counted(self, inputs, watched, *at):
+        found = plain(self, inputs, watched, *at)
         short.append(found is not None)
         return found
 
@@ -173,3 +173,27 @@ def test_threads_share_a_function_while_one_rebinds(looks):
 
 def test_offsets_are_found_for_subclasses():
     assert watch.slot_offset(Tensor, "_data") == watch.slot_offset(mge.Parameter, "_data")
+
+
+def test_state_of_another_shape_at_a_new_extent_is_captured_anew(looks):
+    p = mge.Parameter(_array(1, 2, 3))
+
+    def rows(n):
+        return mge.tensor(np.arange(3 * n, dtype=np.float32).reshape(n, 3))
+
+    def noisy(x):
+        return x * p + mge.random.uniform(0, 1, x.shape)
+
+    for function in (lambda x: x * p, noisy):
+        f = jit.compile(function, dynamic={0: {0: "n"}})
+        p._reset(mge.tensor(_array(1, 2, 3)))
+        begun, shapes = f.captures, (((1, 2, 3), (4, 5)), ((9,), (6, 7, 4)), ((3, 2, 1), (8, 5)))
+        for values, extents in shapes:
+            p._reset(mge.tensor(_array(*values)))
+            for n in extents:
+                mge.random.seed(n)
+                wanted = [function(rows(n)).numpy() for _ in range(2)]
+                mge.random.seed(n)
+                for want in wanted:
+                    np.testing.assert_allclose(f(rows(n)).numpy(), want, rtol=1e-6)
+        assert f.captures - begun == 2, "one for each shape of the parameter"

@@ -97,6 +97,7 @@ class Binding:
         self._readers = [_reader(s, t, at, self._dense) for s, t, at in inputs]
         self._open = [i for i in range(self._varying) if _depends(sources[i], types[i])]
         self._tensors = tuple([s.tensor for s in sources if isinstance(s, State)])
+        self._draws = any(isinstance(s, HostValue) and s.extents for s in sources)
         self._reads_gradients = any(isinstance(s, GradOf) for s in sources)
         self._types = types[self._varying :]
         self._at = captured.at[self._varying :]
@@ -116,6 +117,7 @@ class Binding:
         homes = {captured.home.memory, *(k.device.memory for k in self._kinds)}
         self._scattered = not self._on_host or len(homes) > 1
         self._leaves, self._shape = tree.flatten(captured.results)
+        self._returns_extents = any(isinstance(x, Expr) for x in self._leaves)
         self._only = self._only_result()
         self._found: list[Callable[[Sequence[Any]], Any]] | None = None
         self._needs_python = bool(self._own_arguments or self._scattered)
@@ -133,7 +135,8 @@ class Binding:
         made = object.__new__(Binding)
         made.__dict__.update(self.__dict__)
         made.executor = executor
-        made._leaves = numbers_at(self._leaves, extents)
+        if self._returns_extents:
+            made._leaves = numbers_at(self._leaves, extents)
         if self._open:
             captured, made._readers = self._captured, list(self._readers)
             for i in self._open:
@@ -176,6 +179,8 @@ class Binding:
 
     def _run(self, leaves: Sequence[Any]) -> Any:
         if self._found is not None and OBSERVER.now is None:
+            if self._draws:  # What is drawn cannot be given back.
+                self._see_types()
             found = [find(leaves) for find in self._found]
             results = self._run_if_unchanged(found, self._state.watch)
             if results is not None:
@@ -250,6 +255,15 @@ class Binding:
             arrays = [x if isinstance(s, HostValue) else read(leaves) for s, read, x in given]
         return Payloads(arrays + state.arrays, state)
 
+    def _see_types(self) -> None:
+        """Raise `StateChanged` where state has other shapes or types than at the capture."""
+        if not all(map(is_, [t._data for t in self._tensors], self._state.watch.seen)):
+            self._check_types()
+
+    def _check_types(self) -> None:
+        if not all(map(fits, self._tensors, self._types, self._at)):
+            raise _changed()
+
     def _take_arguments(
         self, batches: Sequence[Sequence[Any]], done: Sequence[Any] | None = None
     ) -> None:
@@ -265,8 +279,7 @@ class Binding:
 
     def _look_again(self, now: list[Any], before: SlotWatch) -> SlotWatch:
         """Look at handles that were rebound since the last call; `now` becomes what they hold."""
-        if not all(map(fits, self._tensors, self._types, self._at)):
-            raise _changed()
+        self._check_types()
         arrays = [
             old if data is seen else self._dense(tensor)
             for tensor, data, seen, old in zip(

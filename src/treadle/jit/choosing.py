@@ -62,35 +62,65 @@ class Captures:
             self._dynamic, self._bounds = named_axes(dynamic)
         self._openings = Openings(at_once=dynamic is True)
         self._told = False
+        self._latest: tuple[Any, list[Family]] | None = None
+        """The part of the latest signature that is fixed, and captures that serve such ones."""
         self.families: dict[Any, list[Family]] = {}
         self.count = 0
         self.pins: dict[Expr, Loc] = {}
 
-    def variant(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Variant:
+    def variant(
+        self, key: Any, leaves: list[Any], args: Any, kwargs: Any, *, runs: bool = False
+    ) -> Variant:
         """Return a program for a signature that has none.
 
         Args:
             key: the signature.
             leaves: the arguments, flattened.
             args, kwargs: the arguments.
+            runs: whether a run follows, which sees by itself that state has changed.
         """
+        same = self._at_other_extents(key, leaves, runs)
+        if same is not None:
+            return same
         given = args, kwargs
         if self._dynamic is None or self._dynamic is True:
-            found = self._by_what_changed(key, leaves, given)
+            found = self._by_what_changed(key, leaves, given, runs)
         elif self._dynamic:
-            found = self._with_symbols(key, leaves, given, self._dynamic)
+            found = self._with_symbols(key, leaves, given, self._dynamic, runs)
         else:
             found = None
         return found or self._alone(leaves, given)
 
-    def _by_what_changed(self, key: Any, leaves: list[Any], given: Given) -> Variant | None:
+    def _at_other_extents(self, key: Any, leaves: list[Any], runs: bool) -> Variant | None:
+        """A program of the captures that served last, where nothing but their extents differs."""
+        if self._latest is None:
+            return None
+        fixed, families = self._latest
+        extents = extents_in(fixed, key)
+        if extents is None:
+            return None
+        self._check(extents)
+        return _serving(families, leaves, extents, runs)
+
+    def _check(self, extents: Mapping[str, int]) -> None:
+        """Raise ShapeError for extents that are not as declared."""
+        for name, declared in self._bounds.items():
+            if name in extents:
+                declared.check(extents[name])
+
+    def _by_what_changed(
+        self, key: Any, leaves: list[Any], given: Given, runs: bool
+    ) -> Variant | None:
         """A program with symbols for extents that were seen to change, if there are some."""
         structure = structure_of(key)
         while axes := self._openings.axes(structure, leaves):
             declared = declared_axes(self._function, *given)
             if declared:  # The model knows better which extents are equal.
-                return self._with_symbols(key, leaves, given, declared)
-            known = self._known(key, leaves, axes)
+                return self._with_symbols(key, leaves, given, declared, runs)
+            extents = extents_of(leaves, axes)
+            known = self._known(key, leaves, axes, extents, runs)
+            if known is not None and self._openings.are_settled(structure):
+                self._remember(key, axes, extents)
             if known is not None:
                 return known
             try:
@@ -113,13 +143,16 @@ class Captures:
         """A program of a capture at the extents of a call."""
         return Single(self._captured(leaves, given), self._options)
 
-    def _with_symbols(self, key: Any, leaves: list[Any], given: Given, axes: Axes) -> Variant:
+    def _with_symbols(
+        self, key: Any, leaves: list[Any], given: Given, axes: Axes, runs: bool
+    ) -> Variant:
         """A program with symbols for these extents."""
-        for name, extent in extents_of(leaves, axes).items():
-            if name in self._bounds:
-                self._bounds[name].check(extent)
-        known = self._known(key, leaves, axes)
+        extents = extents_of(leaves, axes)
+        self._check(extents)
+        known = self._known(key, leaves, axes, extents, runs)
         if known is not None:
+            if axes is self._dynamic:  # What a model declares may be dropped at another call.
+                self._remember(key, axes, extents)
             return known
         captured = self._captured(leaves, given, axes)
         if captured.pins and self.families.get(_fixed_part(key, axes)) and not self._told:
@@ -127,18 +160,25 @@ class Captures:
             tell_of_pins(self.name, captured.pins)
         return self._family(key, leaves, axes, captured)
 
-    def _known(self, key: Any, leaves: list[Any], axes: Axes) -> Variant | None:
+    def _known(
+        self, key: Any, leaves: list[Any], axes: Axes, extents: Mapping[str, int], runs: bool
+    ) -> Variant | None:
         """A program of a capture that there is."""
-        extents = extents_of(leaves, axes)
-        for family in self.families.get(_fixed_part(key, axes), ()):
-            if family.serves(leaves, extents):
-                return family.member(extents)
-        return None
+        families = self.families.get(_fixed_part(key, axes), ())
+        return _serving(families, leaves, extents, runs)
+
+    def _remember(self, key: Any, axes: Axes, extents: Mapping[str, int]) -> None:
+        """Look for calls that differ in extents alone from one that captures have served."""
+        if min(extents.values()) < 2:
+            return  # Empty and single extents are no symbols.
+        fixed = _fixed_part(key, axes)
+        self._latest = fixed, self.families[fixed]
 
     def _family(self, key: Any, leaves: list[Any], axes: Axes, captured: CapturedCall) -> Variant:
         """A program of a new capture."""
         made = Family(captured, self._options, interface_of(captured))
         fixed = _fixed_part(key, axes)
+        self._latest = None
         self.families[fixed] = [*self.families.pop(fixed, ()), made]  # Behind all others.
         while sum(map(len, self.families.values())) > MOST_FAMILIES:
             oldest = next(iter(self.families))
@@ -162,6 +202,17 @@ class Captures:
     def name(self) -> str:
         """The name of the function."""
         return name_of(self._function)
+
+
+def _serving(
+    families: Sequence[Family], leaves: list[Any], extents: Mapping[str, int], runs: bool
+) -> Variant | None:
+    """A program of the first capture that serves a call, if one does."""
+    alone = len(families) == 1  # Otherwise state may tell which of them it is.
+    for family in families:
+        if family.serves(leaves, extents, runs=runs and alone):
+            return family.member(extents)
+    return None
 
 
 def replaced(args: Any, kwargs: Any, leaves: list[Any]) -> tuple[Any, Any]:
@@ -193,6 +244,30 @@ def _fixed_part(key: Any, axes: Axes) -> Any:
         named = tuple([names.get(k, d) if d > 1 else d for k, d in enumerate(shape)])
         fixed[i] = (kind, named, *others)
     return head, tuple(fixed)
+
+
+def extents_in(fixed: Any, key: Any) -> dict[str, int] | None:
+    """The extents of a signature of tensors, by name, if it differs from another in them alone.
+
+    Args:
+        fixed: the other, with names in place of open extents.
+        key: the signature.
+    """
+    head, parts = fixed
+    if head is not None or len(parts) != len(key) or key[0].__class__ is not tuple:
+        return None
+    found: dict[str, int] = {}
+    for part, given in zip(parts, key, strict=True):
+        dims, shape = part[1], given[1]
+        if part[0] is not given[0] or part[2:] != given[2:] or len(dims) != len(shape):
+            return None
+        for dim, extent in zip(dims, shape, strict=True):
+            if dim.__class__ is not str:
+                if dim != extent:
+                    return None
+            elif extent < 2 or found.setdefault(dim, extent) != extent:
+                return None
+    return found
 
 
 def _taken_apart(key: Any) -> tuple[Any, Sequence[Any]]:

@@ -77,7 +77,7 @@ class Compiled(Generic[P, R]):
             if variant.holds(leaves):
                 break
         else:
-            variant = self._capture(key, leaves, args, kwargs)
+            variant = self._capture(key, leaves, args, kwargs, runs=True)
         if not self._runs:
             self._agree(variant)
         try:
@@ -121,12 +121,14 @@ class Compiled(Generic[P, R]):
             bound = instance.__dict__[name] = Compiled(method, self._options, self._dynamic)
         return bound
 
-    def _capture(self, key: Any, leaves: list[Any], args: Any, kwargs: Any) -> Variant:
+    def _capture(
+        self, key: Any, leaves: list[Any], args: Any, kwargs: Any, *, runs: bool = False
+    ) -> Variant:
         with self._lock:
             for variant in self._variants.get(key, ()):
                 if variant.valid(leaves):  # Another thread was quicker.
                     return variant
-            variant = self._captures.variant(key, leaves, args, kwargs)
+            variant = self._captures.variant(key, leaves, args, kwargs, runs=runs)
             if self._captures.count > MANY and not self._told:
                 self._told = True
                 tell_of_many(name_of(self._function), self._latest, key, self._captures.pins)

@@ -183,7 +183,8 @@ def extents_of(leaves: Sequence[Any], axes: Axes) -> dict[str, int]:
     found: dict[str, int] = {}
     for number, names in axes.items():
         leaf = leaves[number] if number < len(leaves) else None
-        if not isinstance(leaf, Tensor) or max(names, default=-1) >= leaf.ndim:
+        shape = leaf._data.shape if isinstance(leaf, Tensor) else ()
+        if not isinstance(leaf, Tensor) or max(names, default=-1) >= len(shape):
             raise ShapeError(
                 "jit.compile",
                 f"argument {number} has no axes {sorted(names)} to be dynamic",
@@ -191,7 +192,7 @@ def extents_of(leaves: Sequence[Any], axes: Axes) -> dict[str, int]:
                 hint="arguments are counted from 0, in the order in which they are flattened",
             )
         for axis, name in names.items():
-            extent = leaf.shape[axis]
+            extent = shape[axis]
             if found.setdefault(name, extent) != extent:
                 raise ShapeError(
                     "jit.compile",

@@ -23,7 +23,7 @@ from treadle.engine.plan import Interface
 from treadle.graph.evaluate import broken_guard, specialize
 from treadle.graph.ir import Graph
 from treadle.jit.binding import Binding
-from treadle.jit.captured import CapturedCall, numbers_at, source_at
+from treadle.jit.captured import CapturedCall, GradOf, numbers_at, source_at
 from treadle.jit.recaptures import MANY, tell_of_extents
 from treadle.jit.recorded import GraphRule
 from treadle.jit.variants import Single, Variant
@@ -69,13 +69,27 @@ class Family:
         """Reason why each extents have a program of their own; "" where plans are shared."""
         return self.plans.alone
 
-    def serves(self, leaves: Sequence[Any], extents: Mapping[str, int]) -> bool:
-        """Return whether the capture's course is the one that these arguments and extents take."""
+    def serves(
+        self, leaves: Sequence[Any], extents: Mapping[str, int], *, runs: bool = False
+    ) -> bool:
+        """Return whether the capture's course is the one that these arguments and extents take.
+
+        `runs`: a run follows, which sees for itself whether state is what it was.
+        """
         return (
             self.captured.holds(leaves)
-            and self._fits(leaves, extents)
+            and ((runs and self._is_bound_to_state) or self._fits(leaves, extents))
             and self._goes_this_way(extents)
         )
+
+    @property
+    def _is_bound_to_state(self) -> bool:
+        """True if runs find changes of state, before anything else was done."""
+        return self._binding is not None and self._reads_no_gradients
+
+    @cached_property
+    def _reads_no_gradients(self) -> bool:
+        return not any(isinstance(s, GradOf) for s in self.captured.sources)
 
     def _fits(self, leaves: Sequence[Any], extents: Mapping[str, int]) -> bool:
         """Return whether state has the shapes and types it had; not looked at one by one where it

@@ -57,6 +57,10 @@ class Openings:
                 del self._found[next(iter(self._found))]
         return known.met(extents)
 
+    def are_settled(self, structure: Any) -> bool:
+        """Return whether calls that differ in open extents alone need not be looked at."""
+        return self._found[structure].are_settled()
+
     def close(self, structure: Any, names: Iterable[str]) -> None:
         """Fix the extents that these symbols stand for as numbers, as long as they are equal."""
         self._found[structure].close(set(names))
@@ -99,6 +103,12 @@ class _Axes:
     def close_all(self) -> None:
         """Close all axes."""
         self._closed.update(dict.fromkeys(self._groups, 0))
+
+    def are_settled(self) -> bool:
+        """Return whether no open axis was always equal to one that is not."""
+        named = {(i, a) for i, axes in self._named().items() for a in axes}
+        groups = {self._groups[place] for place in named}
+        return all(place in named or g not in groups for place, g in self._groups.items())
 
     def _reopen(self) -> None:
         """Open axes again that were closed with others which they no longer equal."""

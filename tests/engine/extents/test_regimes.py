@@ -102,6 +102,32 @@ def test_one_plan_serves_the_extents_of_a_cell(name: str) -> None:
     assert CELLS <= len(regimes_of(compiled)) <= most
 
 
+def test_numbers_do_not_depend_on_the_extents_before() -> None:
+    """Registers are used again, also those that a question has left half written."""
+
+    def function(x: mge.Tensor) -> mge.Tensor:
+        y = F.softmax(x @ F.transpose(x, (1, 0)), 1) @ F.cumsum(x, 0)
+        return F.concat([y[: x.shape[0] // 2], F.sort(y[:, 0])[0].reshape(-1, 1) * x, y])
+
+    compiled = compiled_of(function)
+    for n in (20, 300):
+        compiled(rows(n))
+    lengths = [*range(16, 64), 127, 128, 129, 500, 1023]
+    for regime in regimes_of(compiled):
+
+        def numbers(n: int, regime: Regime = regime) -> object:
+            at = regime.numbers((n,))
+            return at and (at.numbers.tolist(), at.peak, at.results)
+
+        alone = {}
+        for n in lengths:
+            regime._work.clear()
+            alone[n] = numbers(n)
+        assert any(alone.values())
+        for n in np.random.default_rng(0).permutation(lengths * 2).tolist():
+            assert numbers(n) == alone[n]
+
+
 NUMBERS: dict[str, Function] = {
     "channels": lambda x: F.conv2d(
         F.reshape(x, (1, x.shape[0], 2, 2)), F.ones((3, x.shape[0], 2, 2))

@@ -152,9 +152,15 @@ class NativeExecutable:
 def evaluator(rows: Rows) -> Callable[[Words], int]:
     """Code as a function of registers; see `base.arithmetic.evaluate`."""
     evaluate, count, address = core().evaluate, len(rows), rows.__array_interface__["data"][0]
+    last: tuple[Words | None, int] = None, 0
 
     def run(registers: Words, _keep: Rows = rows) -> int:
-        found: int = evaluate(address, count, registers.__array_interface__["data"][0])
+        nonlocal last
+        known, at = last
+        if known is not registers:  # Callers use theirs again, and asking takes longer than a run.
+            at = registers.__array_interface__["data"][0]
+            last = registers, at
+        found: int = evaluate(address, count, at)
         return found
 
     return run

@@ -36,7 +36,7 @@ class Cell:
 
     def holds(self, extents: Mapping[str, int]) -> bool:
         """Return whether extents lie in the box."""
-        return all(low <= extents[n] <= high for n, (low, high) in self.ranges.items())
+        return all([low <= extents[n] <= high for n, (low, high) in self.ranges.items()])
 
     def _range(self, known: Symbol, guards: Iterable[Relation]) -> tuple[int, int]:
         """Return the range of a symbol's extents in the box: what it declares, or needs, may be

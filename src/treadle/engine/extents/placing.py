@@ -64,7 +64,7 @@ class Placements:
     def place(self, registers: Words) -> int:
         """Put offsets into registers that hold sizes, and return the bytes of the arena."""
         peak = self._best(registers)
-        most = registers[self._at.bound] * _LOOSE + _SLACK
+        most = registers.item(self._at.bound) * _LOOSE + _SLACK
         if peak > most and len(self.rows) < self._most_orders:
             with self._adding:
                 self.suit(registers)
@@ -76,11 +76,11 @@ class Placements:
         for run in self._runs:
             if run(registers) != DONE:
                 raise OverflowError
-            peak = int(registers[at])
+            peak = registers.item(at)
             if best is None or peak < best[0]:
                 best = peak, run
         if best is None:
-            return int(registers[self._at.least])
+            return registers.item(self._at.least)
         if best[1] is not run:
             best[1](registers)
         return best[0]

@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from treadle.backends.program import OpenCompiler, runs_of
-from treadle.base.arithmetic import DONE, OVERFLOW, Words, evaluate
+from treadle.base.arithmetic import DONE, OVERFLOW, Arithmetic, evaluate
 from treadle.base.dtype import as_dtype
 from treadle.base.errors import CompileError, IndexRangeError, ShapeError
 from treadle.base.guards import deciding
@@ -84,6 +84,17 @@ class SharedGraph(NamedTuple):
         return Symbolic(planned, tuple(decisions.guards), tuple(made.report.cuts))
 
 
+class _Work:
+    """Registers of one evaluation at a time: what code writes it writes before it reads it."""
+
+    __slots__ = ("numbers", "registers", "view")
+
+    def __init__(self, code: Arithmetic) -> None:
+        self.registers = code.start.copy()
+        self.view = self.registers.data
+        self.numbers = self.registers[code.first :]
+
+
 class OpenProgram:
     """A plan for the extents of a cell that answer alike, and what computes its numbers.
 
@@ -110,15 +121,10 @@ class OpenProgram:
         self._dtypes = [as_dtype(name).numpy for name in made.dtypes]
         evaluator = _evaluator_of(origin)
         self._evaluate = evaluator(scheme.arithmetic.rows)
-        self._results = [list(places) for places in scheme.results]
+        self._work: list[_Work] = []
         self.placements = Placements(scheme.at, scheme.lives, evaluator)
         for rows in made.placements:
             self.placements.add(rows)
-
-    def _registers(self, extents: Sequence[int]) -> Words:
-        registers = self.scheme.arithmetic.start.copy()
-        registers[: len(extents)] = extents
-        return registers
 
     def numbers(self, extents: tuple[int, ...]) -> At | None:
         """The numbers of the plan at extents in its cell; None where they have another plan.
@@ -126,7 +132,26 @@ class OpenProgram:
         Raises:
             ShapeError: sizes at these extents are beyond 64 bits.
         """
-        registers = self._registers(extents)
+        try:
+            work = self._work.pop()
+        except IndexError:
+            work = _Work(self.scheme.arithmetic)
+        try:
+            made = self._numbers(work, extents)
+        finally:
+            self._work.append(work)
+        if made is None:
+            return None
+        if self.origin.options.check:
+            symbolic = self.symbolic(self.named(extents))
+            prove(at_extents(symbolic.planned.plan, self.named(extents), made))
+        return made
+
+    def _numbers(self, work: _Work, extents: tuple[int, ...]) -> At | None:
+        # A new extent finds caches cold that a run has used: what is touched here is what counts.
+        registers, view = work.registers, work.view
+        for i, extent in enumerate(extents):
+            view[i] = extent
         reached = self._evaluate(registers)
         if reached != DONE:
             if reached != OVERFLOW:
@@ -136,16 +161,11 @@ class OpenProgram:
             peak = self.placements.place(registers)
         except OverflowError:
             raise beyond(self.named(extents)) from None
-        numbers = registers[self.scheme.arithmetic.first :].copy()
         results = [
-            (tuple(registers[places].tolist()), dtype)
-            for places, dtype in zip(self._results, self._dtypes, strict=True)
+            (tuple([view[k] for k in places]), dtype)
+            for places, dtype in zip(self.scheme.results, self._dtypes, strict=True)
         ]
-        made = At(extents, numbers, peak, results)
-        if self.origin.options.check:
-            symbolic = self.symbolic(self.named(extents))
-            prove(at_extents(symbolic.planned.plan, self.named(extents), made))
-        return made
+        return At(extents, work.numbers.copy(), peak, results)
 
     def named(self, extents: Sequence[int]) -> dict[str, int]:
         """Extents by symbol."""
