@@ -20,8 +20,8 @@ def looks(request, monkeypatch):
     short = []
     plain = Executor.run_if_unchanged
 
-    def counted(self, inputs, watched, *at):
-        found = plain(self, inputs, watched, *at)
+    def counted(self, inputs, watched, at):
+        found = plain(self, inputs, watched, at)
         short.append(found is not None)
         return found
 

@@ -127,7 +127,7 @@ class Binding:
         """Set up native code that looks at handles and runs in one, where there is any."""
         executor = self.executor
         if isinstance(executor, Executor | ProgramInstance) and not self._needs_python:
-            self._run_if_unchanged = executor.run_if_unchanged
+            self._run_natively(executor)
             self._found = _finders(self._captured.sources[: self._varying], self._readers)
 
     def at(self, extents: Mapping[str, int], executor: Runner) -> Binding:
@@ -151,8 +151,13 @@ class Binding:
         if self._open or self._found is None:
             made._look_natively()
         elif isinstance(executor, ProgramInstance):
-            made._run_if_unchanged = executor.run_if_unchanged
+            made._run_natively(executor)
         return made
+
+    def _run_natively(self, runner: Executor | ProgramInstance) -> None:
+        self._extents = runner.at if isinstance(runner, ProgramInstance) else None
+        executor = runner.executor if isinstance(runner, ProgramInstance) else runner
+        self._run_if_unchanged = executor.run_if_unchanged
 
     @property
     def sees_known_state(self) -> bool:
@@ -182,7 +187,7 @@ class Binding:
             if self._draws:  # What is drawn cannot be given back.
                 self._see_types()
             found = [find(leaves) for find in self._found]
-            results = self._run_if_unchanged(found, self._state.watch)
+            results = self._run_if_unchanged(found, self._state.watch, self._extents)
             if results is not None:
                 return self._deliver(results, leaves)
             return self.run(self.payloads(leaves, found), leaves)

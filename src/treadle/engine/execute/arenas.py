@@ -20,11 +20,12 @@ than asking for one."""
 class Arena:
     """Scratch memory of one run at a time."""
 
-    __slots__ = ("address", "buffer", "most", "runs")
+    __slots__ = ("address", "buffer", "most", "nbytes", "runs")
 
     def __init__(self, nbytes: int) -> None:
         self.buffer: HostBuffer = memory("activations", nbytes)
         self.address = address(self.buffer.bytes)
+        self.nbytes = nbytes
         self.most = self.runs = 0
         if (observer := recording()) is not None:
             observer.kept("scratch of a program", self.buffer.bytes)
@@ -58,12 +59,14 @@ class Arenas:
             found = self._free.pop()
         except IndexError:
             return Arena(nbytes)
-        found.most, found.runs = max(found.most, nbytes), found.runs + 1
-        if found.buffer.nbytes < nbytes:
+        found.runs += 1
+        if nbytes > found.most:
+            found.most = nbytes
+        if found.nbytes < nbytes:
             del found  # Before there is a larger one.
             return Arena(nbytes + nbytes // _SPARE)
         if found.runs >= _UNUSED:
-            if found.buffer.nbytes > 2 * found.most:
+            if found.nbytes > 2 * found.most:
                 most = found.most
                 del found
                 return Arena(most)

@@ -244,16 +244,18 @@ class Executor:
             tally = Tally()
             self._tallies.append(tally)
             frame = Frame(self.loaded, tally, None if self._arenas else Arena(self.peak))
-        if at is not None:
+        if at is not None and frame.at is not at:
             frame.turn_to(at)
         if self._arenas is not None:
-            frame.lend(self._arenas.take(self.peak if at is None else at.peak))
+            nbytes = self.peak if at is None else at.peak
+            if nbytes:
+                frame.lend(self._arenas.take(nbytes))
         return frame
 
     def _leave(self, frame: Frame) -> None:
         """Make a frame free for other runs."""
-        if self._arenas is not None and (arena := frame.returned()) is not None:
-            self._arenas.give(arena)
+        if self._arenas is not None and frame.arena is not None:
+            self._arenas.give(frame.returned(frame.arena))
         self._frames.append(frame)
 
     def _bind(
@@ -441,10 +443,6 @@ class ProgramInstance:
     def run(self, inputs: Sequence[Array], varying: int = 0, version: object = None) -> list[Array]:
         """Run once; see `Executor.run`."""
         return self.executor.run(inputs, varying, version, self.at)
-
-    def run_if_unchanged(self, inputs: Sequence[Any], watch: SlotWatch) -> list[Array] | None:
-        """Run once if all is as it was; see `Executor.run_if_unchanged`."""
-        return self.executor.run_if_unchanged(inputs, watch, self.at)
 
     def repeat(
         self, inputs: Sequence[Array], varying: npt.NDArray[np.int64]

@@ -58,7 +58,7 @@ class Frame:
     """
 
     __slots__ = (
-        "arena", "at", "bases", "kept", "last", "reductions", "tally", "version", "views"
+        "arena", "at", "bases", "kept", "last", "place", "reductions", "tally", "version", "views"
     )  # fmt: skip
 
     def __init__(self, loaded: Loaded[Executable], tally: Tally, arena: Arena | None) -> None:
@@ -74,8 +74,9 @@ class Frame:
         self.bases[self.last - 2 : self.last] = [
             address(b.bytes) for b in (loaded.constants, loaded.kept)
         ]
-        if arena is not None:
-            self.bases[self.last] = arena.address
+        self.place = 0 if arena is None else arena.address
+        """The address of an arena that is in the table."""
+        self.bases[self.last] = self.place
         self.version: object = None
         """Names the inputs whose addresses are in the table; None where they must be written."""
         self.views: dict[tuple[Address, TensorType], Array] = {}
@@ -84,18 +85,19 @@ class Frame:
 
     def turn_to(self, at: At) -> None:
         """Write the numbers of certain extents into the table."""
-        if self.at is not at:
-            first = self.last + 1
-            self.bases[first : first + len(at.numbers)] = at.numbers
-            self.at = at
+        first = self.last + 1
+        self.bases[first : first + len(at.numbers)] = at.numbers
+        self.at = at
+        self.views.clear()
 
     def lend(self, arena: Arena) -> None:
         """Give the next run scratch memory that others have in turn."""
-        self.bases[self.last] = arena.address
+        if arena.address != self.place:
+            self.bases[self.last] = self.place = arena.address
         self.arena = arena
 
-    def returned(self) -> Arena | None:
+    def returned(self, arena: Arena) -> Arena:
         """Return what was lent, of which nothing stays here."""
-        arena, self.arena = self.arena, None
+        self.arena = None
         self.views.clear()
         return arena
