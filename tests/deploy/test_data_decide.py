@@ -22,6 +22,7 @@ from treadle.base.files import sealed
 from treadle.base.files.container import read_header
 from treadle.base.files.source import open_source
 from treadle.base.guards import recording_guards
+from treadle.base.symbol import equal
 from treadle.base.types import TensorType
 from treadle.deploy import compile_offline, compiler_command, load_offline, write_library
 from treadle.engine.package.models import Model, Runner, write_models
@@ -106,7 +107,22 @@ class Detector(M.Module):
         return boxes[kept], scores[kept], kept
 
 
-KINDS: dict[str, tuple[type[M.Module], int]] = {"mask": (Selected, 4), "nms": (Detector, 5)}
+class Classes(M.Module):
+    """Boxes of three classes, each with a mask of its own, and what is left of all of them."""
+
+    def forward(self, x: Any) -> Any:
+        each = [x[x[:, c] > 0.3] for c in range(3)]
+        boxes = F.concat([F.concat([y[:, :2], y[:, :2] + F.abs(y[:, 2:4])], 1) for y in each], 0)
+        scores = F.concat([F.sigmoid(y[:, c]) for c, y in enumerate(each)], 0)
+        kept = F.vision.nms(boxes, scores, 0.5)
+        return boxes[kept], scores[kept], kept, *(y.sum(axis=0) for y in each)
+
+
+KINDS: dict[str, tuple[type[M.Module], int]] = {
+    "mask": (Selected, 4),
+    "nms": (Detector, 5),
+    "classes": (Classes, 4),
+}
 
 
 def rows(n: int, width: int, seed: int) -> np.ndarray[Any, Any]:
@@ -152,8 +168,8 @@ def test_a_file_runs_by_its_own_code(kind: str, is_wide: bool, tmp_path: Path) -
     assert not offline._compiled and "treadle.engine.package.models" not in vars(offline)
     x = rows(24, width, 1)
     holds(Runner(model.graph, native=compiled.native)([x]), eager(net, x))
-    first = offline.outputs[0]
-    assert isinstance(first.pattern[0], str) and first.shapes[0][0] == (40 if is_wide else 24)
+    first, most = offline.outputs[0], (40 if is_wide else 24) * (3 if kind == "classes" else 1)
+    assert isinstance(first.pattern[0], str) and first.shapes[0][0] == most
     wanted = eager(net, x)
     out = np.empty_like(wanted[0])
     assert offline.run({"x": x}, {first.name: out})[first.name] is out
@@ -231,6 +247,55 @@ def test_a_phase_has_programs_for_the_extents_that_it_needs(tmp_path: Path) -> N
         holds(
             offline.run([x, y]).values(), [z.numpy() for z in scaled(mge.tensor(x), mge.tensor(y))]
         )
+
+
+def masked(count: int, joined: bool) -> Any:
+    """A function of rows that so many masks select; joined, they are suppressed together."""
+
+    def alone(x: Any) -> Any:
+        each = [x[x[:, c] > 0.3] for c in range(count)]
+        return (*(F.softmax(y * 2, 1) for y in each), *(y.sum(0) for y in each))
+
+    def together(x: Any) -> Any:
+        each = [x[x[:, c] > 0.3] for c in range(count)]
+        rows = F.concat([y * (c + 1) for c, y in enumerate(each)], 0)
+        boxes = F.concat([rows[:, :2], rows[:, :2] + F.abs(rows[:, 2:4])], 1)
+        kept = F.vision.nms(boxes, F.concat([F.sigmoid(y[:, 0]) for y in each], 0), 0.5)
+        return boxes[kept], kept
+
+    return together if joined else alone
+
+
+@pytest.mark.parametrize(
+    "count, joined, programs", [(3, False, 13), (5, False, 21), (3, True, 31), (4, True, 63)]
+)
+def test_masks_add_programs(count: int, joined: bool, programs: int, tmp_path: Path) -> None:
+    """What several masks select has a sum of programs, not a product."""
+    net = masked(count, joined)
+    model = dumped(net, tmp_path / "m", x=rows(24, 5, 1))
+    made = compile_offline(model)
+    assert len(made.native[0].gears) <= programs
+    write_models(tmp_path / "net.tm", [made], "test")
+    offline = load_offline(tmp_path / "net.tm")
+    for seed in range(5):
+        x = rows(24, 5, seed)
+        holds(offline.run([x]).values(), eager(net, x))
+
+
+def test_a_guard_on_extents_of_two_parts_is_looked_at(tmp_path: Path) -> None:
+    def sums(x: Any) -> Any:
+        return Neg()(Nonzero()(Greater()(x, Neg()(x)))), Neg()(Nonzero()(Less()(x, Neg()(x))))
+
+    graph = trace_body(sums, [TensorType(dt.float32, (6,))])
+    first, second = (v.type.shape[0] for v in graph.outputs)
+    graph = replace(graph, guards=(equal(first, second),))
+    made = compile_offline(Model(graph, ("x",), ("y", "z")))
+    write_models(tmp_path / "net.tm", [made], "test")
+    offline = load_offline(tmp_path / "net.tm")
+    found = offline.run([np.array([1, -1, 2, -2, 0, 0], np.float32)]).values()
+    assert [y.tolist() for y in found] == [[[0], [-2]], [[-1], [-3]]]
+    with pytest.raises(ShapeError, match=r"data decide .* nonzero_0 = 3, nonzero_1 = 2"):
+        offline.run([np.array([1, -1, 2, -2, 0, 1], np.float32)])
 
 
 def test_what_is_decided_in_loops_is_refused(tmp_path: Path) -> None:

@@ -18,13 +18,18 @@ from treadle.engine.package.extents import Range, Ranges
 from treadle.engine.package.models import Model
 from treadle.engine.package.native_part import Gear
 from treadle.engine.package.native_run import extents
-from treadle.engine.package.phases import NativePhase, NativePhases
+from treadle.engine.package.phases import MOST_PHASES, NativePhase, NativePhases
 from treadle.engine.phases import finds_extents, renumbered
 from treadle.engine.phases.parting import Phase, phases_of
 from treadle.graph.analysis import has_effect
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value, lone_symbol, symbols_in
 from treadle.ops.transfer import Identity
+
+_FINE = 2
+"""So many extents of a phase have cells as those of a compiled function; found ones of more have
+coarse ones.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,10 @@ class _Cut:
     def compiled(self) -> Compiled:
         """All programs."""
         graph = self._graph
-        for number, phase in enumerate(phases_of(graph, (False,) * len(graph.inputs))):
+        cut = phases_of(graph, (False,) * len(graph.inputs), apart=True)
+        if len(cut) > MOST_PHASES:
+            raise CompileError(self._make.what, f"there are {len(cut)} phases, which is too many")
+        for number, phase in enumerate(cut):
             self._refuse(phase)
             self._add(number, phase)
         dtypes = (
@@ -131,7 +139,8 @@ class _Cut:
         ends = (*graph.inputs, *more)
         own = Graph(graph.name, ends, graph.nodes, graph.outputs, tuple(guards))
         spans = {name: span for name, span in self._spans.items() if name in names}
-        made = self._make.programs(Opened(own, spans))
+        coarse = frozenset(spans if len(spans) > _FINE else ()) - self._ranges.keys()
+        made = self._make.programs(Opened(own, spans, coarse))
         inputs = tuple(self._places[v] for v in (*phase.inputs, *carried))
         self._places.update((v, self._count + i) for i, v in enumerate(phase.outputs))
         self._count += len(phase.outputs)

@@ -45,22 +45,35 @@ Points = npt.NDArray[np.int64]
 """Extents: a row per symbol, a column each."""
 Wanted = Sequence[int | Sequence[int]]
 """Of each axis its extent, or the least and the largest one, and edges of ranges between them."""
-_MOST_LISTED, _CHUNK, _MOST_PLACED = 1 << 22, 1 << 14, 1 << 12
+_MOST_LISTED, _LISTED_COARSE, _CHUNK, _MOST_PLACED = 1 << 22, 1 << 16, 1 << 14, 1 << 12
+_LARGE = 2**63 - 1
 _SMALL = 128
 """An edge of cells (`engine.extents.cells`): extents below are one cell where there are many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A graph, and the ranges of its symbols."""
+    """A graph, and the ranges of its symbols.
+
+    Attributes:
+        graph, ranges: the same.
+        coarse: symbols that have two cells, 0 and more. Data have decided them, so that what has
+            one row is no other case (`symbol.is_equal`).
+    """
 
     graph: Graph
     ranges: Mapping[str, Range]
+    coarse: frozenset[str] = frozenset()
 
     @property
     def count(self) -> int:
         """Number of combinations of extents."""
         return prod(high - low + 1 for low, high in self.ranges.values())
+
+    @property
+    def listed(self) -> int:
+        """Number of combinations that are listed; some of each cell where there are more."""
+        return _LISTED_COARSE if self.coarse else _MOST_LISTED
 
     def declared(self, own: Graph, gears: Sequence[Gear]) -> Ranges:
         """The ranges as a file has them.
@@ -356,7 +369,7 @@ class Maker:
     def _program(self, given: Opened, left: Points) -> tuple[Made, npt.NDArray[np.bool_]]:
         """A program for the first of the extents that are left, and which of them it serves."""
         point = dict(zip(given.ranges, left[:, 0].tolist(), strict=True))
-        cell = _within(_wide(cell_of(point, given.graph), given.graph), given.ranges)
+        cell = _within(_wide(cell_of(point, given.graph), given), given.ranges)
         with deciding(point, cell.hints) as decisions:
             try:
                 stages = Stages(cell.of(given.graph), options=self.options, crossing=self.compiler)
@@ -410,14 +423,15 @@ def _listed(ranges: Mapping[str, Range]) -> str:
 
 
 def _by_ones(given: Opened) -> Iterator[tuple[Opened, Points, dict[str, Range]]]:
-    """The graph with extents of 0 and 1 as numbers, in every combination, and the other extents
-    that the model takes with them, and the numbers as ranges.
+    """The graph with extents of 0 and 1 as numbers (of coarse ones 0), in every combination, and
+    the other extents that the model takes with them, and the numbers as ranges.
     """
     points = _points(given)
-    small = np.minimum(points, 2)
+    ends = {name: 1 if name in given.coarse else 2 for name in given.ranges}
+    small = np.minimum(points, np.array([*ends.values()])[:, None])
     for kinds in np.unique(small, axis=1).T:
-        numbers = {n: int(k) for n, k in zip(given.ranges, kinds, strict=True) if k < 2}
-        rest = {n: (max(a, 2), b) for n, (a, b) in given.ranges.items() if n not in numbers}
+        numbers = {n: int(k) for (n, end), k in zip(ends.items(), kinds, strict=True) if k < end}
+        rest = {n: (max(a, ends[n]), b) for n, (a, b) in given.ranges.items() if n not in numbers}
         left = points[:, (small == kinds[:, None]).all(0)]
         while left.shape[1]:
             point = dict(zip(given.ranges, left[:, 0].tolist(), strict=True))
@@ -435,7 +449,7 @@ def _by_ones(given: Opened) -> Iterator[tuple[Opened, Points, dict[str, Range]]]
 def _pinned(
     given: Opened, numbers: Mapping[str, Dim], rest: Mapping[str, Range], point: Mapping[str, int]
 ) -> Opened:
-    return Opened(_substituted(given.graph, numbers, point), rest)
+    return Opened(_substituted(given.graph, numbers, point), rest, given.coarse)
 
 
 def _takes(graph: Graph, point: Mapping[str, int]) -> bool:
@@ -453,9 +467,9 @@ def _takes(graph: Graph, point: Mapping[str, int]) -> bool:
 def _points(given: Opened) -> Points:
     """All extents of the ranges that the model takes; of very many some of each cell."""
     own = {s.name: s for v in given.graph.inputs for s in symbols_in(v.type)}
-    each = _MOST_LISTED
-    if given.count > _MOST_LISTED:
-        each = int(_MOST_LISTED ** (1 / len(given.ranges)))
+    each = given.listed
+    if given.count > each:
+        each = int(each ** (1 / len(given.ranges)))
     listed = (among(*ends, each, own.get(n)) for n, ends in given.ranges.items())
     axes = [np.array(extents, np.int64) for extents in listed]
     every = np.stack([a.reshape(-1) for a in np.meshgrid(*axes, indexing="ij")])
@@ -476,13 +490,13 @@ def _holding(
     return np.concatenate([np.ones(0, bool), *found])
 
 
-def _wide(cell: Cell, graph: Graph) -> Cell:
+def _wide(cell: Cell, given: Opened) -> Cell:
     """The cell, with fewer edges where three symbols or more would multiply them."""
-    if len(cell.ranges) < 3:
-        return cell
-    own = {s.name for v in graph.inputs for s in symbols_in(v.type) if s.edges}
-    small = {n for n, (low, _) in cell.ranges.items() if 2 <= low < _SMALL and n not in own}
-    ranges = {n: (2, _SMALL - 1) if n in small else r for n, r in cell.ranges.items()}
+    ranges = {n: (1, _LARGE) if n in given.coarse else r for n, r in cell.ranges.items()}
+    if len(ranges) >= 3:
+        own = {s.name for v in given.graph.inputs for s in symbols_in(v.type) if s.edges}
+        small = {n for n, (low, _) in ranges.items() if 2 <= low < _SMALL and n not in own}
+        ranges |= dict.fromkeys(small, (2, _SMALL - 1))
     return replace(cell, ranges=ranges)
 
 
@@ -497,7 +511,7 @@ def _within(cell: Cell, ranges: Mapping[str, Range]) -> Cell:
 
 def _box(served: Points, cell: Cell, given: Opened) -> Mapping[str, Range]:
     """The least ranges that hold all extents that a program serves."""
-    if given.count > _MOST_LISTED:  # There are more than those that are known.
+    if given.count > given.listed:  # There are more than those that are known.
         return cell.ranges
     ends = zip(served.min(1).tolist(), served.max(1).tolist(), strict=True)
     return dict(zip(cell.ranges, ends, strict=True))

@@ -226,7 +226,7 @@ class CellBuilder:
         )
 
     def _elementwise(self, node: Node, op: Elementwise, index: Index, guards: Guards) -> Cell:
-        args = tuple(self.cell(v, aligned(v, index), guards) for v in node.inputs)
+        args = tuple(self.cell(v, aligned(v, node.output, index), guards) for v in node.inputs)
         return self.apply(op, node.output.type.dtype, args)
 
     def _total(self, node: Node, op: Reduce, index: Index, guards: Guards) -> Cell:
@@ -288,12 +288,17 @@ def is_scalar_op(op: Op) -> TypeGuard[Elementwise]:
     return isinstance(op, Elementwise) and type(op).scalar is not Elementwise.scalar
 
 
-def aligned(operand: Value, index: Index) -> Index:
+def aligned(operand: Value, result: Value, index: Index) -> Index:
     """Return the position that a broadcast operand is read at: its last axes, 0 where its extent is
     1.
     """
-    last = index[len(index) - operand.type.ndim :]
-    return tuple(ZERO if d == 1 else p for p, d in zip(last, operand.type.shape, strict=True))
+    count = operand.type.ndim
+    ends = zip(operand.type.shape, result.type.shape[-count:] if count else (), strict=True)
+    places = zip(ends, index[len(index) - count :], strict=True)
+    # An open extent that the result has, too, is not asked for.
+    return tuple(
+        [ZERO if (d is not e or isinstance(d, int)) and d == 1 else p for (d, e), p in places]
+    )
 
 
 def _holds(guard: Guard) -> bool:
@@ -337,7 +342,7 @@ def _transpose(b: CellBuilder, node: Node, op: Transpose, index: Index, guards: 
 
 
 def _broadcast(b: CellBuilder, node: Node, op: Broadcast, index: Index, guards: Guards) -> Cell:
-    return b.cell(node.inputs[0], aligned(node.inputs[0], index), guards)
+    return b.cell(node.inputs[0], aligned(node.inputs[0], node.output, index), guards)
 
 
 def _flip(b: CellBuilder, node: Node, op: Flip, index: Index, guards: Guards) -> Cell:
@@ -423,7 +428,7 @@ def _concat(b: CellBuilder, node: Node, op: Concat, index: Index, guards: Guards
         start += extent
         if extent == 0:
             continue
-        moved = (*index[:axis], ZERO if extent == 1 else place, *index[axis + 1 :])
+        moved = (*index[:axis], ZERO if is_identical(extent, 1) else place, *index[axis + 1 :])
         guard = Guard(place, extent)
         piece = b.cell(x, moved, (*guards, guard))
         chosen = piece if chosen is None else b.choice((guard,), lambda p=piece: p, chosen)  # type: ignore[misc]

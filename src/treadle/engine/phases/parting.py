@@ -9,6 +9,7 @@ from treadle.base.extent import Symbol
 from treadle.base.guards import recording_guards
 from treadle.base.symbol import Dim, Relation, extent_of
 from treadle.base.symbol import symbols_of as symbols_of_extent
+from treadle.engine.phases.parts import parts_of
 from treadle.graph.analysis import changing_in, found_by, found_in, has_effect, nodes_in
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.evaluate import specialize
@@ -94,6 +95,7 @@ def phases_of(
     *,
     inside: bool = True,
     changing: Collection[str] = (),
+    apart: bool = False,
 ) -> tuple[Phase, ...]:
     """The phases of a graph, in order.
 
@@ -105,8 +107,12 @@ def phases_of(
         frozen: for each input, whether it is the same in all runs.
         inside: let ops that decide be part of the program before, where they can.
         changing: extents of inputs that are looked at in each run, since a loop changes them.
+        apart: let what needs other extents be a phase of its own (`parts`), behind the first.
     """
-    return _Parting(graph, frozen, inside, changing).phases()
+    cut = _Parting(graph, frozen, inside, changing)
+    if apart:
+        cut.take_apart()
+    return cut.phases()
 
 
 class _Parting:
@@ -125,6 +131,8 @@ class _Parting:
         self._fixed: set[Node] = set()
         self._deciding: dict[Node, int] = {}
         self._members: dict[Node, int] = {}
+        self._asked: dict[int, Relation] | None = None
+        """Guards that are phases of their own, where phases are taken apart."""
         self._place()
 
     def _place(self) -> None:
@@ -137,8 +145,8 @@ class _Parting:
             own = {s.name for s in found}
             given = [self._known[s.name] for s in _mentioned(node) if s.name not in own]
             level = max([level, *given])
-            effect = has_effect(node.op) and not isinstance(node.op, CheckIndices)
-            if effect:  # They stay in order.
+            effect = _is_ordered(node)
+            if effect:
                 before = level = max(level, before)
             if found or finds_inside(node):
                 self._deciding[node] = level
@@ -157,9 +165,33 @@ class _Parting:
                 self._members[node] = level
             self._level.update(dict.fromkeys(node.outputs, level))
 
+    def take_apart(self) -> None:
+        """Make phases behind the first of parts that need different extents."""
+        levels = self._members | self._deciding
+        last = max((*levels.values(), *self._known.values()), default=0)
+        numbers = dict.fromkeys((n for n, level in levels.items() if not level), 0)
+        self._asked = {}
+        count = 1
+        for level in range(1, last + 1):
+            nodes = [n for n in self._nodes if levels.get(n) == level]
+            needs = {n: self._needs(n) for n in nodes}
+            groups = [nodes] if any(map(_is_ordered, nodes)) else parts_of(nodes, needs)
+            there = [frozenset[str]().union(*(needs[n] for n in group)) for group in groups]
+            for guard in self._graph.guards:
+                names = symbols_of_extent(guard.expr)
+                if self._last(names) == level and not any(names <= own for own in there):
+                    self._asked[count] = guard
+                    count += 1
+            for group in groups:
+                numbers.update(dict.fromkeys(group, count))
+                count += 1
+        self._members = {n: numbers[n] for n in self._members}
+        self._deciding = {n: numbers[n] for n in self._deciding}
+
     def phases(self) -> tuple[Phase, ...]:
         """The phases, in order."""
-        last = max((*self._members.values(), *(n + 1 for n in self._deciding.values())), default=0)
+        behind = [n + 1 for n in self._deciding.values()]
+        last = max((*self._members.values(), *behind, *(self._asked or ())), default=0)
         members: list[list[Node]] = [[] for _ in range(last + 1)]
         for node, level in self._members.items():
             members[level].append(node)
@@ -232,15 +264,28 @@ class _Parting:
 
     def _guards(self, number: int) -> tuple[Relation, ...]:
         """Guards on extents of which the last has been found before this phase."""
+        if self._asked is not None:
+            return (self._asked[number],) if number in self._asked else ()
         found = []
         for guard in self._graph.guards:
             names = symbols_of_extent(guard.expr)
-            if not names <= self._known.keys():  # One of a branch or loop, which looks at it.
-                continue
-            last = max((self._known[name] for name in names), default=0)
+            last = self._last(names)
             if last == number and (number or not names.isdisjoint(self._changing)):
                 found.append(guard)
         return tuple(found)
+
+    def _last(self, names: Collection[str]) -> int | None:
+        """The phase before which the last of some extents is found; None for one of a branch or
+        loop, which looks at it.
+        """
+        if not all(name in self._known for name in names):
+            return None
+        return max((self._known[name] for name in names), default=0)
+
+    def _needs(self, node: Node) -> frozenset[str]:
+        """The extents that a node needs, without those that it finds."""
+        own = {s.name for s in found_by(node)}
+        return frozenset(s.name for s in _mentioned(node)) - own
 
     def _input_with(self, name: str) -> Value:
         return next(v for v in self._graph.inputs if name in {s.name for s in symbols_in(v.type)})
@@ -255,6 +300,11 @@ class _Parting:
                 found.add(node)
                 waiting += [v.producer for v in node.inputs]
         return found
+
+
+def _is_ordered(node: Node) -> bool:
+    """Return whether a node has an effect that stays in order with others."""
+    return has_effect(node.op) and not isinstance(node.op, CheckIndices)
 
 
 def _needed(graph: Graph) -> list[Node]:
