@@ -136,7 +136,7 @@ def cases(is_wide: bool, width: int) -> list[np.ndarray[Any, Any]]:
     return [rows(n, width, seed) for n in sizes for seed in range(10 if not is_wide else 5)]
 
 
-def eager(net: M.Module, x: Any) -> list[np.ndarray[Any, Any]]:
+def eager(net: Any, x: Any) -> list[np.ndarray[Any, Any]]:
     made: Any = net(mge.tensor(x))
     return [y.numpy() for y in made]
 
@@ -158,7 +158,7 @@ def made(kind: str, folder: Path) -> tuple[M.Module, Model, int]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_runs_by_its_own_code(kind: str, is_wide: bool, tmp_path: Path) -> None:
     net, model, width = made(kind, tmp_path)
-    ranges = {"x": [(0, 40), width]} if is_wide else None
+    ranges: Any = {"x": [(0, 40), width]} if is_wide else None
     compiled = compile_offline(model, ranges=ranges)
     write_models(tmp_path / "net.tm", [compiled], "test")
     offline = load_offline(tmp_path / "net.tm")
@@ -267,7 +267,7 @@ def masked(count: int, joined: bool) -> Any:
 
 
 @pytest.mark.parametrize(
-    "count, joined, programs", [(3, False, 13), (5, False, 21), (3, True, 31), (4, True, 63)]
+    "count, joined, programs", [(3, False, 13), (5, False, 21), (3, True, 47), (5, True, 87)]
 )
 def test_masks_add_programs(count: int, joined: bool, programs: int, tmp_path: Path) -> None:
     """What several masks select has a sum of programs, not a product."""
@@ -280,6 +280,23 @@ def test_masks_add_programs(count: int, joined: bool, programs: int, tmp_path: P
     for seed in range(5):
         x = rows(24, 5, seed)
         holds(offline.run([x]).values(), eager(net, x))
+
+
+def test_sums_that_types_take_apart_have_no_name(tmp_path: Path) -> None:
+    """Rows of three masks are joined, cut at one of them, and masked once more."""
+
+    def cut(x: Any) -> Any:
+        each = [x[x[:, c] > 0.3] for c in range(3)]
+        joined = F.concat(each, 0)
+        back = joined[: each[0].shape[0]] + each[0]
+        return back, F.softmax(joined, 0), joined[joined[:, 0] > 0], F.reshape(joined, (-1,))
+
+    model = dumped(cut, tmp_path / "m", x=rows(24, 4, 1))
+    write_models(tmp_path / "net.tm", [compile_offline(model)], "test")
+    offline = load_offline(tmp_path / "net.tm")
+    for seed in range(5):
+        x = rows(24, 4, seed)
+        holds(offline.run([x]).values(), eager(cut, x))
 
 
 def test_a_guard_on_extents_of_two_parts_is_looked_at(tmp_path: Path) -> None:

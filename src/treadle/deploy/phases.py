@@ -13,6 +13,7 @@ from math import isfinite
 from treadle.backends.program import Program
 from treadle.base.errors import CompileError
 from treadle.base.symbol import Dim, Relation, bounds, evaluate, less_equal, symbol, symbols_of
+from treadle.deploy.joining import with_joins
 from treadle.deploy.ranges import Maker, Opened, Wanted, opened, pattern_of
 from treadle.engine.package.extents import Range, Ranges
 from treadle.engine.package.models import Model
@@ -85,7 +86,7 @@ class _Cut:
 
     def __init__(self, make: Maker, given: Opened, own: Graph) -> None:
         self._make, self._own, self._ranges = make, own, given.ranges
-        self._graph = renumbered(_with_own_outputs(given.graph))
+        self._graph, self._joined = with_joins(renumbered(_with_own_outputs(given.graph)))
         self._spans: dict[str, Range] = dict(given.ranges)
         """Ranges of the extents that are known."""
         self._places: dict[Value, int] = {v: i for i, v in enumerate(self._graph.inputs)}
@@ -99,7 +100,8 @@ class _Cut:
     def compiled(self) -> Compiled:
         """All programs."""
         graph = self._graph
-        cut = phases_of(graph, (False,) * len(graph.inputs), apart=True)
+        never = (False,) * len(graph.inputs)
+        cut = phases_of(graph, never, apart=True, joined=self._joined)
         if len(cut) > MOST_PHASES:
             raise CompileError(self._make.what, f"there are {len(cut)} phases, which is too many")
         for number, phase in enumerate(cut):

@@ -96,6 +96,7 @@ def phases_of(
     inside: bool = True,
     changing: Collection[str] = (),
     apart: bool = False,
+    joined: Collection[str] = (),
 ) -> tuple[Phase, ...]:
     """The phases of a graph, in order.
 
@@ -108,8 +109,9 @@ def phases_of(
         inside: let ops that decide be part of the program before, where they can.
         changing: extents of inputs that are looked at in each run, since a loop changes them.
         apart: let what needs other extents be a phase of its own (`parts`), behind the first.
+        joined: names of sums of extents: ops whose results have them do not decide them.
     """
-    cut = _Parting(graph, frozen, inside, changing)
+    cut = _Parting(graph, frozen, inside, changing, joined)
     if apart:
         cut.take_apart()
     return cut.phases()
@@ -119,9 +121,15 @@ class _Parting:
     """Cuts one graph."""
 
     def __init__(
-        self, graph: Graph, frozen: Sequence[bool], inside: bool, changing: Collection[str]
+        self,
+        graph: Graph,
+        frozen: Sequence[bool],
+        inside: bool,
+        changing: Collection[str],
+        joined: Collection[str],
     ) -> None:
         self._graph, self._inside, self._changing = graph, inside, changing
+        self._joined = joined
         self._nodes = _needed(graph)
         self._frozen = {v for v, yes in zip(graph.inputs, frozen, strict=False) if yes}
         self._level: dict[Value, int] = dict.fromkeys(graph.inputs, 0)
@@ -140,11 +148,9 @@ class _Parting:
         before = 0
         unchanging = set(self._frozen)
         for node in self._nodes:
-            found = found_by(node)
+            found = () if self._is_join(node) else found_by(node)
             level = max((self._level[v] for v in node.inputs), default=0)
-            own = {s.name for s in found}
-            given = [self._known[s.name] for s in _mentioned(node) if s.name not in own]
-            level = max([level, *given])
+            level = max([level, *(self._known[name] for name in self._needs(node))])
             effect = _is_ordered(node)
             if effect:
                 before = level = max(level, before)
@@ -239,7 +245,7 @@ class _Parting:
         made = {v for n in order for v in n.outputs}
         ends = (*order, *bounded)
         taken = dict.fromkeys(v for n in ends for v in n.inputs if v not in made)
-        symbols = {s.name for n in order for s in _mentioned(n)}
+        symbols = {name for n in order for name in self._needs(n)}
         symbols |= {s.name for n in bounded for v in n.inputs for s in symbols_in(v.type)}
         there = {lone.name for v in taken for d in v.type.shape if (lone := lone_symbol(d))}
         for name in sorted(symbols - there):
@@ -282,6 +288,10 @@ class _Parting:
             return None
         return max((self._known[name] for name in names), default=0)
 
+    def _is_join(self, node: Node) -> bool:
+        """Return whether a node's results have the name of a sum, which another node finds."""
+        return _bounded(node) is None and any(s.name in self._joined for s in found_by(node))
+
     def _needs(self, node: Node) -> frozenset[str]:
         """The extents that a node needs, without those that it finds."""
         own = {s.name for s in found_by(node)}
@@ -312,7 +322,7 @@ def _needed(graph: Graph) -> list[Node]:
     wanted: set[Node] = set()
     waiting: list[Node | None] = [n for n in graph.nodes if has_effect(n.op)]
     waiting += [v.producer for v in graph.outputs]
-    deciding = {s.name: n for n in graph.nodes for s in found_by(n)}
+    deciding = {s.name: n for n in reversed(graph.nodes) for s in found_by(n)}
     while waiting:
         node = waiting.pop()
         if node is not None and node not in wanted:

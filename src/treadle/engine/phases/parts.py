@@ -6,13 +6,13 @@ every combination of theirs. Parts that need one each have a sum in place of a p
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 
 from treadle.graph.ir import Node
 
-_CELLS = 4
-"""Cells of an extent, about: 0, 1, few and many."""
+_CELLS, _OVERHEAD = 4, 4
+"""Cells of an extent, about (0, 1, few and many), and what a program costs beside its nodes."""
 
 
 def parts_of(nodes: Sequence[Node], needs: Mapping[Node, frozenset[str]]) -> list[list[Node]]:
@@ -52,9 +52,17 @@ def _keys(nodes: Sequence[Node], needs: Mapping[Node, frozenset[str]]) -> dict[N
     keys: dict[Node, Hashable] = {}
     for whole in joined:
         own = [label for label in labels if label <= whole]
-        by_label = sum(_CELLS ** len(label) for label in own) < _CELLS ** len(whole)
+        sizes = Counter(needs[n] for n in nodes)
+        parts = sum(_price(label, sizes[label]) for label in own)
+        by_label = parts < _price(whole, sum(sizes[label] for label in own))
         keys.update({n: needs[n] if by_label else whole for n in nodes if needs[n] in own})
     return keys
+
+
+def _price(label: frozenset[str], size: int) -> int:
+    """Return what all programs of a part of so many nodes cost; many extents have coarser cells."""
+    cells: int = (_CELLS if len(label) < 3 else 2) ** len(label)
+    return cells * (size + _OVERHEAD)
 
 
 __all__ = ["parts_of"]

@@ -45,7 +45,7 @@ def lower_concat(
     total = sum(widths)
     for i, width in enumerate(widths):
         to, origin = Ref("output", 0, start), Ref("input", i)
-        if width == itemsize and rows > 1:
+        if rows > 1 and width == itemsize:
             step = total // itemsize
             launches.append(copy_elements(to, origin, rows, types[0].dtype, step, 1))
         elif width:
