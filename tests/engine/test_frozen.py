@@ -120,10 +120,8 @@ def test_results_that_nothing_varies() -> None:
 
 @pytest.mark.parametrize("dtype", [dt.bfloat16, dt.int8], ids=str)
 @pytest.mark.parametrize("way", ["flag", "transpose(cast)"])
-@pytest.mark.parametrize("rows, fused", [(1, True), (6, True), (7, False)])
-def test_products_of_few_rows_read_narrow_weights(
-    rows: int, fused: bool, way: str, dtype: Any
-) -> None:
+@pytest.mark.parametrize("rows", [1, 6, 7, 40])
+def test_products_read_narrow_weights(rows: int, way: str, dtype: Any) -> None:
     """It is not kept in float32, which takes twice its memory, nor widened in every run."""
 
     def body(x: Any, w: Any) -> Any:
@@ -136,8 +134,7 @@ def test_products_of_few_rows_read_narrow_weights(
     graph = trace_body(body, [f32(rows, 512), weight], "g")
     for frozen in (False, True):
         once, always = labels(same(graph, (False, frozen)))
-        assert not once
-        assert len(always) == (1 if fused else 2)
+        assert not once and len(always) == 1
 
 
 def test_everything_is_frozen() -> None:

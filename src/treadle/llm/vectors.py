@@ -145,7 +145,8 @@ def load_embedder(path: str | os.PathLike[str], dtype: str = "stored") -> TextEm
 
     Args:
         path: of the file or directory.
-        dtype: "stored": quantized weights stay what they are; "float32" or "bfloat16" widens them.
+        dtype: "stored": quantized weights and floats of 16 bits stay what they are; "float32" or
+            "bfloat16" is what all are widened or rounded to.
 
     Raises:
         CheckpointError: a file is damaged, or a family of models that is not known.

@@ -65,10 +65,10 @@ def narrowed(x, dtype):
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_few_rows_read_a_narrow_operand_where_it_lies(dtype):
+def test_a_narrow_operand_is_read_where_it_lies(dtype):
     """Products of float32 are as exact as if the operand had been widened before."""
     op = Matmul(False, True)
-    for m, k, n in ((1, 8, 9), (2, 100, 33), (6, 65, 40)):
+    for m, k, n in ((1, 8, 9), (2, 100, 33), (6, 65, 40), (7, 64, 40), (130, 300, 70)):
         for narrow in range(2):
             given = list(operands(op, m, k, n))
             given[narrow] = narrowed(given[narrow], dtype)
@@ -78,16 +78,37 @@ def test_few_rows_read_a_narrow_operand_where_it_lies(dtype):
                 return op(*(wide if i == narrow else x for i, x in enumerate(made)))
 
             group = fused(body, given)
-            (got,) = run(group, given, interpreted if m == 2 else None)
+            (got,) = run(group, given, interpreted if m in (2, 7) else None)
             exact = given[0].astype(np.float64) @ given[1].astype(np.float64).T
             scale = 40 if dtype.is_integer else 1
             np.testing.assert_allclose(got, exact, 0, 1e-5 * scale * k**0.5)
-            (launch,) = lowered(group, given).launches
-            assert launch.kernel.name.startswith("dots")
-    many = operands(op, 7, 64, 40)
-    narrow = many[0], narrowed(many[1], dtype)
-    body = fused(lambda a, b: op(a, Cast(dt.float32)(b)), narrow)
-    assert isinstance(lower(body, types_of(narrow), (), HOST), Support)
+            last = lowered(group, given).launches[-1]
+            assert last.kernel.name.startswith("dots" if m <= 6 else "contract")
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_many_rows_are_what_they_are_of_a_widened_operand(flags, dtype):
+    """In any order of the operands, in batches that share one; a frozen one is kept nowhere."""
+    op, wide = Matmul(*flags), Cast(dt.float32)
+    batches = ((), ()), ((3,), ()), ((2,), (2,))
+    for (m, k, n), batch in zip(((9, 70, 21), (64, 130, 90), (65, 33, 17)), batches, strict=True):
+        x, w = operands(op, m, k, n, batch=batch)
+        for narrow in range(2):
+            given = [x, w]
+            given[narrow] = narrowed(given[narrow], dtype)
+            exact = list(given)
+            exact[narrow] = given[narrow].astype(np.float32)
+
+            def body(*made, narrow=narrow):
+                return op(*(wide(v) if i == narrow else v for i, v in enumerate(made)))
+
+            group = fused(body, given)
+            kept = lowered(group, given, (False, True)).kept
+            assert bool(kept) == (narrow == 0)
+            (got,) = run(group, given)
+            (want,) = run(op, exact)
+            np.testing.assert_allclose(got, want, 1e-5, 1e-4 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)

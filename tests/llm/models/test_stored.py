@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tests.llm.cases import some
@@ -127,6 +128,37 @@ def test_experts_and_pieces_in_blocks(case, formats):
     far = np.abs(whole - exact).max(-1)
     assert far.max() > 0
     assert np.median(far) < 1e-3 * spread
+
+
+def in_16_bits(case, dtype):
+    """A model of `families.json` in floats of 16 bits, and the same in float32."""
+    kept = json.loads(FAMILIES.read_text(encoding="utf-8"))[case]
+    narrow = {k: v.astype(dtype) for k, v in random_weights(kept["shapes"]).items()}
+    wide = {k: v.astype(np.float32) for k, v in narrow.items()}
+    return Given(kept["config"], narrow), Given(kept["config"], wide)
+
+
+CASES = ["llama", "gemma2", "phi3, longrope, short", "mixtral, window", "gpt_oss", "olmoe"]
+NARROW = [(case, dtype) for case in CASES for dtype in (ml_dtypes.bfloat16, np.float16)]
+
+
+@pytest.mark.parametrize(("case", "dtype"), some(NARROW, [*NARROW[:2], *NARROW[7:9]]))
+def test_floats_of_16_bits_stay_and_are_widened_exactly(case, dtype):
+    narrow, wide = in_16_bits(case, dtype)
+    model, exact = build(narrow, "stored", "int16"), build(wide)
+    tokens = np.random.default_rng(3).integers(0, model.vocabulary, (1, 24))
+    for count in (1, 5, 24):
+        found, want = (
+            m.step(tokens[:, :count], m.cache(1, 32), [0], [count], all=True).numpy()
+            for m in (model, exact)
+        )
+        np.testing.assert_allclose(found, want, rtol=0, atol=2e-5 * np.ptp(want))
+    matrices = sum(v.nbytes for v in narrow.tensors.values() if v.ndim > 1)
+    vectors = sum(v.nbytes for v in wide.tensors.values() if v.ndim == 1)
+    assert model.stack.nbytes <= matrices + vectors + exact.stack.nbytes // 20
+    assert build(narrow, "bfloat16").stack.head.weight.dtype == ml_dtypes.bfloat16
+    assert build(narrow).stack.head.weight.dtype == np.float32
+    assert model.stack.head.weight.dtype == dtype
 
 
 @pytest.mark.parametrize("prompts", ["int16", "bfloat16", "int8"])

@@ -332,7 +332,8 @@ def load(
 
     Args:
         path: of the file or directory.
-        dtype: "stored": quantized weights stay what they are; "float32" or "bfloat16" widens them.
+        dtype: "stored": quantized weights and floats of 16 bits stay what they are; "float32" or
+            "bfloat16" is what all are widened or rounded to.
         sequences: how many texts are continued at a time.
         context: tokens of a text at most, prompt included; memory is taken as they come.
         prompts: what activations are rounded to while prompts meet quantized weights: "bfloat16"

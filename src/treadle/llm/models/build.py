@@ -28,9 +28,9 @@ def build(
     Args:
         checkpoint: `config` has the values of config.json, `tensor` the weights by the names that
             Hugging Face gives them.
-        dtype: what is computed in, "float32" or "bfloat16"; or "stored": weights stay in quantized
-            blocks, where the checkpoint has such, and products are those of `F.block_linear`. The
-            rest is computed in float32.
+        dtype: what is computed in, "float32" or "bfloat16"; or "stored": matrices stay in quantized
+            blocks, where the checkpoint has such, and products are those of `F.block_linear`, or in
+            floats of 16 bits, which products widen. The rest is computed in float32.
         prompts: what quantized weights multiply where 32 and more neighboring tokens are read:
             activations rounded to "int16", "bfloat16" or "int8". bfloat16 where the device has
             instructions for its products, else int16, unless it is said. Fewer tokens, and all that

@@ -7,6 +7,7 @@ import numpy as np
 import treadle.functional as F
 from treadle.llm.models.declared import Encoder, EncoderLayer, LayerNorm
 from treadle.llm.models.gates import ACTIVATIONS, mix
+from treadle.llm.models.matrices import TokenTable
 from treadle.llm.models.rope import Rotary, rotate
 from treadle.llm.models.weights import CheckpointWeights, Linear
 from treadle.tensor import Tensor
@@ -86,7 +87,8 @@ class EncoderStack:
     def __init__(self, weights: CheckpointWeights, declared: Encoder) -> None:
         d, hidden = declared, declared.hidden
         self.declared = d
-        self.tokens = weights.take("embed_tokens.weight", d.vocabulary, hidden)
+        numbers = weights.take("embed_tokens.weight", d.vocabulary, hidden, widened=False)
+        self.tokens = TokenTable(numbers, weights.dtype)
         self.positions = (
             weights.take("embed_positions.weight", d.context, hidden) if d.positions else None
         )
@@ -103,7 +105,7 @@ class EncoderStack:
     def hidden(self, tokens: Tensor, types: Tensor, counts: Tensor) -> Tensor:
         """(batch, time, hidden); what stands beyond counts means nothing."""
         batch, time = tokens.shape
-        x = F.embedding(tokens, self.tokens)
+        x = self.tokens.vectors(tokens)
         if self.types is not None:
             x = x + F.embedding(types, self.types)
         if self.positions is not None:

@@ -21,7 +21,10 @@ PIECE = 32
 
 @dataclass(frozen=True)
 class Dense:
-    """A matrix (rows, columns) of numbers; with an axis before for those of experts."""
+    """A matrix (rows, columns) of numbers; with an axis before for those of experts.
+
+    Floats of 16 bits are widened while products read them, exactly.
+    """
 
     weight: Tensor
 
@@ -165,6 +168,7 @@ class TokenTable:
     """
 
     numbers: Tensor | None = None
+    dtype: str = "float32"
     head: Quantized | None = None
     blocks: BlockTensor | None = None
     release: Callable[[], None] = lambda: None
@@ -181,4 +185,7 @@ class TokenTable:
 
     def vectors(self, given: Tensor) -> Tensor:
         """Return the tokens' vectors in a program, (batch, time, features)."""
-        return given if self.numbers is None else F.embedding(given, self.numbers)
+        if self.numbers is None:
+            return given
+        found: Tensor = F.embedding(given, self.numbers)
+        return found.astype(self.dtype)

@@ -34,6 +34,8 @@ from treadle.tensor import Tensor
 
 ELEMENTS: Mapping[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 """Element types that models compute in."""
+_NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+"""Element types that products widen while they read."""
 
 _LAYER = re.compile(r"\blayers?\.\d+\.")
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
@@ -80,7 +82,8 @@ class CheckpointWeights:
         checkpoint: where they lie.
         names: under which names.
         dtype: their element type once they are taken, a key of `ELEMENTS`.
-        stored: matrices of quantized blocks stay what they are, as far as kernels read them.
+        stored: matrices of quantized blocks, and of floats of 16 bits, stay what they are, as far
+            as kernels read them.
         pieces: what their products round pieces of texts to; see `Quantized`.
         packer: what fills their panels: they are read at the end of its block.
 
@@ -135,8 +138,8 @@ class CheckpointWeights:
         """Return the number of rows of a tensor that no config tells of."""
         return int(self._checkpoint.tensor(self._find(name).name).shape[0])
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor of this shape."""
+    def take(self, name: str, *shape: int, widened: bool = True) -> Tensor:
+        """A tensor of this shape; unless `widened`, stored floats of 16 bits have those."""
         piece, found = self._read(name)
         array = _widened(found)
         if piece.transposed:
@@ -144,7 +147,8 @@ class CheckpointWeights:
         array = _part(array, piece)
         if array.shape != shape:
             raise _mismatch(name, piece, found, shape)
-        made = adopted(np.array(array, ELEMENTS[self.dtype], order="C"))
+        narrow = self._stored and not widened and array.dtype in _NARROW
+        made = adopted(np.array(array, array.dtype if narrow else ELEMENTS[self.dtype], order="C"))
         self._checkpoint.release(piece.name)
         self.nbytes += made.size * made.dtype.itemsize
         return made
@@ -152,7 +156,9 @@ class CheckpointWeights:
     def matrix(self, name: str, *shape: int) -> Matrix:
         """A matrix to multiply with; with three extents one of every expert."""
         found = self._blocks(name, shape)
-        return Dense(self.take(name, *shape)) if found is None else self._packed([found])
+        if found is not None:
+            return self._packed([found])
+        return Dense(self.take(name, *shape, widened=False))
 
     def below(self, rows: Mapping[str, int], columns: int) -> Quantized | None:
         """One matrix of several below each other, where their panels are whole and of one format.
@@ -173,7 +179,8 @@ class CheckpointWeights:
             return self.matrix(together, count, *shape)
         found = self._alike({name.format(i): shape for i in range(count)})
         if found is None:
-            return Dense(F.stack([self.take(name.format(i), *shape) for i in range(count)]))
+            parts = [self.take(name.format(i), *shape, widened=False) for i in range(count)]
+            return Dense(F.stack(parts))
         return self._packed(found, stacked=True)
 
     def _alike(self, shapes: Mapping[str, tuple[int, ...]]) -> list[_BlockRows] | None:
@@ -214,12 +221,12 @@ class CheckpointWeights:
     ) -> TokenTable:
         """Vectors of tokens; `head` is the same matrix, where one multiplies with it."""
         if isinstance(head, Dense):
-            return TokenTable(head.weight)
+            return TokenTable(head.weight, self.dtype)
         if head is not None and default_device().on_host:
             return TokenTable(head=head)
         found = self._blocks(name, (vocabulary, features))
         if found is None:
-            return TokenTable(self.take(name, vocabulary, features))
+            return TokenTable(self.take(name, vocabulary, features, widened=False), self.dtype)
         release = partial(self._checkpoint.release, found.name)
         return TokenTable(blocks=found.blocks, release=release)
 

@@ -47,7 +47,7 @@ PRODUCTS = (
     ProductStrategy("dots", dots.claims, dots.lower, mixes=True),
     ProductStrategy("pairs", pairs.claims, pairs.lower),
     ProductStrategy("integers", integers.claims, integers.lower),
-    ProductStrategy("tiles", tiles.claims, tiles.lower),
+    ProductStrategy("tiles", tiles.claims, tiles.lower, mixes=True),
 )
 
 Refusals = list[tuple[str, str]]

@@ -33,7 +33,10 @@ def multiply_in_tiles(launches: Launches) -> None:
     tile = choose_tile(launches.target, launches.dtype, rows, columns)
     if not reads_in_place(launches.problem, tile):
         launches.pack_rows(tile)
-    packed = launches.is_frozen(launches.problem.b) and not launches.problem.patches
+    a, b = launches.problem.a, launches.problem.b
+    packed = launches.is_frozen(b) and not launches.problem.patches
+    # Panels have the type of sums: those of a narrow b beside a wide a would be twice as large.
+    packed = packed and b.dtype in (a.dtype, tile.dtype)
     if packed:
         _pack_panels(launches, tile)
     multiply(launches, tile, packed=packed)
