@@ -641,3 +641,23 @@ def test_indices_count_from_the_end_where_those_of_torch_do(function: Callable[.
         function(x, index)
     with pytest.raises(IndexError, match="out of range"):
         torch.compile(function, backend=backend)(x, index)
+
+
+def test_arguments_left_out_are_as_the_schema_has_them() -> None:
+    aten = torch.ops.aten
+
+    def function(x: Any) -> Any:
+        ours = [aten.hardtanh(x), F.hardtanh_(x + 1), aten.elu(x), aten.leaky_relu(x)]
+        return [*ours, aten.softshrink(x), aten.softplus(x), aten.nan_to_num(x)]
+
+    check(lambda x: function(x * 5), leaf(4, 6))
+
+
+def test_quantiles_of_what_is_no_probability_are_nan() -> None:
+    check(torch.special.ndtri, torch.tensor([-1.0, 0.0, 0.25, 0.5, 1.0, 2.0, torch.nan]))
+
+
+def test_the_sign_of_nan_is_zero() -> None:
+    x = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 3.0])
+    check(lambda x: (torch.sign(x), torch.sgn(x)), x)
+    check(lambda x: x.abs(), x.clone().requires_grad_())

@@ -54,7 +54,8 @@ def _nothing_is_left() -> Iterator[None]:
     yield
     known = {(x.operator, x.nodes) for x in before}
     new = {x.operator for x in left_to_torch() if (x.operator, x.nodes) not in known}
-    data = {"(not captured)", "index.Tensor", "_local_scalar_dense.default"}  # PyTorch reads them
+    # PyTorch reads data.
+    data = {"(not captured)", "index.Tensor", "nonzero.default", "_local_scalar_dense.default"}
     assert new - data == set()
 
 
@@ -224,6 +225,20 @@ def test_numbers_that_data_decide() -> None:
         for n in (3, 5, 20):
             x = torch.randn(4)
             torch.testing.assert_close(run(x, torch.tensor(n)), repeated(x, torch.tensor(n)))
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_what_is_asserted_of_sizes_that_data_decide_is_looked_at_in_each_call() -> None:
+    def function(x: Any) -> Any:
+        places = x.nonzero()
+        torch._check(places.size(0) == 4)
+        return places + 3
+
+    x = torch.tensor([0, 1, 3, 4, 2, 0, 0])
+    compiled = torch.compile(function, backend="treadle", fullgraph=True)
+    torch.testing.assert_close(compiled(x), function(x))
+    with pytest.raises(RuntimeError, match="assertion failed"):
+        compiled(torch.zeros_like(x))  # the program is for four rows
 
 
 def test_threads_with_sizes_of_their_own() -> None:

@@ -24,8 +24,17 @@ CASES: dict[str, Callable[..., Any]] = {
     "beside a result": lambda x: (x[x.shape[0] // 2 :], x + 1),
     "of a result": lambda x: (x * 2)[x.shape[0] // 2 :],
     "of a result that is one": lambda x: (lambda y: (y[x.shape[0] // 2 :], y[1:2], y))(x * 2),
+    "of one another": lambda x: (lambda y: (y.view(-1), y.t(), y[1:], x + 1))(x * 2),
+    "of what is no result": lambda x: (lambda y: (y.t(), y[1:].unbind(0)[0]))(x * 3),
+    "written": lambda x: (lambda y: (y, y[0], y[0].add_(1)))(x * 2),
     "repeated": lambda x: x[1:2].expand(3, -1),
 }
+
+
+def _partners(tensors: list[Any]) -> list[int]:
+    """For each tensor the first one that lies in the same memory."""
+    memory = [t.untyped_storage().data_ptr() for t in tensors]
+    return [memory.index(m) for m in memory]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -44,6 +53,7 @@ def test_views_are_pytorchs(case: str, with_gradient: bool, dynamic: bool) -> No
         for mine, other in zip(ours, theirs, strict=True):
             shares = [t.untyped_storage().data_ptr() == x.data_ptr() for t in (mine, other)]
             assert shares[0] == shares[1]
+        assert _partners(ours) == _partners(theirs)
         if with_gradient:
             grads = [torch.autograd.grad(sum((t * t).sum() for t in m), x) for m in (ours, theirs)]
             torch.testing.assert_close(*grads)

@@ -247,13 +247,42 @@ def _drop_checks(graph: fx.Graph) -> None:
 _ASSERTIONS = ("_assert_tensor_metadata.default", "sym_constrain_range", "_assert_scalar.default")
 
 
+_ASSERTED = "treadle_asserted"
+"""Key of nodes' `meta`: PyTorch computes this number and looks at it in each call."""
+
+
 def _drop_assertions(graph: fx.Graph) -> None:
-    """Take out what PyTorch checked while it captured: types, layouts and ranges of extents."""
+    """Take out what PyTorch checked while it captured: types, layouts and ranges of extents.
+
+    What is asserted of numbers that data decide stays, since programs rely on it.
+    """
     for node in reversed(list(graph.nodes)):
         asserts = name_of(node.target).startswith(_ASSERTIONS)
         asked = node.op == "call_function" and is_number(node.meta.get("val"))
-        if (asserts or asked) and not node.users:
+        if not (asserts or asked) or node.users:
+            continue
+        numbers = _numbers_of_data(node) if asserts else []
+        for kept in [node, *numbers] if numbers else []:
+            kept.meta[_ASSERTED] = True
+        if not numbers:
             graph.erase_node(node)
+
+
+def _numbers_of_data(node: fx.Node) -> list[fx.Node]:
+    """Return the numbers that a node asserts something of, if data of a tensor decide them."""
+    if "_assert_scalar" not in name_of(node.target):
+        return []
+    found = dict.fromkeys(node.all_input_nodes)
+    waiting, is_of_data = list(found), False
+    while waiting:
+        number = waiting.pop()
+        if number.op == "placeholder" or isinstance(number.meta.get("val"), torch.Tensor):
+            is_of_data |= number.op != "placeholder"
+            del found[number]
+            continue
+        waiting += [n for n in number.all_input_nodes if n not in found]
+        found |= dict.fromkeys(number.all_input_nodes)
+    return list(found) if is_of_data else []
 
 
 # -- what is taken over ------------------------------------------------------------------------
@@ -272,7 +301,7 @@ class _Support(OperatorSupportBase):  # type: ignore[misc, unused-ignore]  # tor
         self._dims = {name: known.dim(name, known.hint) for name, known in symbols.items()}
 
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
-        if node.op != "call_function" or is_apart(node):
+        if node.op != "call_function" or is_apart(node) or node.meta.get(_ASSERTED):
             return False
         if node.target is operator.getitem:
             source = node.args[0]

@@ -44,7 +44,6 @@ _UNARY: dict[str, Op] = {
     "relu": unary.Relu(),
     "rsqrt": unary.Rsqrt(),
     "sigmoid": unary.Sigmoid(),
-    "sign": unary.Sign(),
     "sin": unary.Sin(),
     "sinh": unary.Sinh(),
     "sqrt": unary.Sqrt(),
@@ -61,14 +60,22 @@ def _register_unary() -> None:
         def lower(call: OperatorCall, x: V, _op: Op = op, _name: str = name) -> V:
             if x.type.dtype.is_integer and _name in ("ceil", "floor", "trunc"):
                 return x
-            if x.type.dtype is dt.bool_ and _name == "sign":
-                return x
             return _op(x.astype(call.dtype))
 
         lowers(f"{name}.default")(lower)
 
 
 _register_unary()
+
+
+@lowers("sign.default")
+def _sign(call: OperatorCall, x: V) -> V:
+    if x.type.dtype is dt.bool_:
+        return x
+    made = unary.Sign()(x)
+    if not x.type.dtype.is_float:
+        return made
+    return Where()(logic.Equal()(x, x), made, made.constant(0))  # PyTorch's sign of NaN is 0
 
 
 def _scaled_log(base: float) -> Any:

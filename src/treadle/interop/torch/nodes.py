@@ -250,8 +250,9 @@ def lowered(builder: GraphBuilder, node: fx.Node, operands: Mapping[fx.Node, Any
     """
     if is_number(node.meta.get("val")):
         return plain_of(builder, node.meta["val"])
-    arguments: Any = fx.map_arg(node.args, operands.__getitem__)
-    keywords: Any = fx.map_arg(node.kwargs, operands.__getitem__)
+    arguments: Any
+    keywords: Any
+    arguments, keywords = fx.map_arg(arguments_of(node), operands.__getitem__)
     if node.target is operator.getitem:
         return arguments[0][arguments[1]]
     control = getattr(node.target, "lowered", None)
@@ -270,6 +271,25 @@ def lowered(builder: GraphBuilder, node: fx.Node, operands: Mapping[fx.Node, Any
         made = COMPLEX[call.name](call, *arguments, **keywords)
     _check(made, values)
     return made
+
+
+def arguments_of(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments by place and by name. PyTorch leaves out those that are as the operator's
+    schema has them; here they are written out, so that no lowering has defaults of its own.
+    """
+    placed, named = list(node.args), dict(node.kwargs)
+    schema = getattr(node.target, "_schema", None)
+    for argument in schema.arguments[len(placed) :] if schema else ():
+        default = argument.default_value
+        if argument.name in named and not argument.kwarg_only:
+            placed.append(named.pop(argument.name))
+        elif not argument.kwarg_only:
+            placed.append(default)
+        elif default is not None:
+            named.setdefault(argument.name, default)
+    while len(placed) > len(node.args) and (placed[-1] is None or placed[-1] == []):
+        placed.pop()  # nothing
+    return tuple(placed), named
 
 
 def _check(made: Any, expected: Any) -> None:

@@ -276,6 +276,7 @@ def _ndtri(p: V) -> V:
     size = _inverse_complement(inside) * math.sqrt(2)
     size = where(logic.Equal()(least, least.constant(0.0)), math.inf, size)
     size = where(logic.Equal()(least, least.constant(0.5)), 0.0, size)
+    size = where(less(least, 0.0), math.nan, size)
     return where(less(p, 0.5), -size, size)
 
 

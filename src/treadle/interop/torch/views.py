@@ -1,14 +1,17 @@
 """Results of graphs that are views, which PyTorch makes itself.
 
 AOTAutograd gives a program views of the tensors that it knows: of arguments always, and of other
-results where several share memory. It makes them anew from the tensor and, where sizes are
-symbolic, from where the graph's result lies in its memory. A program's results lie in memory of
-their own, so these views are taken by PyTorch, from what the program gives.
+results where several share memory and gradients are asked for. It makes them anew from the tensor
+and, where sizes are symbolic, from where the graph's result lies in its memory. Without gradients
+it leaves them to the graph: who writes to one result then sees it in the others. A program's
+results lie in memory of their own, so these views are taken by PyTorch, from what the program
+gives.
 """
 
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from typing import Any
 
 import torch
@@ -45,11 +48,13 @@ def set_apart(graph: fx.Graph, results: int | None) -> None:
     is_open = bool(ranges(graph))
     made: dict[fx.Node, fx.Node] = {}
     listed = list(given)
+    own = Counter(map(_whose, listed)) if results is None else Counter()
     with graph.inserting_before(output):
         for place, node in enumerate(listed[:results]):
             chain = _chain(node)
             is_part = is_open and not _WHOLE.issuperset(map(_name, chain))
-            if chain and (is_part or _source(chain[-1]).op == "placeholder"):
+            whose = _whose(node)
+            if chain and (is_part or own[whose] > 1 or whose.op == "placeholder"):
                 listed[place] = _copied(graph, chain, made)
     output.args = (type(given)(listed),)
     graph.eliminate_dead_code()
@@ -62,6 +67,12 @@ def _chain(node: Any) -> list[fx.Node]:
         found.append(node)
         node = _source(node)
     return found
+
+
+def _whose(node: Any) -> Any:
+    """Return what a result, or a number, is in the end a view of: itself if it is none."""
+    chain = _chain(node)
+    return _source(chain[-1]) if chain else node
 
 
 def _source(node: fx.Node) -> fx.Node:
