@@ -100,7 +100,7 @@ def gear_tables(
         rows.append(f"  {{{', '.join(map(str, parts))}}},")
     body = "\n".join(rows)
     lines.append(f"static const Gear gears[] = {{\n{body}\n}};")
-    return [*lines, *_phases(phases, len(chosen))]
+    return [*lines, *_phases(phases, len(chosen), order)]
 
 
 def _only(gears: Sequence[Gear], ranges: Ranges | None) -> NativePhases:
@@ -174,14 +174,17 @@ class _Values:
         ]
 
 
-def _phases(phases: NativePhases, known: int) -> list[str]:
-    """The tables of phases; `known` extents are known before the first."""
+def _phases(phases: NativePhases, known: int, order: Sequence[str]) -> list[str]:
+    """The tables of phases; of extents in this order `known` are known before the first."""
     lines, rows, gears = [], [], 0
     for i, phase in enumerate(phases.each):
         first, _ = phases.ends(i)
+        needs = [order.index(name) for name in phase.extents]
         lines.append(integers(f"takes{i}", np.array(phase.inputs, np.int64)))
+        lines.append(integers(f"needs{i}", np.array(needs, np.int64)))
         ends = f"takes{i}, {len(phase.inputs)}, {first}, {phase.results}"
-        rows.append(f"  {{{gears}, {len(phase.spans)}, {known}, {ends}, {len(phase.found)}}},")
+        own = f"{len(phase.found)}, needs{i}, {len(needs)}"
+        rows.append(f"  {{{gears}, {len(phase.spans)}, {known}, {ends}, {own}}},")
         gears, known = gears + len(phase.spans), known + len(phase.found)
     body = "\n".join(rows)
     return [*lines, f"static const Phase phases[] = {{\n{body}\n}};"]

@@ -40,6 +40,8 @@ typedef struct {
   int64_t inputs;
   int64_t first, results;    /* its results: the first value, and how many */
   int64_t found;             /* extents that it finds: the last results are rows and their number */
+  const int64_t *needs;      /* the extents that its programs depend on, by number */
+  int64_t need_count;
 } Phase;
 
 /* Evaluates code: DONE, the row of a question that was answered with no, or less. */

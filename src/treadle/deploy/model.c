@@ -553,6 +553,14 @@ static int found(NAME_model *model, const Phase *phase, int64_t *extents) {
   return NAME_OK;
 }
 
+/* Whether a phase has its program for these extents; others do not concern it. */
+static int is_chosen(const Part *part, const Phase *phase, const int64_t *extents) {
+  if (!part->gear) return 0;
+  for (int64_t i = 0; i < phase->need_count; i++)
+    if (part->extents[phase->needs[i]] != extents[phase->needs[i]]) return 0;
+  return 1;
+}
+
 EXPORT int NAME_run(NAME_model *model) {
   if (!model) return failed(NAME_BAD_ARGUMENT, "run takes a model");
   if (!model->parts->gear) return failed(NAME_BAD_ARGUMENT, "no extents have been set: set_extents");
@@ -563,8 +571,7 @@ EXPORT int NAME_run(NAME_model *model) {
   model->is_done = 0;
   for (const Phase *phase = phases; phase < phases + PHASES; phase++) {
     Part *part = model->parts + (phase - phases);
-    int is_same = part->gear && !memcmp(part->extents, extents, sizeof(int64_t) * (size_t)phase->known);
-    int status = is_same ? NAME_OK : choose(model, phase, extents);
+    int status = is_chosen(part, phase, extents) ? NAME_OK : choose(model, phase, extents);
     if (!status) status = run_phase(model, phase);
     if (!status) status = found(model, phase, extents);
     if (status) return status;
