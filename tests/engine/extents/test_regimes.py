@@ -128,6 +128,30 @@ def test_numbers_do_not_depend_on_the_extents_before() -> None:
             assert numbers(n) == alone[n]
 
 
+@pytest.mark.parametrize("name", ["cumulative", "argmax of columns", "argmax of rows"])
+def test_lines_are_shared_among_threads_as_their_own_length_wants(name: str) -> None:
+    function: Function = {
+        "cumulative": lambda x: F.cumsum(x, axis=0),
+        "argmax of columns": lambda x: F.argmax(x, axis=0),
+        "argmax of rows": lambda x: F.argmax(F.transpose(x, (1, 0)) * 2, axis=1),
+    }[name]
+    many, alone = compiled_of(function, check=True), jit.compile(dynamic=False)(function)
+    shared = set()
+    for n in (400, 130, 700, 1000):
+        found = []
+        x = rows(n, 512)
+        for compiled in (many, alone):
+            np.testing.assert_array_equal(compiled(x).numpy(), function(x).numpy())
+            steps = compiled.variant((x,), {}).stages.planned.plan.steps
+            (run,) = (s for s in steps if any(k in str(s.kernel) for k in ("cum_sum", "argmax")))
+            found.append((run.items, run.serial))
+        (items, serial), (own, own_serial) = found
+        assert not serial
+        assert items == own or (own_serial and items <= 2)
+        shared.add(items)
+    assert len(shared) > 2, "otherwise one number would do"
+
+
 NUMBERS: dict[str, Function] = {
     "channels": lambda x: F.conv2d(
         F.reshape(x, (1, x.shape[0], 2, 2)), F.ones((3, x.shape[0], 2, 2))

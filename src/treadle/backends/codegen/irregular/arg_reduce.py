@@ -11,6 +11,7 @@ from functools import cache, partial, reduce
 
 from treadle.backends.codegen.irregular.rows import (
     RowBuilder,
+    RowCost,
     RowParameters,
     over_rows,
     vector_loop,
@@ -23,7 +24,6 @@ from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.estimates import estimate
 from treadle.base.shape import product
 from treadle.base.types import TensorType
 from treadle.ops.reduce import ArgExtremum, Argmax, Argmin
@@ -47,12 +47,13 @@ def lower_arg_extremum(
     refs, nbytes = (Ref("output", 0), Ref("input", 0)), product(shape) * x.dtype.itemsize
     if inner == 1:
         kernel = _last_kernel(x.dtype, lanes, largest)
-        cost = 20 + estimate(extent) * 0.8 / lanes
+        cost = RowCost(20, 0.8 / lanes, extent)
         return Lowered((over_rows(kernel, _Line(*refs, extent), outer, cost, nbytes),))
     kernel = _inner_kernel(x.dtype, lanes, largest)
     panels = -(-inner // lanes)
     given = _Panel(*refs, extent, inner, panels)
-    return Lowered((over_rows(kernel, given, outer * panels, 3 + estimate(extent), nbytes),))
+    cost = RowCost(3, 1, extent)
+    return Lowered((over_rows(kernel, given, outer * panels, cost, nbytes),))
 
 
 class _Line(RowParameters[P, S]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from treadle.backends.codegen.kernel.builder import Builder, Changing, KernelBuilder
 from treadle.backends.codegen.kernel.ir import KernelModule, KernelRoutine
@@ -21,7 +21,7 @@ from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.program import Launch, Ref
 from treadle.base import dtype as dt
 from treadle.base.dtype import DType
-from treadle.base.estimates import estimate
+from treadle.base.estimates import at_most, estimate
 from treadle.base.symbol import Dim, maximum, minimum
 
 _ITEM = 4_000.0
@@ -33,6 +33,19 @@ _ALONE = 10_000.0
 MOST_ITEMS = 256
 _SHARED, _SCRATCH = ("rows", "grain"), ("rows", "share")
 """Last parameters of kernels whose rows may be items of their own, and of others."""
+
+
+class RowCost(NamedTuple):
+    """Nanoseconds that a row of any length takes: `fixed`, and `each` for every element."""
+
+    fixed: float
+    each: float
+    length: Dim
+
+    @property
+    def thousandths(self) -> Dim:
+        """The same in thousandths, for integers."""
+        return round(self.fixed * _FINER) + self.length * max(round(self.each * _FINER), 1)
 
 
 class RowParameters(Record[P, S]):
@@ -90,13 +103,19 @@ def over_rows(
     kernel: RecordedKernel,
     given: Record[Ref, Dim],
     rows: Dim,
-    cost: float,
+    cost: float | RowCost,
     nbytes: Dim = 0,
     most: int = MOST_ITEMS,
 ) -> Launch:
     """A launch of a `RowBuilder`'s kernel over `rows` rows, each of about `cost` nanoseconds."""
+    if isinstance(cost, RowCost) and isinstance(cost.length, int):
+        cost = cost.fixed + cost.length * cost.each
     items, grain = divide(rows, cost, most)
-    serial = is_serial(items, estimate(rows) * cost, _ALONE)
+    if isinstance(cost, RowCost):  # At most lengths it may be one item.
+        longest = at_most(rows * cost.thousandths)
+        serial = longest is not None and is_serial(items, longest / _FINER, _ALONE)
+    else:
+        serial = is_serial(items, estimate(rows) * cost, _ALONE)
     return kernel.launch(given, rows, grain, items=items, serial=serial, nbytes=nbytes)
 
 
@@ -110,12 +129,16 @@ def row_by_row(launch: Launch) -> Launch:
     return replace(launch, arguments=(*others, rows, 1), items=rows, serial=rows == 1)
 
 
-def divide(rows: Dim, cost: float, most: int = MOST_ITEMS) -> tuple[Dim, Dim]:
+def divide(rows: Dim, cost: float | RowCost, most: int = MOST_ITEMS) -> tuple[Dim, Dim]:
     """Return the number of items and of rows in each; the last may have fewer."""
-    if isinstance(rows, int):
+    if isinstance(rows, int) and not isinstance(cost, RowCost):
         wanted: Dim = min(max(int(rows * cost / _ITEM), 1), most, rows)
     else:
-        enough = rows * max(round(cost * _FINER), 1) // round(_ITEM * _FINER)
+        if isinstance(cost, RowCost):
+            each = cost.thousandths
+        else:
+            each = max(round(cost * _FINER), 1)
+        enough = rows * each // round(_ITEM * _FINER)
         wanted = minimum(minimum(maximum(enough, 1), most), rows)
     grain = -(-rows // wanted)
     return -(-rows // grain), grain

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from treadle.backends.codegen.irregular.rows import RowBuilder, over_rows
+from treadle.backends.codegen.irregular.rows import RowBuilder, RowCost, over_rows
 from treadle.backends.codegen.kernel.language import Pointer, Value, maximum, minimum
 from treadle.backends.codegen.kernel.records import P, Record, RecordedKernel, S
 from treadle.backends.codegen.lowering import lowers
@@ -17,7 +17,6 @@ from treadle.backends.codegen.scalars.code import compute_dtype, load_value, sto
 from treadle.backends.codegen.target import Target
 from treadle.backends.program import Lowered, Ref
 from treadle.base.dtype import DType
-from treadle.base.estimates import estimate
 from treadle.base.shape import product
 from treadle.base.symbol import Dim
 from treadle.base.types import TensorType
@@ -64,7 +63,7 @@ def _lowered(
     xs = tuple([Ref("input", i) for i in range(inputs)])
     given = _ScannedLines(Ref("output", 0), xs, extent, inner, first, step, panels)
     nbytes = (inputs + 1) * product(shape) * x.dtype.itemsize
-    launch = over_rows(kernel, given, outer * panels, 3 + estimate(extent) * 1.3, nbytes)
+    launch = over_rows(kernel, given, outer * panels, RowCost(3, 1.3, extent), nbytes)
     return Lowered((launch,))
 
 
