@@ -1,13 +1,14 @@
 """What a new extent costs, and what a plan for many costs later, beside a program for each extent.
 
-    python benchmarks/extents.py [--lengths 30] [--most 1000] [--seed 0] [--bert]
+    python benchmarks/extents.py [--lengths 30] [--most 1000] [--only layers,rows] [--bert]
 
 Each row is a function under `dynamic=`, whose plans are shared, and with `dynamic=False`, which
 makes a program for every length. "first" is the first call of the one, in a fresh cache, "new
 length" the median of first calls of later lengths, "added" what they take more than the second
-call of the same length, "alone" the first call without shared plans (whose kernels are there by
-then), "ratio" that of medians of 40 later calls: the shared plan over the program of the same
-length, both called in turns.
+call of the same length, "found" the part of it that finds the program, which can be told from noise
+where runs take long, "alone" the first call without shared plans (whose kernels are there by then),
+"ratio" that of medians of 40 later calls: the shared plan over the program of the same length, both
+called in turns.
 
 First and second calls follow a call of another length, as they would in a program that meets many,
 and nothing is compiled between them: a compilation leaves caches of the processor cold and gives
@@ -102,11 +103,18 @@ def _program(function: Any) -> Any:
     return function.variants[-1].runner.executor
 
 
-def _after(call: Function, other: mge.Tensor, x: mge.Tensor) -> float:
-    """Seconds of a call of x whose memory is at hand, behind a call of another length."""
-    call(other).numpy()
+def _after(function: Any, other: mge.Tensor, x: mge.Tensor) -> tuple[float, float]:
+    """Seconds of a call of x whose memory is at hand, behind a call of another length.
+
+    Returns:
+        All, and those of finding the program.
+    """
+    function(other).numpy()
     x.numpy().sum()
-    return seconds(call, x)
+    start = time.perf_counter()
+    function.variant((x,), {})
+    found = time.perf_counter() - start
+    return found + seconds(function, x), found
 
 
 def compiled(function: Function, shared: bool) -> Function:
@@ -120,24 +128,37 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, default=30)
     parser.add_argument("--most", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="functions with one of these in their names")
     parser.add_argument("--bert", action="store_true", help="BERT-base alone, a tenth of the calls")
     parsed = parser.parse_args()
     most, turns, functions = parsed.most, 40, FUNCTIONS
     if parsed.bert:
         most, turns, functions = LONGEST, 4, {"BERT-base": bert()}
+    only = parsed.only.split(",")
+    functions = {n: f for n, f in functions.items() if any(part in n for part in only)}
     lengths = random.Random(parsed.seed).sample(range(128, most), parsed.lengths)
-    print("| function | first ms | new length ms | added ms | alone ms | ratio, median | worst |")
-    print("|---|---|---|---|---|---|---|")
+    heads = (
+        "first ms",
+        "new length ms",
+        "added ms",
+        "found ms",
+        "alone ms",
+        "ratio, median",
+        "worst",
+    )
+    print(f"| function | {' | '.join(heads)} |")
+    print("|---" * (1 + len(heads)) + "|")
     for name, function in functions.items():
         inputs = [rows(n) for n in lengths]
         one, many = compiled(function, True), compiled(function, False)
         cold = seconds(one, inputs[0])
-        programs, new, added = {_program(one)}, [], []
+        programs, new, added, finding = {_program(one)}, [], [], []
         for x in inputs[1:]:
-            first, second = (_after(one, inputs[0], x) for _ in range(2))
+            (first, found), (second, again) = (_after(one, inputs[0], x) for _ in range(2))
             new.append(first)
             if _program(one) in programs:
                 added.append(first - second)
+                finding.append(found - again)
             programs.add(_program(one))
         alone = [seconds(many, x) for x in inputs]
         later = []
@@ -148,7 +169,8 @@ def main() -> None:
         known, made = statistics.median(new), statistics.median(alone[1:])
         print(
             f"| {name} | {cold * 1e3:.0f} | {known * 1e3:.1f}"
-            f" | {statistics.median(added) * 1e3:.2f} | {made * 1e3:.1f}"
+            f" | {statistics.median(added) * 1e3:.2f} | {statistics.median(finding) * 1e3:.2f}"
+            f" | {made * 1e3:.1f}"
             f" | {statistics.median(later):.2f} | {max(later):.2f} |"
         )
 
