@@ -303,3 +303,15 @@ def test_segment_engines_that_are_asked_for_take_parts(monkeypatch: pytest.Monke
 
 def _not_kept(self: Any, blob: bytes) -> Any:
     raise LoadError("test", "what an earlier process kept is of no use here")
+
+
+def test_truth_values_that_data_decide() -> None:
+    def function(x: Any, y: Any) -> Any:
+        return y * 2 + x.item()
+
+    run = torch.compile(function, backend=backend, fullgraph=True)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for value in (True, False):
+            given = torch.tensor([value]), torch.randn(3)
+            torch.testing.assert_close(run(*given), function(*given))
+    assert "add.Tensor" in {x.operator for x in left_to_torch()}  # no value says the 0 or 1

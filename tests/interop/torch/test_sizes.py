@@ -227,6 +227,34 @@ def test_numbers_that_data_decide() -> None:
             torch.testing.assert_close(run(x, torch.tensor(n)), repeated(x, torch.tensor(n)))
 
 
+@pytest.mark.parametrize("values", [(-5, 0, 1, 2, 7, 2**40), (-5.5, 0.0, torch.nan)])
+def test_whole_and_real_numbers_that_data_decide(values: tuple[Any, ...]) -> None:
+    def function(x: Any, y: Any) -> Any:
+        number = x.item()
+        return y * 2 + number, torch.full((2,), number)
+
+    run = torch.compile(function, backend="treadle", fullgraph=True)
+    y = torch.randn(3)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for value in values:
+            given = torch.tensor([value]), y
+            torch.testing.assert_close(run(*given), function(*given), equal_nan=True)
+
+
+def test_an_extent_that_is_none_or_one() -> None:
+    def function(x: Any, y: Any) -> Any:
+        n = x.item()
+        torch._check(n >= 0)
+        torch._check(n <= 1)
+        return torch.ones(n) * 2, y[:n]
+
+    run = torch.compile(function, backend="treadle", fullgraph=True)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for n in (1, 0):
+            given = torch.tensor([n]), torch.randn(3)
+            torch.testing.assert_close(run(*given), function(*given))
+
+
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_what_is_asserted_of_sizes_that_data_decide_is_looked_at_in_each_call() -> None:
     def function(x: Any) -> Any:

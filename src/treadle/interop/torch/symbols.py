@@ -50,11 +50,16 @@ def knowing(dims: Mapping[str, Dim]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Range of a symbol's extents, and one that it was captured with."""
+    """Range of a symbol's extents, and one that it was captured with.
+
+    Attributes:
+        is_known: whether it was; data decide it otherwise, and `hint` is none of theirs.
+    """
 
     low: int
     high: int | None
     hint: int
+    is_known: bool = True
 
     def dim(self, name: str, extent: int) -> Dim:
         """The extent in a graph that is written for `extent`."""
@@ -62,16 +67,22 @@ class Range:
 
 
 def ranges(graph: fx.Graph, declared: Mapping[Any, Any] | None = None) -> dict[str, Range]:
-    """PyTorch's symbols in the values of a graph; `declared`: ranges that are closer."""
+    """PyTorch's symbols in the values of a graph; `declared`: ranges that are closer.
+
+    Without those that data decide and no value says, as the 0 or 1 behind a truth value.
+    """
     found: dict[str, Range] = {}
+    said: set[str] = set()
     for node in graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("val")):
             for size in _sizes(value):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                    said.add(str(size.node.expr))
                 for free in size.node.expr.free_symbols:
                     if str(free) not in found:
                         bounds = (declared or {}).get(free)
                         found[str(free)] = _range(size.node.shape_env, free, bounds)
-    return found
+    return {name: range_ for name, range_ in found.items() if name in said or range_.is_known}
 
 
 def solved(size: Any, extent: Dim, known: Mapping[str, Dim]) -> tuple[str, Dim] | None:
@@ -98,13 +109,16 @@ def _sizes(value: Any) -> list[Any]:
 
 
 def _range(shape_env: Any, free: Any, declared: Any = None) -> Range:
-    known = getattr(shape_env, "backed_var_to_val", None) or shape_env.var_to_val
+    named = "backed_var_to_val" if hasattr(shape_env, "backed_var_to_val") else "var_to_val"
+    known = getattr(shape_env, named)
     bounds = declared or shape_env.var_to_range.get(free)
     low, high = (0, None) if bounds is None else (_number(bounds.lower), _number(bounds.upper))
     hint = _number(known.get(free))
+    is_known = hint is not None
     if hint is None:  # data decide it, or it stands for the rows of a nested tensor
         hint = max(_UNKNOWN, low or 0)
-    return Range(max(low or 0, 0), high, hint)
+        hint = hint if high is None else min(hint, high)
+    return Range(max(low or 0, 0), high, hint, is_known)
 
 
 def _number(bound: Any) -> int | None:
