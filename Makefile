@@ -270,7 +270,7 @@ check-docs: $(VENV)/.ready
 
 # Any change may break these, wherever it is made.
 check-sources: $(VENV)/.ready
-	$(PY) -m pytest -q -n $(TEST_JOBS) --dist worksteal tests/layout tests/docs/test_versions.py \
+	$(PY) -m pytest -q -n $(TEST_JOBS) --dist worksteal tests/layout tests/docs/test_versions.py tests/docs/test_design.py \
 		tests/engine/test_file_formats.py tests/engine/test_options.py tests/test_package.py \
 		tests/base/test_chinese.py tests/base/test_env.py tests/base/test_late.py
 
