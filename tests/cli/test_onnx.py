@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.onnx
@@ -14,8 +15,12 @@ onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
 from onnx import helper  # noqa: E402
 from tests.interop.onnx import models  # noqa: E402
 
+from treadle.base.errors import ShapeError  # noqa: E402
 from treadle.cli import main  # noqa: E402
+from treadle.cli.models.opening import open_model  # noqa: E402
 from treadle.engine.package.models import read_models  # noqa: E402
+from treadle.graph.evaluate import evaluate  # noqa: E402
+from treadle.serve import load_model  # noqa: E402
 
 Capture = pytest.CaptureFixture[str]
 
@@ -127,3 +132,29 @@ def test_functions_and_inner_graphs_count_as_operators(tmp_path: Path, capsys: C
     found = json.loads(capsys.readouterr().out)
     assert found["operators"] == {"cli.tests.Twice": 2, "If": 1}
     assert found["unsupported"] == ["cli.tests.Twice"]
+
+
+def test_other_batches_of_fixed_extents_are_right_or_refused(tmp_path: Path) -> None:
+    """The number of rows is computed by `Shape`; other batches had that of the file's own."""
+    made = (
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Cast", ["shape"], ["extents"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("ReduceProd", ["extents"], ["count"], keepdims=0),
+        helper.make_node("Div", ["x", "count"], ["y"]),
+        helper.make_node("Reshape", ["y", "numbers"], ["z"]),
+    )
+    ends = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2, 3]) for n in "xyz"]
+    numbers = onnx.numpy_helper.from_array(np.array([2, 3], np.int64), "numbers")
+    for count, outputs in ((4, ends[1:2]), (5, ends[2:])):
+        graph = helper.make_graph(made[:count], "count", ends[:1], outputs, [numbers])
+        path = tmp_path / f"{count}.onnx"
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+        model = open_model(path, {})
+        if count == 5:
+            with pytest.raises(ShapeError, match=r"is a number in|its course needs"):
+                model.at([(5, 3)])
+            continue
+        (y,) = evaluate(model.at([(5, 3)]), [np.full((5, 3), 30, np.float32)])
+        np.testing.assert_array_equal(y, np.full((5, 3), 2, np.float32))
+        served = load_model("count", "1", model, 3)
+        assert served.most == 1 and "not independent" in served.notes[0]

@@ -38,7 +38,6 @@ from treadle.engine.package import native_part
 from treadle.engine.package.models import Model, Runner, read_models, write_models
 from treadle.engine.pipeline import Stages
 from treadle.graph.builder import trace_body
-from treadle.graph.retype import retyped
 from treadle.inspect import Inspected
 from treadle.ops import REGISTRY
 from treadle.ops.constant import ArrayData
@@ -310,7 +309,7 @@ def test_the_record_has_neither_times_nor_paths(model: Model, tmp_path: Path) ->
 def test_the_record_counts_partitions(compiled: Model, file: Path) -> None:
     noted = load_offline(file).manifest["gears"]
     for gear, entry, shape in zip(compiled.native[0].gears, noted, SHAPES, strict=True):
-        program = Inspected(Stages(retyped(compiled.graph, [shape])))
+        program = Inspected(Stages(compiled.at([shape])))
         assert gear.partitions == program.explain().partitions
         (part,) = gear.partitions
         assert (part.engine, part.nodes) == (

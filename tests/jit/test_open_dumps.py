@@ -294,9 +294,60 @@ def test_what_a_program_depends_on_is_refused_and_never_wrong(name: str) -> None
 def test_traces_may_say_that_a_model_is_for_one_size() -> None:
     given = arrays([ROWS], AT)
     [model] = read_models(dumped(F.relu, given, symbolic_shape=False))
-    assert model.opened is None  # Whoever asks for other sizes gets a guess, as of older files.
+    assert model.opened is None  # The same ops run at other sizes, as those of older files do.
     [model] = read_models(dumped(F.relu, given))
     assert model.opened is not None and not model.opened.is_fixed
+
+
+AS_THEY_STAND: dict[str, tuple[Function, Sequence[Any]]] = {
+    "layers": (module(M.Sequential(M.Conv2d(3, 4, 3), M.BatchNorm2d(4), M.ReLU())), [IMAGE]),
+    "pooling": (lambda x: F.adaptive_avg_pool2d(F.max_pool2d(x, 2), 1), [IMAGE]),
+    "attention": (lambda x: F.softmax(F.matmul(x, x.transpose(0, 2, 1))), [TOKENS]),
+    "statistics": (lambda x: [F.var(x, 1), x.mean(0), F.argsort(x), F.argmax(x, 1)], [ROWS]),
+    "joined": (lambda x: F.concat([x, x * 2], 1), [ROWS]),
+}
+NUMBERS: dict[str, tuple[Function, str]] = {
+    "half of all": (lambda x: F.topk(x, x.shape[1] // 2), "top_k: k may follow from an extent"),
+    "flattened": (lambda x: x.reshape(-1), "reshape: shape may follow"),
+    "first half": (lambda x: x[:, : x.shape[1] // 2], "slice: starts and stops may follow"),
+    "padded": (lambda x: F.pad(x, ((0, 0), (0, -x.shape[1] % 8))), "pad: widths may follow"),
+    "counted": (lambda x: x.sum(1) + F.arange(x.shape[0]), "iota: n may follow"),
+    "all of one": (lambda x: F.full((x.shape[0], 1), 3.0) * x, "full: shape may follow"),
+}
+
+
+@pytest.mark.parametrize("name", AS_THEY_STAND)
+def test_files_that_say_nothing_of_other_sizes_run_the_same_ops(name: str) -> None:
+    function, shapes = AS_THEY_STAND[name]
+    infer = GraphInference(dumped(function, arrays(shapes, AT), symbolic_shape=False))
+    for extents in (AT, *OTHERS):
+        check(infer, function, arrays(shapes, extents))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_may_be_extents_are_refused_in_files_that_do_not_say(
+    name: str, rows: int
+) -> None:
+    """They were taken as they are, but for the first of a reshape: topk of half gave a quarter."""
+    function, problem = NUMBERS[name]
+    given = RANDOM.rand(rows, 6).astype("float32")
+    file = dumped(function, [given], symbolic_shape=False)
+    infer = GraphInference(file)
+    check(infer, function, [given])
+    with pytest.raises(ShapeError, match=problem):
+        infer.run(RANDOM.rand(4, 12).astype("float32"))
+    file.seek(0)
+    net = Network.load(file)
+    with pytest.raises(ShapeError, match=problem):
+        net.reset_batch_size(4)
+
+
+def test_networks_are_not_taken_beyond_what_their_file_is_for() -> None:
+    halves = dumped(lambda x: x * 2 if x.shape[0] % 2 == 0 else x, [np.ones((4, 3), "float32")])
+    net = Network.load(halves)
+    with pytest.raises(ShapeError, match="its course needs"):
+        net.reset_batch_size(5)
 
 
 def test_axes_that_a_layer_fixes_are_numbers() -> None:

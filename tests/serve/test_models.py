@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -130,9 +131,10 @@ def test_every_number_of_rows_has_a_program_of_a_plan_that_others_share(model: M
         np.testing.assert_allclose(found, alone[:rows], rtol=1e-5)
 
 
-def test_where_no_plan_serves_many_rows_there_are_powers_of_two(
+def test_where_no_plan_serves_many_rows_requests_are_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """There were programs for 1, 2, 4, ... rows, each with a compilation of its own."""
     monkeypatch.setattr(plans, "refusal", lambda origin: "numbers are needed")
 
     @jit.trace(symbolic=True, capture_as_const=True)
@@ -143,9 +145,33 @@ def test_where_no_plan_serves_many_rows_there_are_powers_of_two(
     path = tmp_path / "scaled.tm"
     scaled.dump(str(path), arg_names=["x"], output_names=["y"])
     served = load_model("scaled", "1", read_models(path)[0], 7)
-    assert served.sizes == {((3,),): (1, 2, 4, 7)}
-    (found,) = served.run([np.ones((5, 3), np.float32)])
-    assert found.shape == (5, 3) and (found == 8).all()
+    assert served.most == 1 and list(served._programs) == [((1, 3),)]
+    assert "takes 1 and no other number of rows" in served.notes[0]
+    assert "numbers are needed" in served.notes[0]
+    (found,) = served.run([np.ones((1, 3), np.float32)])
+    assert (found == 8).all()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_files_that_say_nothing_of_other_sizes_join_where_no_op_holds_one(
+    model: Model, tmp_path: Path, rows: int
+) -> None:
+    old = replace(model, graph=model.at([(rows, 4)]), opened=None)
+    served = load_model("small", "1", old, 5)
+    assert served.sizes == {((4,),): (1, 2, 3, 4, 5)} and not served.notes
+    np.testing.assert_allclose(results(served), results(load_model("small", "1", model, 3)), 1e-5)
+
+    @jit.trace(symbolic=True, capture_as_const=True, symbolic_shape=False)
+    def flat(x: mge.Tensor) -> mge.Tensor:
+        return F.relu(x).reshape(x.shape[0], -1)
+
+    flat(mge.tensor(np.ones((rows, 2, 3), np.float32)))
+    flat.dump(str(tmp_path / "flat.tm"), arg_names=["x"], output_names=["y"])
+    served = load_model("flat", "1", read_models(tmp_path / "flat.tm")[0], 4)
+    assert served.most == 1 and f"takes {rows} and no other" in served.notes[0]
+    assert "reshape: shape may follow from an extent" in served.notes[0]
+    (found,) = served.run([np.ones((rows, 2, 3), np.float32)])
+    assert found.shape == (rows, 6)
 
 
 def test_a_model_with_a_loop_takes_any_number_of_rows(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,9 +31,12 @@ import numpy as np
 
 from treadle import functional as F
 from treadle.base.errors import LoadError
+from treadle.base.guards import recording_guards
+from treadle.base.symbol import Dim, is_identical
 from treadle.device import get_default_device
 from treadle.engine.package.models import Model
-from treadle.graph.ir import Graph, Node, Value, remake
+from treadle.graph.evaluate import bound_extents, specialize
+from treadle.graph.ir import Graph, Node, Value, lone_symbol, remake
 from treadle.jit.capture import capture
 from treadle.jit.dump import inference_graph
 from treadle.tensor import Tensor
@@ -198,8 +201,21 @@ def with_preprocessing(model: Model, steps: Mapping[str, Preprocessing]) -> Mode
 
 
 def _in_front(model: Model, index: int, steps: Preprocessing) -> Model:
-    wanted = model.graph.inputs[index]
     name = model.inputs[index]
+    graph = _prepared(model.graph, index, name, steps)
+
+    def opened(wide: Graph) -> Graph:
+        """Prepare any number of images, which are as large as in the model's own graph."""
+        shapes = [g.inputs[index].type.shape[1:] for g in (wide, model.graph)]
+        with recording_guards():  # They are known.
+            wide = specialize(wide, bound_extents([(shapes[0], shapes[1])]) or {})
+        return _prepared(wide, index, name, steps)
+
+    return model.changed(graph, opened)
+
+
+def _prepared(whole: Graph, index: int, name: str, steps: Preprocessing) -> Graph:
+    wanted = whole.inputs[index]
     batch, _, height, width = image_extents(name, wanted, steps)
     arriving = _arriving(name, steps, height, width)
     shape = _shape(batch, *arriving, steps)
@@ -209,13 +225,15 @@ def _in_front(model: Model, index: int, steps: Preprocessing) -> Model:
         return _steps(x, steps, arriving, (height, width)).astype(dtype)
 
     device = wanted.type.device or str(get_default_device())
-    sample = Tensor(np.zeros(shape, np.uint8), dtype="uint8", device=device)
-    captured = capture(prepare, (sample,), {}, "preprocessing")
-    graph = _join(model.graph, index, inference_graph("preprocessing", captured, [0]), name)
-    return replace(model, graph=graph, cases=(), segments={})
+    images = lone_symbol(batch)
+    extents = {} if images is None else {images.name: max(images.low, 2)}
+    own = [extents[images.name] if images and not i else d for i, d in enumerate(shape)]
+    sample = Tensor(np.zeros(own, np.uint8), dtype="uint8", device=device)
+    captured = capture(prepare, (sample,), {}, "preprocessing", {0: shape}, extents=extents)
+    return _join(whole, index, inference_graph("preprocessing", captured, [0]), name)
 
 
-def image_extents(name: str, value: Value, steps: Preprocessing) -> tuple[int, int, int, int]:
+def image_extents(name: str, value: Value, steps: Preprocessing) -> tuple[Dim, int, int, int]:
     """Images, channels, height and width that the model takes.
 
     Raises:
@@ -224,16 +242,17 @@ def image_extents(name: str, value: Value, steps: Preprocessing) -> tuple[int, i
     shape = value.type.shape
     channels = CHANNELS[steps.taken]
     axis = 1 if steps.model_layout == "nchw" else 3
-    if len(shape) != 4 or not all(isinstance(d, int) for d in shape) or shape[axis] != channels:
+    static = all(isinstance(d, int) for d in shape[1:])
+    if len(shape) != 4 or not static or not is_identical(shape[axis], channels):
         raise LoadError(
             "preprocessing",
             f"input {name} takes no {steps.taken} images in {steps.model_layout} order",
             saw=str(value.type),
             hint="set channels and model-layout, and fix extents with --shape",
         )
-    batch, *rest = [int(d) for d in shape if isinstance(d, int)]
+    rest = [int(d) for d in shape[1:]]
     rest.pop(axis - 1)
-    return batch, channels, rest[0], rest[1]
+    return shape[0], channels, rest[0], rest[1]
 
 
 def _arriving(name: str, steps: Preprocessing, height: int, width: int) -> tuple[int, int]:
@@ -263,7 +282,7 @@ def _arriving(name: str, steps: Preprocessing, height: int, width: int) -> tuple
     return size
 
 
-def _shape(batch: int, height: int, width: int, steps: Preprocessing) -> tuple[int, ...]:
+def _shape(batch: Dim, height: int, width: int, steps: Preprocessing) -> tuple[Dim, ...]:
     if steps.format in PLANAR:
         return (batch, height * 3 // 2, width)
     channels = FORMATS[steps.format]

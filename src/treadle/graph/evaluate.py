@@ -136,17 +136,18 @@ def _check_range(graph: Graph, symbol: Symbol, value: int) -> None:
 
 
 def bound_extents(pairs: Iterable[tuple[Shape, Shape]]) -> dict[str, int] | None:
-    """Values of the symbols in shapes, given the numbers that the shapes are.
+    """Values of the symbols in shapes, given the extents that the shapes are, most often numbers.
 
     None where a shape is another one: it has other axes, a number differs, or a symbol is two.
     """
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     for shape, numbers in pairs:
         if len(shape) != len(numbers):
             return None
         for extent, number in zip(shape, numbers, strict=True):
+            given = number if isinstance(number, Expr) else int(number)
             symbol = lone_symbol(extent)
-            known = extent if symbol is None else found.setdefault(symbol.name, int(number))
+            known = extent if symbol is None else found.setdefault(symbol.name, given)
             if known is not number and known != number:
                 return None
     return found

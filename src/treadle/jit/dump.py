@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,6 @@ from treadle.base.guards import recording_guards
 from treadle.base.shape import size_of
 from treadle.engine.package import models
 from treadle.engine.package.models import Case, Model, Runner
-from treadle.engine.package.open_graph import OpenGraph
 from treadle.engine.phases import finds_extents, renumbered
 from treadle.graph.analysis import live_nodes
 from treadle.graph.halves import with_halves
@@ -262,11 +261,7 @@ class DumpOptions:
 
 def without_names(model: Model) -> Model:
     """The model without the names of operators; parameters, inputs and outputs keep theirs."""
-    graph, opened = _unnamed(model.graph), model.opened
-    if opened is not None:
-        nameless = graph if opened.is_fixed else _unnamed(opened.graph)
-        opened = OpenGraph(graph, lambda: nameless)
-    return replace(model, graph=graph, opened=opened)
+    return model.changed(_unnamed(model.graph), _unnamed)
 
 
 def _unnamed(old: Graph) -> Graph:
@@ -292,12 +287,12 @@ def in_halves(model: Model, options: Mapping[str, Any]) -> Model:
     wide = options.get("enable_io16xc32", False)
     if not wide and not options.get("enable_ioc16"):
         return model
-    graph, opened = with_halves(model.graph, wide), model.opened
-    if opened is not None and opened.closed is model.graph:
+
+    def narrow(graph: Graph) -> Graph:
         with recording_guards():  # They are known.
-            narrow = graph if opened.is_fixed else with_halves(opened.graph, wide)
-        opened = OpenGraph(graph, lambda: narrow)
-    return replace(model, graph=graph, opened=opened)
+            return with_halves(graph, wide)
+
+    return model.changed(with_halves(model.graph, wide), narrow)
 
 
 def write(f: PathLike | IO[Any], model: Model, asked: DumpOptions) -> CompGraphDumpResult:

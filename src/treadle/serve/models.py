@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -174,7 +174,8 @@ class ServedModel:
 def load_model(name: str, version: str, model: Model, most: int = 1, level: int = 2) -> ServedModel:
     """Compile a model for 1, 2, 3, ... rows up to a number of them, or as it is.
 
-    Two rows and more share plans; where none serves them there are programs for 2, 4, 8, ... rows.
+    Two rows and more share plans. A model that does not take all of these numbers is served for its
+    own one alone, and a note says why.
 
     Args:
         name, version: in its address.
@@ -193,30 +194,31 @@ def load_model(name: str, version: str, model: Model, most: int = 1, level: int 
             )
     own = tuple(_shape(value) for _, value in ends)
     options, notes = Options(level=level), []
-    graphs, shared = {own: model.graph}, {}
+    graphs, shared = {own: model.graph}, dict[Shapes, Program]()
+    tried: Collection[int] = ()
     if most > 1 and one_extent(own):
-        shared = programs_by_rows(model, most, options)
+        one = _of_rows(own, 1)
         try:
-            for shapes in (_of_rows(own, rows) for rows in _powers(most)):
-                if shapes not in graphs and shapes[0][0] not in shared:
-                    graphs[shapes] = model.at(shapes)
+            by_rows = programs_by_rows(model, most, options)
+            graphs = {one: model.at(one)} | (graphs if own[0][0] > most else {})
+            shared = {_of_rows(own, rows): found.run for rows, found in by_rows.items()}
+            tried = {found.executor: rows for rows, found in by_rows.items()}.values()
         except TreadleError as error:
-            graphs, shared = {own: model.graph}, {}
-            notes.append(f"it takes no other batch size: {error.problem}")
+            rows = f"it takes {own[0][0]} and no other number of rows, so requests are not joined"
+            notes.append(f"{rows}: {error.where}: {error.problem}")
     elif most > 1:
         notes.append("its inputs have no extent in common: requests are not joined")
     programs = {s: stages_of(graph, options=options).compile().run for s, graph in graphs.items()}
-    among = {_of_rows(own, rows): runner.run for rows, runner in shared.items()}
-    tried = [_of_rows(own, rows) for rows in _powers(most) if rows in shared]
+    warm = {_of_rows(own, rows) for rows in tried}
     return ServedModel(
         name,
         version,
         [(end, value.type.dtype.numpy) for end, value in ends],
         _typed(model.outputs, model.graph.outputs),
-        {**{s: among[s] for s in tried}, **programs},
+        {**{s: program for s, program in shared.items() if s in warm}, **programs},
         most,
         notes,
-        {s: program for s, program in among.items() if s not in tried and s not in programs},
+        {s: program for s, program in shared.items() if s not in warm},
     )
 
 
@@ -260,11 +262,6 @@ def _typed(names: Sequence[str], values: Sequence[Value]) -> list[tuple[str, np.
 
 def _shape(value: Value) -> tuple[int, ...]:
     return tuple(int(d) for d in value.type.shape)
-
-
-def _powers(most: int) -> list[int]:
-    """1, 2, 4, ... and the number itself."""
-    return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
 
 
 def _of_rows(own: Shapes, rows: int) -> Shapes:

@@ -324,7 +324,7 @@ class Network:
         for var in inputs:
             var._data.shape = (batchsize, *var.shape[1:])
         every = order_of([*self._outputs, *self._extra, *self._beside])
-        refit(every, self._open, dict.fromkeys(before, batchsize))
+        refit(every, self._open, {v.key for v in inputs})
 
     def _inputs(self) -> list[VarNode]:
         return [n.outputs[0] for n in self.all_oprs if n.op is None]

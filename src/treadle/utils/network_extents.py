@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from treadle.base.errors import TreadleError
+from treadle.base.errors import ShapeError, TreadleError
 from treadle.base.guards import recording_guards
-from treadle.base.symbol import Dim, Relation
+from treadle.base.symbol import Relation
 from treadle.base.types import TensorType
 from treadle.engine.package.models import Model
-from treadle.engine.package.open_graph import OpenGraph
-from treadle.graph.evaluate import bound_extents, op_at
+from treadle.engine.package.open_graph import OpenGraph, refuse_extents
+from treadle.graph.evaluate import bound_extents, broken_guard, op_at
 from treadle.graph.ir import Graph, Node, Value, with_types
-from treadle.graph.retype import fitting
 from treadle.ops.op import Op
 from treadle.utils.network_node import GetVarShape, OpNode, VarNode
 
@@ -81,33 +80,48 @@ class OpenOperators:
         results = tuple(values[v.key] for v in outputs)
         return Graph("network", tuple(inputs), tuple(nodes), results, tuple(guards))
 
-    def fit(self, ordered: Sequence[OpNode]) -> bool:
-        """Give operators the ops of the extents that the inputs have now; whether it could."""
+    def fit(self, ordered: Sequence[OpNode]) -> set[int]:
+        """Give operators the ops of the extents that the inputs have now; return their keys.
+
+        Raises:
+            ShapeError: the file is not for these extents.
+        """
         inputs = [o.outputs[0] for o in ordered if o.op is None and o.outputs[0].key in self.types]
         extents = bound_extents([(self.types[v.key].shape, v.shape) for v in inputs])
-        if extents is None or not all(g.holds(extents) for g in self.guards):
-            return False
+        guard = "other extents" if extents is None else broken_guard(self.guards, extents)
+        if extents is None or guard:
+            raise ShapeError("network", f"its course needs {guard}", hint="dump it at this size")
+        fitted = set()
         for opr in ordered:
             known, again, types = self.ops.get(opr.key, (None, None, ()))
             if again is not None and known is opr.op:
                 opr.op = op_at(again, extents)
                 self.ops[opr.key] = opr.op, again, types
-        return True
+                fitted.add(opr.key)
+        return fitted
 
 
-def refit(every: Sequence[OpNode], known: OpenOperators | None, batch: Mapping[Dim, Dim]) -> None:
-    """Adapt operators to inputs that have other extents now: as the file says, or by a guess.
+def refit(every: Sequence[OpNode], known: OpenOperators | None, moved: set[int]) -> None:
+    """Adapt operators to inputs that have other extents now: as the file says, or as they are.
 
-    `batch` maps the first extent of inputs to the new one, for files that do not say.
+    Args:
+        every: the operators, in order.
+        known: facts of the file.
+        moved: keys of variables with other extents, to which those that follow are added.
 
     Raises:
-        TreadleError: an operator does not take the new extents.
+        TreadleError: an operator does not take the new extents, or holds some of the old ones.
     """
-    exact = known is not None and known.fit(every)
+    fitted = set() if known is None else known.fit(every)
     for opr in every:
-        if opr.op is not None and opr.inputs:
-            opr.op = opr.op if exact else fitting(opr.op, batch)
+        if opr.op is None:
+            continue
+        if opr.key not in fitted and (not opr.inputs or moved & {v.key for v in opr.inputs}):
+            refuse_extents(opr.op)
+        if opr.inputs:
+            before = [v.type for v in opr.outputs]
             opr.set_inputs(opr.inputs)
+            moved |= {v.key for v, t in zip(opr.outputs, before, strict=True) if v.type != t}
 
 
 def model_of(

@@ -15,9 +15,10 @@ from treadle.cli.models.sources import Shapes, checked_axes, no_input, provenanc
 from treadle.engine.package.models import Model
 from treadle.engine.package.open_graph import OpenGraph
 from treadle.graph.cleanup import DeadCode
+from treadle.graph.ir import Graph
 from treadle.jit.capture import capture
-from treadle.jit.dump import Ends, argument_names, model_of
-from treadle.jit.open_dump import asked, model_for_axes
+from treadle.jit.dump import Ends, Weights, argument_names, model_of
+from treadle.jit.open_dump import asked, model_for_axes, model_for_extents
 from treadle.tensor import Tensor
 
 
@@ -39,10 +40,20 @@ def from_onnx(path: Path, shapes: Shapes, outputs: Sequence[str], batch: int) ->
     ]
     captured = capture(network, tuple(inputs), {}, path.stem)
     names = Ends(network.input_names, outputs or network.output_names)
-    model = model_of(path.stem, captured, argument_names(inputs, {}), names)
-    # What only other outputs needed is of no use any more.
+    weights, call = Weights(), asked(tuple(inputs), {})
+    model = model_of(path.stem, captured, argument_names(inputs, {}), names, weights=weights)
+
+    def opened() -> Graph:
+        wide = model_for_extents(network, model, call, captured, False, weights).opened
+        return model.graph if wide is None or wide.is_fixed else wide.graph
+
+    return _cleaned(replace(model, opened=OpenGraph(model.graph, opened)), path, network)
+
+
+def _cleaned(model: Model, path: Path, network: Any) -> Model:
+    """The model without what only other outputs needed, and its source."""
     info = {"source": {**provenance(path), **network.provenance}}
-    return replace(model, graph=DeadCode()(model.graph), info=info)
+    return replace(model.changed(DeadCode()(model.graph), DeadCode()), info=info)
 
 
 def opened_for_axes(
@@ -79,12 +90,7 @@ def opened_for_axes(
     names = Ends(network.input_names, outputs or network.output_names)
     model = model_of(path.stem, captured, argument_names(samples, {}), names)
     model = model_for_axes(network, model, asked(tuple(samples), {}), captured, axes)
-    info = {"source": {**provenance(path), **network.provenance}}
-    closed, known = DeadCode()(model.graph), model.opened
-    if known is None or known.is_fixed:
-        return replace(model, graph=closed, opened=OpenGraph.fixed(closed), info=info)
-    wide = DeadCode()(known.graph)
-    return replace(model, graph=closed, opened=OpenGraph(closed, lambda: wide), info=info)
+    return _cleaned(model, path, network)
 
 
 def opened_onnx(path: Path) -> Any:

@@ -100,7 +100,7 @@ def with_shapes(model: Model, shapes: Shapes) -> Model:
         checked_axes(name, shapes[name], value.type.shape) if name in shapes else value.type.shape
         for name, value in ends
     ]
-    return replace(model, graph=model.at(wanted), cases=(), segments={})
+    return model.changed(model.at(wanted), lambda wide: wide)
 
 
 _NUMBER = re.compile(r"\[\d+\]$")

@@ -9,12 +9,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treadle.base.errors import LoadError
+from treadle.base.errors import LoadError, TreadleError
 from treadle.cli.arguments import MAPS, PASSES, Precision
 from treadle.cli.models.inputs import read_arrays
 from treadle.cli.status import Misuse
 from treadle.engine.options import Options
 from treadle.engine.package.models import Model
+from treadle.graph.ir import Graph
 
 if TYPE_CHECKING:
     from treadle.quantization.precision import PrecisionReport
@@ -149,7 +150,7 @@ def precise(
     if mode is Precision.INT8 and calibration is None:
         raise Misuse("--precision", "int8 needs --calibration", hint="give it samples.npz")
     from treadle.deploy.ranges import open_form
-    from treadle.engine.package.open_graph import OpenGraph, fixed_graph
+    from treadle.engine.package.open_graph import fixed_graph
     from treadle.quantization.precision import calibration_batches, with_precision
 
     graph = model.graph if ranges is None else open_form(model)
@@ -159,14 +160,19 @@ def precise(
         spans = {n: [(int(d), int(d)) for d in v.type.shape] for n, v in ends}
         spans |= {n: [(e[0], e[-1]) for e in given] for n, given in (ranges or {}).items()}
         batches = calibration_batches(graph, model.inputs, read_arrays(calibration), spans)
-    graph, report = with_precision(
-        graph, mode.value, keep=keep or (), allow=allow or (), calibration=batches
-    )
-    made = replace(model, cases=(), segments={})
-    if ranges is None:
-        return replace(made, graph=graph), report
-    closed = fixed_graph(graph, [v.type.shape for v in model.graph.inputs])
-    return replace(made, graph=closed, opened=OpenGraph(closed, lambda: graph)), report
+    asked: Any = {"keep": keep or (), "allow": allow or (), "calibration": batches}
+    graph, report = with_precision(graph, mode.value, **asked)
+    if ranges is not None:
+        closed = fixed_graph(graph, [v.type.shape for v in model.graph.inputs])
+        return model.changed(closed, lambda _: graph), report
+
+    def wide(given: Graph) -> Graph:
+        try:
+            return with_precision(given, mode.value, **asked)[0]
+        except TreadleError:
+            return graph  # It is for these extents only.
+
+    return model.changed(graph, wide), report
 
 
 def preprocessed(model: Model, path: Path | None) -> Model:

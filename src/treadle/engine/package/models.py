@@ -93,6 +93,16 @@ class Model:
         """
         return at_shapes(self.graph, self.opened, shapes)
 
+    def changed(self, graph: Graph, change: Callable[[Graph], Graph]) -> Model:
+        """The model with another graph; `change` gives the same one with symbols for extents.
+
+        Cases and what is compiled are left out, as they belong to the graph before.
+        """
+        known, opened = self.opened, None
+        if known is not None and known.closed is self.graph:
+            opened = known.of(graph, change)
+        return replace(self, graph=graph, cases=(), segments={}, opened=opened)
+
     def fixed(self) -> Model:
         """The model for its own extents only."""
         return replace(self, opened=OpenGraph.fixed(self.graph))

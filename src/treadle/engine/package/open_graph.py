@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from inspect import get_annotations
 from typing import Any
 
 from treadle.base.errors import ShapeError
@@ -11,8 +13,8 @@ from treadle.base.shape import Shape
 from treadle.base.symbol import Dim, is_identical
 from treadle.graph.analysis import nodes_in
 from treadle.graph.evaluate import bound_extents, broken_guard, specialize
-from treadle.graph.ir import Graph, lone_symbol, result_types
-from treadle.graph.retype import retyped
+from treadle.graph.ir import Graph, Node, Value, lone_symbol, result_types
+from treadle.ops.op import Op
 from treadle.ops.slicing import Box
 
 
@@ -48,6 +50,10 @@ class OpenGraph:
             GraphError: a file has a text for it that is none.
         """
         return self._made()
+
+    def of(self, closed: Graph, change: Callable[[Graph], Graph]) -> OpenGraph:
+        """Return the one of a graph that was changed, whose graph with symbols is changed, too."""
+        return OpenGraph(closed, lambda: closed if self.is_fixed else change(self.graph))
 
     def at(self, shapes: Sequence[Shape]) -> Graph:
         """The graph for inputs of these shapes.
@@ -142,12 +148,40 @@ def at_shapes(graph: Graph, opened: OpenGraph | None, shapes: Sequence[Shape]) -
     Raises:
         TreadleError: it does not take them.
     """
-    shapes = [tuple(s) for s in shapes]
-    if shapes == [v.type.shape for v in graph.inputs]:
+    pairs = zip([v.type.shape for v in graph.inputs], shapes, strict=True)
+    if all(len(x) == len(y) and all(map(is_identical, x, y)) for x, y in pairs):
         return graph
-    if opened is None or opened.closed is not graph:
-        return retyped(graph, shapes)
-    return opened.at(shapes)
+    if opened is not None and opened.closed is graph:
+        return opened.at(shapes)
+    known: dict[Value, Value] = {}
+    for value, shape in zip(graph.inputs, shapes, strict=True):
+        known[value] = Value(value.type.with_shape(tuple(shape)), None, value.index, value.name)
+    nodes = []
+    for node in graph.nodes:
+        operands = tuple(known[v] for v in node.inputs)
+        if not operands or any(known[v].type != v.type for v in node.inputs):
+            refuse_extents(node.op)
+        nodes.append(Node(node.op, operands, node.loc, node.names, node.group))
+        known.update(zip(node.outputs, nodes[-1].outputs, strict=True))
+    inputs, outputs = (tuple(known[v] for v in ends) for ends in (graph.inputs, graph.outputs))
+    return Graph(graph.name, inputs, tuple(nodes), outputs, graph.guards)
 
 
-__all__ = ["OpenGraph", "at_shapes", "fault_of_ones", "fixed_graph"]
+def refuse_extents(op: Op) -> None:
+    """Raise ShapeError if attributes of an op are extents, for a graph of other extents that does
+    not say what they were computed from.
+    """
+    kinds = {n: k for c in reversed(type(op).__mro__) for n, k in get_annotations(c).items()}
+    named = [
+        n for n in op._fields if re.search(r"\b(Dim|Shape)\b", str(kinds[n])) and getattr(op, n)
+    ]
+    if named:
+        raise ShapeError(
+            op.name,
+            f"{' and '.join(named)} may follow from an extent that is another one now",
+            saw=", ".join(f"{name}={getattr(op, name)}" for name in named),
+            hint="write the model again with dump, whose files say what other sizes are",
+        )
+
+
+__all__ = ["OpenGraph", "at_shapes", "fault_of_ones", "fixed_graph", "refuse_extents"]
