@@ -130,5 +130,7 @@ def test_a_model_gives_the_tokens_of_the_host(
             found.append(read(model, prompts, 4, 5))
     (host, texts), (logits, others) = found
     assert texts == others
+    # Sums in another order flip roundings of what is multiplied, and kept, in 16 and 8 bits.
+    most = 1e-3 if kept is None else 1e-2
     for one, other in zip(host, logits, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(one, other, rtol=0, atol=most)
