@@ -367,3 +367,19 @@ def test_traced_models_come_through_pytorchs_converter() -> None:
     made = from_exported(converted)
     np.testing.assert_allclose(made(ours(x)).numpy(), model(x).detach(), atol=1e-5)
     assert sorted(made.state_dict()) == ["0.bias", "0.weight"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x[x > 0] * 2, lambda x: x * x.sum().item(), lambda x: x[: x.argmax().item()] + 1],
+)
+def test_what_data_decide_is_refused_with_what_to_write(function: Any) -> None:
+    """It said that a shape was symbolic."""
+
+    class Model(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return function(x)
+
+    program = torch.export.export(Model(), (torch.arange(1.0, 5),))
+    with pytest.raises(UnsupportedOp, match=r"(?s)data decide the number z?u.*torch\.where for x"):
+        from_exported(program)

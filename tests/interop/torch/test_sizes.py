@@ -56,6 +56,7 @@ def _nothing_is_left() -> Iterator[None]:
     new = {x.operator for x in left_to_torch() if (x.operator, x.nodes) not in known}
     # PyTorch reads data.
     data = {"(not captured)", "index.Tensor", "nonzero.default", "_local_scalar_dense.default"}
+    data |= {x.operator for x in left_to_torch() if x.reason.startswith("data decide")}
     assert new - data == set()
 
 
@@ -331,3 +332,26 @@ def test_numbers_made_of_sizes_that_an_op_has_fixed_are_left() -> None:
     for n in (5, 6):
         x = torch.randn(n)
         torch.testing.assert_close(run(x), torch.nn.functional.softplus(x, beta=n / 4))
+
+
+LENGTHS = torch.tensor([2, 3])
+FOUND: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "rows to a maximum": (
+        lambda x, k: torch.softmax(x * 3, -1)[:, : k.max().item()].sum(0) + 1,
+        (LENGTHS,),
+    ),
+    "rows between": (lambda x, k: x[k[0].item() : k[1].item()].relu() * 2, (LENGTHS,)),
+    "filled": (lambda x: torch.full((x.shape[0], 2), x.sum().item() * 0.5) + x[:, :2], ()),
+    "as many as a sum": (lambda x: torch.zeros(int(x.abs().sum().item()) % 7 + 2) + 1, ()),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_numbers_that_data_decide_are_left_to_pytorch(name: str) -> None:
+    """The compiler ended with "no argument says the size u1", and so did the program."""
+    function, others = FOUND[name]
+    compiled = torch.compile(function, backend="treadle", dynamic=True)
+    for rows in (4, 5, 9):
+        x = torch.randn(rows, 6)
+        torch.testing.assert_close(compiled(x, *others), function(x, *others))

@@ -45,6 +45,7 @@ from treadle.interop.torch.pairs import COMPLEX, Pair, is_complex, joined, lower
 from treadle.interop.torch.placements import is_apart, is_away
 from treadle.interop.torch.symbols import (
     Described,
+    decided,
     described,
     dim_of,
     is_number,
@@ -175,6 +176,8 @@ def refusal(node: fx.Node, device: torch.device | None) -> str:
         return "it has no counterpart"
     if device is not None and is_away(node, device):
         return f"a tensor is not on {device}"
+    if why := decided(node):
+        return why
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
     for value in values:
         for tensor in value if isinstance(value, (tuple, list)) else [value]:

@@ -109,16 +109,21 @@ def _sizes(value: Any) -> list[Any]:
 
 
 def _range(shape_env: Any, free: Any, declared: Any = None) -> Range:
-    named = "backed_var_to_val" if hasattr(shape_env, "backed_var_to_val") else "var_to_val"
-    known = getattr(shape_env, named)
     bounds = declared or shape_env.var_to_range.get(free)
     low, high = (0, None) if bounds is None else (_number(bounds.lower), _number(bounds.upper))
-    hint = _number(known.get(free))
+    hint = _number(_hints(shape_env).get(free))
     is_known = hint is not None
     if hint is None:  # data decide it, or it stands for the rows of a nested tensor
         hint = max(_UNKNOWN, low or 0)
         hint = hint if high is None else min(hint, high)
     return Range(max(low or 0, 0), high, hint, is_known)
+
+
+def _hints(shape_env: Any) -> Mapping[Any, Any]:
+    """Extents that symbols were captured with; those that data decide have none."""
+    name = "backed_var_to_val" if hasattr(shape_env, "backed_var_to_val") else "var_to_val"
+    found: Mapping[Any, Any] = getattr(shape_env, name)
+    return found
 
 
 def _number(bound: Any) -> int | None:
@@ -159,11 +164,37 @@ def number_of(value: Any) -> Any:
     """A number of PyTorch's: an extent for whole ones; others have the numbers of the call."""
     if not is_symbolic(value):
         return value
-    known = _KNOWN.get()
-    expr = value.node.expr
-    if known is None or any(str(s) not in known for s in expr.free_symbols):
-        raise NotImplementedError("a shape is symbolic")
-    return _translated(expr, known)
+    return _translated(value.node.expr, _known_in(value.node.expr))
+
+
+def _known_in(expr: Any) -> Mapping[str, Dim]:
+    """The extents of PyTorch's symbols, which have to know all of an expression."""
+    known = _KNOWN.get() or {}
+    unknown = sorted(str(s) for s in expr.free_symbols if str(s) not in known)
+    if unknown:
+        raise NotImplementedError(f"data decide the number {', '.join(unknown)}")
+    return known
+
+
+def decided(node: fx.Node) -> str:
+    """Return what data decide of a node's operands and results, as a reason to leave it to PyTorch:
+    a real number, or an extent that this node finds. "" if there is nothing.
+    """
+    operands = pytree.tree_leaves([n.meta.get("val") for n in node.all_input_nodes])
+    starts = [v.storage_offset() for v in operands if isinstance(v, torch.Tensor) and _sizes(v)]
+    told = _free(size for value in operands for size in _sizes(value))
+    begun = _free(filter(is_symbolic, starts))  # Where a view begins is no extent of an operand.
+    made = _free(s for v in pytree.tree_leaves(node.meta.get("val")) for s in _sizes(v))
+    for free, shape_env in (told | made).items():
+        is_found = free not in _hints(shape_env) and (free in begun or free not in told)
+        if is_found or not free.is_integer:
+            return f"data decide the number {free}"
+    return ""
+
+
+def _free(sizes: Iterable[Any]) -> dict[Any, Any]:
+    """PyTorch's symbols in numbers, and what knows of them."""
+    return {free: s.node.shape_env for s in sizes for free in s.node.expr.free_symbols}
 
 
 def _translated(expr: Any, known: Mapping[str, Dim]) -> Any:
@@ -232,10 +263,8 @@ _FUNCTIONS: dict[str, Callable[..., Dim | None]] = {
 
 def real_of(builder: GraphBuilder, value: torch.SymFloat) -> Any:
     """A real number made of sizes, computed in the program where its functions are known."""
-    known = _KNOWN.get()
     expr = value.node.expr
-    if known is None or any(str(s) not in known for s in expr.free_symbols):
-        raise NotImplementedError("a number is symbolic")
+    known = _known_in(expr)
     return _real(builder, expr, known) if expr.free_symbols else float(expr)
 
 

@@ -234,12 +234,15 @@ def _check(nodes: Sequence[fx.Node]) -> None:
     lines = [_describe(name, why, nodes) for (name, why), nodes in ordered[:_LISTED]]
     lines += [f"and {len(ordered) - _LISTED} more"] if len(ordered) > _LISTED else []
     names = len({name for name, _ in problems})
+    hint = 'torch.compile(model, backend="treadle") leaves such operators to PyTorch'
+    if any(why.startswith("data decide") for _, why in problems):
+        hint = f"use tensors for .item(), and torch.where for x[mask]; {hint}"
     raise UnsupportedOp(
         "torch.export",
         f"{names} operator{'s' * (names > 1)} ({count} node{'s' * (count > 1)}) of the program "
         "cannot be written in ops",
         saw="\n        ".join(lines),
-        hint='torch.compile(model, backend="treadle") leaves such operators to PyTorch',
+        hint=hint,
         at=line_of(ordered[0][1][0]) or None,
     )
 
