@@ -102,7 +102,7 @@ WRAPPED: dict[str, tuple[Callable[..., Any], bool]] = {
     "a size": (lambda x, y: x * y.shape[0], False),
     "written": (_doubled_in_place, True),
     "a view": (lambda x, y: (x[1:], x + y), True),
-    "views of a result": (lambda x, y: (x + y).split(2), False),
+    "views of a result": (lambda x, y: (x + y).split(2), True),
     "without gradient": (_without_gradient, False),
 }
 

@@ -48,7 +48,7 @@ def set_apart(graph: fx.Graph, results: int | None) -> None:
     is_open = bool(ranges(graph))
     made: dict[fx.Node, fx.Node] = {}
     listed = list(given)
-    own = Counter(map(_whose, listed)) if results is None else Counter()
+    own = Counter(map(_whose, listed[:results]))
     with graph.inserting_before(output):
         for place, node in enumerate(listed[:results]):
             chain = _chain(node)
