@@ -282,6 +282,24 @@ def test_masks_add_programs(count: int, joined: bool, programs: int, tmp_path: P
         holds(offline.run([x]).values(), eager(net, x))
 
 
+def test_pieces_of_known_and_of_found_rows_are_joined(tmp_path: Path) -> None:
+    """More pieces than found extents: what was selected twice, and what was not."""
+
+    def together(x: Any) -> Any:
+        each = [x[x[:, c] > 0.3] for c in range(3)]
+        return (F.concat([*each, x, each[0] * 2, x[:2]], 0),)
+
+    write_models(
+        tmp_path / "net.tm",
+        [compile_offline(dumped(together, tmp_path / "m", x=rows(24, 4, 1)))],
+        "test",
+    )
+    offline = load_offline(tmp_path / "net.tm")
+    for seed in range(4):
+        x = rows(24, 4, seed)
+        holds(offline.run([x]).values(), eager(together, x))
+
+
 def test_sums_that_types_take_apart_have_no_name(tmp_path: Path) -> None:
     """Rows of three masks are joined, cut at one of them, and masked once more."""
 

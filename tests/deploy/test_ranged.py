@@ -213,6 +213,24 @@ def test_edges_choose_the_programs(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, plain(mge.tensor(x)).numpy(), rtol=1e-4)
 
 
+def test_edges_of_equal_axes_are_joined(tmp_path: Path) -> None:
+    def plain(x: mge.Tensor, y: mge.Tensor) -> mge.Tensor:
+        return (x + y).sum(1)
+
+    added = jit.trace(symbolic=True, capture_as_const=True)(plain)
+    added(*(mge.tensor(np.ones((6, 5), "float32")) for _ in range(2)))
+    added.dump(tmp_path / "added.tm", arg_names=["x", "y"])
+    [model] = read_models(tmp_path / "added.tm")
+
+    def begins(x: tuple[int, ...], y: tuple[int, ...]) -> list[int]:
+        made = compile_offline(model, ranges={"x": (x, 5), "y": (y, 5)}).native[0].gears
+        return [low for g in made if g.many is not None for low, _ in g.many.ranges.values()]
+
+    assert begins((2, 8, 16, 40), (2, 40)) == begins((2, 40), (2, 8, 16, 40)) == [2, 8, 16]
+    assert begins((2, 8, 40), (2, 9, 40)) == [2, 8, 9]
+    assert begins((0, 1, 40), (0, 40)) == [2, 16], "0 and 1 have programs of their own anyway"
+
+
 def test_threads_with_different_extents(net: M.Module, file: Path) -> None:
     offline, failures = load_offline(file), list[BaseException]()
 

@@ -70,7 +70,8 @@ def _in_pieces(graph: Graph, found: set[str]) -> Graph:
     renamed = {v: v for v in graph.inputs}
     for node in graph.nodes:
         given = tuple([renamed[v] for v in node.inputs])
-        if isinstance(node.op, Concat) and len(symbols_of(_along(node)) & found) > _MOST_PIECES:
+        is_long = isinstance(node.op, Concat) and len(given) > _MOST_PIECES
+        if is_long and len(symbols_of(_along(node)) & found) > 1:
             while len(given) > _MOST_PIECES:
                 cut = range(0, len(given), _MOST_PIECES)
                 each = [given[at : at + _MOST_PIECES] for at in cut]

@@ -114,6 +114,7 @@ def opened(model: Model, ranges: Mapping[str, Wanted]) -> Opened:
     graph = open_form(model)
     found: dict[str, Range] = {}
     symbols: dict[str, Dim] = {}
+    cut: dict[str, list[int]] = {}
     pairs = zip(model.inputs, graph.inputs, model.graph.inputs, strict=True)
     for name, value, own in pairs:
         wanted = ranges.get(name, extents(own.type))
@@ -137,7 +138,14 @@ def opened(model: Model, ranges: Mapping[str, Wanted]) -> Opened:
                     saw=f"{low} to {high}, and {found[of.name][0]} to {found[of.name][1]}",
                 )
             if of is not None and edges:
-                symbols[of.name] = extent_of(replace(of, edges=tuple(edges), high=high))
+                within = tuple(e for e in edges if e > of.low)  # 0 and 1 have programs anyway.
+                symbols[of.name] = extent_of(replace(of, edges=within, high=high))
+                if cut.setdefault(of.name, edges) != edges:
+                    raise ShapeError(
+                        "ranges",
+                        f"axis {axis} of input {name} is equal to one with other edges",
+                        saw=f"{edges} and {cut[of.name]}",
+                    )
     ends = zip(graph.inputs, model.graph.inputs, strict=True)
     point = bound_extents((value.type.shape, at.type.shape) for value, at in ends) or {}
     graph = _substituted(graph, symbols, point) if symbols else graph
@@ -189,8 +197,16 @@ def _join(given: Opened, own: Mapping[str, int]) -> Opened:
             raise ShapeError("ranges", f"{first} and {second} are equal in the model", saw="ranges")
         del ranges[second]
         ranges[first] = low, high
-        graph = _substituted(graph, {second: _symbols(graph)[first]}, own)
+        joined = _with_edges_of([_symbols(graph)[name] for name in pair], low, high)
+        graph = _substituted(graph, {first: joined, second: joined}, own)
     return Opened(graph, ranges)
+
+
+def _with_edges_of(same: Sequence[Dim], low: int, high: int) -> Dim:
+    """The first of some symbols that are equal, with the edges of all within a range."""
+    symbols = [s for extent in same if (s := lone_symbol(extent)) is not None]
+    edges = sorted({e for s in symbols for e in s.edges if max(low, s.low) < e <= high})
+    return extent_of(replace(symbols[0], edges=tuple(edges), high=high)) if edges else same[0]
 
 
 def _symbols(graph: Graph) -> dict[str, Dim]:

@@ -101,6 +101,15 @@ def test_larger_blocks_that_are_unused_are_taken_before_others_are_mapped(
     del tiny
 
 
+def test_large_results_that_are_kept_keep_little_more_than_they_need() -> None:
+    memory, mib = Allocator(64 << 20), 1 << 20
+    large = [memory.empty((mib,), F32) for _ in range(4)]
+    del large
+    kept = [memory.empty((mib * 5 // 8,), F32) for _ in range(4)]
+    assert memory.statistics().live < 4 * 3 * mib
+    del kept
+
+
 def test_the_cache_is_bounded() -> None:
     memory = Allocator(8 << 20)
     arrays = [memory.empty((1 << 18,), F32) for _ in range(20)]

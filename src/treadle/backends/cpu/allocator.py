@@ -31,8 +31,10 @@ _ADVISED = 4 << 20
 """Bytes from which blocks start at a huge page and ask for such."""
 _MOST_CACHED = 2 << 30
 _MOST_REQUESTS = 4096
-_LARGER = 2
-"""Most times the size asked for of an unused block that is taken before another is mapped."""
+_LARGER, _LARGER_OF_MUCH = 2, 1.25
+"""Most times the size asked for of an unused block that is taken before another is mapped: up to
+`_MUCH` bytes, where mapping costs more than the memory is worth, and beyond."""
+_MUCH = 2 << 20
 
 
 class AllocatorStatistics(NamedTuple):
@@ -152,7 +154,8 @@ class Allocator:
     def _other(self, rooms: _Rooms) -> tuple[_Rooms, MappedBlock]:
         """An unused block that is larger, whose pages are there; a new one where there is none."""
         sizes = self._sizes
-        for size in sizes[bisect(sizes, rooms.room) : bisect(sizes, _LARGER * rooms.room)]:
+        most = rooms.room * (_LARGER if rooms.room <= _MUCH else _LARGER_OF_MUCH)
+        for size in sizes[bisect(sizes, rooms.room) : bisect(sizes, most)]:
             larger = self._rooms[size]
             if larger.free:
                 with suppress(IndexError):  # Another thread was quicker.
