@@ -18,9 +18,10 @@ from tests.interop.onnx import models  # noqa: E402
 from treadle.base.errors import ShapeError  # noqa: E402
 from treadle.cli import main  # noqa: E402
 from treadle.cli.models.opening import open_model  # noqa: E402
-from treadle.engine.package.models import read_models  # noqa: E402
+from treadle.engine.package.models import read_models, write_models  # noqa: E402
 from treadle.graph.evaluate import evaluate  # noqa: E402
 from treadle.serve import load_model  # noqa: E402
+from treadle.utils.comp_graph_tools import GraphInference  # noqa: E402
 
 Capture = pytest.CaptureFixture[str]
 
@@ -158,3 +159,26 @@ def test_other_batches_of_fixed_extents_are_right_or_refused(tmp_path: Path) -> 
         np.testing.assert_array_equal(y, np.full((5, 3), 2, np.float32))
         served = load_model("count", "1", model, 3)
         assert served.most == 1 and "not independent" in served.notes[0]
+
+
+def test_networks_of_loops_that_are_written_out(tmp_path: Path) -> None:
+    """Over an axis of a known length a recurrent node is one turn after the other; else a loop."""
+    rng = np.random.default_rng(0)
+    kept = {"w": (1, 16, 3), "r": (1, 16, 4)}
+    weights = [
+        onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+        for name, shape in kept.items()
+    ]
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=4)
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [3, 2, 3])
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [3, 1, 2, 4])
+    graph = helper.make_graph([node], "lstm", [x], [y], weights)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx"
+    )
+    model = open_model(tmp_path / "m.onnx", {})
+    write_models(tmp_path / "m.tm", [model], "test")
+    given = rng.standard_normal((3, 2, 3)).astype(np.float32)
+    (wanted,) = evaluate(model.graph, [given])
+    (found,) = GraphInference(str(tmp_path / "m.tm")).run(inp_dict={"x": given}).values()
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
