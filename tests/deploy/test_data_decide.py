@@ -266,20 +266,24 @@ def masked(count: int, joined: bool) -> Any:
     return together if joined else alone
 
 
+def runs_by_its_file(net: Any, width: int, folder: Path) -> Model:
+    """The compiled model, whose file gives what the function does, for none, some and all rows."""
+    made = compile_offline(dumped(net, folder / "m", x=rows(24, width, 1)))
+    write_models(folder / "net.tm", [made], "test")
+    offline = load_offline(folder / "net.tm")
+    for seed in range(5):
+        x = rows(24, width, seed)
+        holds(offline.run([x]).values(), eager(net, x))
+    return made
+
+
 @pytest.mark.parametrize(
     "count, joined, programs", [(3, False, 13), (5, False, 21), (3, True, 47), (5, True, 87)]
 )
 def test_masks_add_programs(count: int, joined: bool, programs: int, tmp_path: Path) -> None:
     """What several masks select has a sum of programs, not a product."""
-    net = masked(count, joined)
-    model = dumped(net, tmp_path / "m", x=rows(24, 5, 1))
-    made = compile_offline(model)
+    made = runs_by_its_file(masked(count, joined), 5, tmp_path)
     assert len(made.native[0].gears) <= programs
-    write_models(tmp_path / "net.tm", [made], "test")
-    offline = load_offline(tmp_path / "net.tm")
-    for seed in range(5):
-        x = rows(24, 5, seed)
-        holds(offline.run([x]).values(), eager(net, x))
 
 
 def test_pieces_of_known_and_of_found_rows_are_joined(tmp_path: Path) -> None:
@@ -289,15 +293,7 @@ def test_pieces_of_known_and_of_found_rows_are_joined(tmp_path: Path) -> None:
         each = [x[x[:, c] > 0.3] for c in range(3)]
         return (F.concat([*each, x, each[0] * 2, x[:2]], 0),)
 
-    write_models(
-        tmp_path / "net.tm",
-        [compile_offline(dumped(together, tmp_path / "m", x=rows(24, 4, 1)))],
-        "test",
-    )
-    offline = load_offline(tmp_path / "net.tm")
-    for seed in range(4):
-        x = rows(24, 4, seed)
-        holds(offline.run([x]).values(), eager(together, x))
+    runs_by_its_file(together, 4, tmp_path)
 
 
 def test_sums_that_types_take_apart_have_no_name(tmp_path: Path) -> None:
@@ -309,12 +305,7 @@ def test_sums_that_types_take_apart_have_no_name(tmp_path: Path) -> None:
         back = joined[: each[0].shape[0]] + each[0]
         return back, F.softmax(joined, 0), joined[joined[:, 0] > 0], F.reshape(joined, (-1,))
 
-    model = dumped(cut, tmp_path / "m", x=rows(24, 4, 1))
-    write_models(tmp_path / "net.tm", [compile_offline(model)], "test")
-    offline = load_offline(tmp_path / "net.tm")
-    for seed in range(5):
-        x = rows(24, 4, seed)
-        holds(offline.run([x]).values(), eager(cut, x))
+    runs_by_its_file(cut, 4, tmp_path)
 
 
 def test_a_guard_on_extents_of_two_parts_is_looked_at(tmp_path: Path) -> None:

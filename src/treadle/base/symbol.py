@@ -565,8 +565,12 @@ def _evaluate_atom(atom: Atom, values: Mapping[str, D], known: dict[Atom, D]) ->
         if atom.name not in values:
             raise ShapeError("shape", f"no value is bound to the extent {atom.name}")
         return values[atom.name]
-    x, y = (evaluate(v, values, known) for v in (atom.x, atom.y))
-    if atom.function in ("floordiv", "mod"):
-        return x // y if atom.function == "floordiv" else x % y
-    chosen: Any = minimum if atom.function == "min" else maximum
+    return applied(atom.function, *(evaluate(v, values, known) for v in (atom.x, atom.y)))
+
+
+def applied(function: Function, x: D, y: D) -> D:
+    """A function of two extents."""
+    if function in ("floordiv", "mod"):
+        return x // y if function == "floordiv" else x % y
+    chosen: Any = minimum if function == "min" else maximum
     return cast(D, chosen(x, y))

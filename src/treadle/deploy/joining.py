@@ -7,8 +7,6 @@ extent. It is found as others are, so what follows is a phase of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import floordiv, mod
 from typing import Any
 
 from treadle.base import dtype as dt
@@ -18,9 +16,8 @@ from treadle.base.symbol import (
     Dim,
     Expr,
     Relation,
+    applied,
     extent_of,
-    maximum,
-    minimum,
     symbol,
     symbols_of,
 )
@@ -33,12 +30,6 @@ from treadle.ops.gather import Nonzero
 from treadle.ops.movement import Concat
 
 _MOST_PIECES = 4
-_FUNCTIONS: dict[str, Callable[[Any, Any], Dim]] = {
-    "min": minimum,
-    "max": maximum,
-    "mod": mod,
-    "floordiv": floordiv,
-}
 
 
 def with_joins(graph: Graph) -> tuple[Graph, frozenset[str]]:
@@ -195,8 +186,7 @@ class _Naming:
         return total
 
     def _atom(self, atom: Applied) -> Dim:
-        x, y = self._named_in(atom.x), self._named_in(atom.y)
-        return _FUNCTIONS[atom.function](x, y)
+        return applied(atom.function, self._named_in(atom.x), self._named_in(atom.y))
 
 
 __all__ = ["with_joins"]

@@ -261,10 +261,10 @@ def _drop_assertions(graph: fx.Graph) -> None:
         asked = node.op == "call_function" and is_number(node.meta.get("val"))
         if not (asserts or asked) or node.users:
             continue
-        numbers = _numbers_of_data(node) if asserts else []
-        for kept in [node, *numbers] if numbers else []:
-            kept.meta[_ASSERTED] = True
-        if not numbers:
+        if numbers := _numbers_of_data(node):
+            for kept in (node, *numbers):
+                kept.meta[_ASSERTED] = True
+        else:
             graph.erase_node(node)
 
 

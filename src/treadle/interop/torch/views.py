@@ -1,11 +1,11 @@
 """Results of graphs that are views, which PyTorch makes itself.
 
 AOTAutograd gives a program views of the tensors that it knows: of arguments always, and of other
-results where several share memory and gradients are asked for. It makes them anew from the tensor
-and, where sizes are symbolic, from where the graph's result lies in its memory. Without gradients
-it leaves them to the graph: who writes to one result then sees it in the others. A program's
-results lie in memory of their own, so these views are taken by PyTorch, from what the program
-gives.
+results where several share memory, most often if gradients are asked for. It makes them anew from
+the tensor and, where sizes are symbolic, from where the graph's result lies in its memory. Other
+results that share memory it leaves to the graph: who writes to one sees it in the others. A
+program's results lie in memory of their own, so these views are taken by PyTorch, from what the
+program gives.
 """
 
 from __future__ import annotations
