@@ -5,12 +5,14 @@ Installed by `make setup-cross`; run by `make test-cross`.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +62,24 @@ SYSTEMS = {
 }
 """The same with a name: target, system, compiler and what runs programs."""
 _BUILT = Path(__file__).parents[2] / "build"
-_WINE = {"WINEPREFIX": str(_BUILT / "wine"), "WINEDEBUG": "-all"}
 pytestmark = pytest.mark.cross
+
+
+@cache
+def wine() -> dict[str, str]:
+    """Wine's environment, a folder of its own per worker and a server that stays to the end.
+
+    Two programs that make the folder, or start its server while another goes, stop with an error.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    folder = _BUILT / f"wine-{worker}"
+    folder.mkdir(parents=True, exist_ok=True)
+    env = os.environ | {"WINEPREFIX": str(folder), "WINEDEBUG": "-all"}
+    quiet: Any = {"env": env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run(["wineserver", "--persistent=1200"], check=False, **quiet)
+    atexit.register(subprocess.run, ["wineserver", "--kill"], check=False, **quiet)
+    subprocess.run(["wineboot", "--init"], check=True, **quiet)
+    return env
 
 
 def traced(cases: list[tuple[Sample, tuple[Array, ...]]]) -> Model:
@@ -122,7 +140,8 @@ def outputs(model: Model, inputs: list[Array], name: str, folder: Path, options:
     found = []
     for threads in ("1", "2"):
         command = [*emulator, str(run), "in", f"out{threads}", threads]
-        subprocess.run(command, check=True, cwd=folder, env=os.environ | _WINE)
+        env = wine() if emulator == ["wine"] else None
+        subprocess.run(command, check=True, cwd=folder, env=env)
         found.append((folder / f"out{threads}").read_bytes())
     assert found[0] == found[1]
     return found[0]
