@@ -11,6 +11,8 @@ from tests.backends.codegen.execution import RUNNABLE, assembly
 from tests.backends.codegen.irregular import native, runner_of
 from tests.backends.codegen.spelled import Builder, kernel
 
+from treadle.backends.codegen import lower as lowering
+from treadle.backends.codegen.contraction.pairs import lower as pairs_lower
 from treadle.backends.codegen.kernel.interpret import _Machine
 from treadle.backends.codegen.kernel.interpret import run as interpret
 from treadle.backends.codegen.kernel.ir import KernelError, pointer
@@ -20,7 +22,7 @@ from treadle.backends.cpu.host import flags
 from treadle.base import dtype as dt
 from treadle.base.types import TensorType
 from treadle.ops.conv import Conv, ConvGradInput, ConvGradWeight, IntConv
-from treadle.ops.elementwise import Add, Mul
+from treadle.ops.elementwise import Add, Cast, Mul
 from treadle.ops.matmul import IntMatmul, Matmul
 from treadle.ops.movement import Transpose
 from treadle.ops.op import as_tuple
@@ -184,6 +186,44 @@ def test_long_sums_are_split_and_what_follows_is_applied_once(target):
         return Mul()(Add()(Matmul(False, True)(x, y), bias), scale)
 
     check(fused(body, given), given, k, (False, True), runner(target), target)
+
+
+@pytest.fixture
+def forgotten():
+    """What is lowered in a test is lowered anew behind it."""
+    yield
+    lowering._lower.cache_clear()
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_columns_by_parts_in_one_room_give_the_same_bits(target, transposed, monkeypatch):
+    """Panels of a table of words took as much memory again as the table."""
+    rng, m, n, k = np.random.default_rng(4), 20, 600, 70
+    given = (
+        values(rng, (m, k), dt.bfloat16),
+        values(rng, (n, k) if transposed else (k, n), dt.bfloat16),
+        values(rng, (n,), dt.bfloat16),
+        values(rng, (m, n), dt.float32),
+    )
+
+    def body(x, y, bias, more):
+        made = Add()(Matmul(False, transposed)(x, y), bias)
+        return made, Mul()(Cast(dt.float32)(made), more)
+
+    op = fused(body, given)
+    whole = check(op, given, k, (), runner(target), target)
+    room = lowered(op, given, (), target).workspaces
+    monkeypatch.setattr(pairs_lower, "_ROOM", 1)
+    lowering._lower.cache_clear()
+    parts = lowered(op, given, (), target)
+    assert len(parts.launches) == 6
+    assert len(parts.workspaces) == 1 and 2.5 * parts.workspaces[0] < room[0]
+    for one, other in zip(whole, check(op, given, k, (), runner(target), target), strict=True):
+        np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
+    known = lowered(op, given, (False, True), target)
+    assert len(known.launches) == 1 and not known.workspaces  # packed once, whole
 
 
 CASES = [

@@ -118,7 +118,7 @@ class Tuner:
         self._recompute = recompute
         flat = self.trained.flat
         self.optimizer = AdamW([flat], self.schedule.peak, betas, eps, weight_decay)
-        self._sum = Tensor(np.zeros(flat.shape, np.float32))
+        self._sum: Any = None  # a tensor, once an update has several batches
         self._whole = compiled(self._step)
         self._collect = compiled(self._add)
         self._update = compiled(self._finish)
@@ -135,6 +135,8 @@ class Tuner:
         if len(batches) == 1:
             found = float(self._whole(self._given(batches[0]), share).numpy())
         else:
+            if self._sum is None:
+                self._sum = Tensor(np.zeros(self.trained.flat.shape, np.float32))
             parts = [self._collect(self._given(rows), share).numpy() for rows in batches]
             self._update()
             found = math.fsum(map(float, parts))

@@ -47,6 +47,9 @@ _SUMS = 1 << 17
 """Most incomplete sums of an item: 512 KiB."""
 _PANELS = 8
 """Panels of an item from which making words of rows takes a small part of its time."""
+_ROOM = 1 << 25
+"""Most bytes of panels that are there at a time, where every run makes them: a model's table of
+words would take as much again as it has."""
 _ITEM = {True: 1 << 26, False: 1 << 22}
 """Arithmetic operations that make an item worth its own turn, with matrix registers and without."""
 _ITEMS = 32
@@ -89,9 +92,38 @@ def lower(launches: Launches) -> Lowered:
         raise ValueError("a product of pairs without a unit that multiplies them")
     order = order_of(problem.b.column, problem.b.row)
     steps = -(-problem.k // terms_per_step(unit.a))
-    launches.problem = replace(problem, b=_panels(launches, order, steps))
-    _multiply(launches, unit, order_of(problem.a.row, problem.a.column), steps)
+    place = None
+    for part in _parts(problem, steps, frozen=launches.is_frozen(problem.b)):
+        launches.problem = part
+        b = _panels(launches, order, steps, place=place)
+        place = b.place
+        launches.problem = replace(part, b=b)
+        _multiply(launches, unit, order_of(problem.a.row, problem.a.column), steps)
     return launches.lowered()
+
+
+def _parts(problem: ContractionProblem, steps: Dim, *, frozen: bool) -> list[ContractionProblem]:
+    """Columns whose panels are there at a time, the first part the widest: see `_ROOM`."""
+    n, sides = problem.n, (*problem.extras, *problem.results)
+    fixed = isinstance(n, int) and isinstance(steps, int) and not problem.batch
+    if frozen or not fixed or any(matrix.table or matrix.panels for matrix in sides):
+        return [problem]
+    panels, most = -(-n // WIDTH), max(_PANELS, _ROOM // (4 * PANEL * steps))
+    width = WIDTH * -(-panels // -(-panels // most))
+
+    def moved(matrix: Matrix, first: int) -> Matrix:
+        return replace(matrix, offset=matrix.offset + first * matrix.column)
+
+    return [
+        replace(
+            problem,
+            n=min(width, n - first),
+            b=moved(problem.b, first),
+            extras=tuple(moved(x, first) for x in problem.extras),
+            results=tuple(moved(c, first) for c in problem.results),
+        )
+        for first in range(0, n, width)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +222,19 @@ def _whole(rows: int, most: int) -> int:
 
 
 def _panels(
-    launches: Launches, order: Order | Literal["table"], steps: Dim, table: Ref | None = None
+    launches: Launches,
+    order: Order | Literal["table"],
+    steps: Dim,
+    table: Ref | None = None,
+    place: Ref | None = None,
 ) -> Matrix:
-    """b as panels, made once for all runs where it never changes."""
+    """b as panels, made once for all runs where it never changes, and at `place` if it is given."""
     problem, b = launches.problem, launches.problem.b
     panels = -(-problem.n // WIDTH)
     batch, count = launches.distinct(b, panels * steps * PANEL)
     frozen, nbytes = launches.is_frozen(b), count * dt.int32.itemsize
-    place = launches.keep(nbytes) if frozen else launches.workspace(nbytes)
+    if place is None:
+        place = launches.keep(nbytes) if frozen else launches.workspace(nbytes)
     given: PanelsParameters[Ref, Dim] = PanelsParameters(
         source=b.place,
         made=place,
