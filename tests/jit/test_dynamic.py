@@ -15,7 +15,7 @@ import pytest
 import treadle as mge
 import treadle.functional as F
 from treadle import jit
-from treadle.base.errors import ShapeError
+from treadle.base.errors import IndexRangeError, ShapeError
 from treadle.base.guards import deciding, require
 from treadle.base.log import get_logger
 from treadle.base.symbol import equal, evaluate, less_equal, maximum, symbol
@@ -51,6 +51,10 @@ ONE_COURSE: dict[str, Function] = {
     "on the left": lambda x: x.shape[0] - 2 * x,
     "arange": lambda x: F.arange(x.shape[0]) + x[:, 0],
     "arange of two": lambda x: F.arange(2, x.shape[0] + 2, dtype="int32"),
+    "arange backwards": lambda x: x[F.arange(x.shape[0] - 1, -1, -1, dtype="int32")],
+    "arange by steps": lambda x: F.arange(x.shape[0] ** 2, 0, -x.shape[0]),
+    "filled": lambda x: F.full((2, 3), x.shape[0]) + F.full_like(x[:2, :3], x.shape[0] * 2),
+    "one hot": lambda x: F.one_hot(F.arange(x.shape[0], dtype="int32"), x.shape[0] + 1),
     "eye": lambda x: F.eye(x.shape[0]) @ x,
     "zeros": lambda x: F.zeros(x.shape) + x,
     "full": lambda x: F.full((x.shape[0], 2), 3.0),
@@ -176,6 +180,19 @@ def test_what_cannot_hold_at_the_call_is_the_ops_own_error() -> None:
     assert compiled(rows(3)).shape == (3, 4)
     with pytest.raises(ShapeError, match=r"cannot broadcast axis(.|\n)*; n = 5"):
         compiled(rows(5))
+
+
+@pytest.mark.parametrize("at", [5, -6])
+@pytest.mark.parametrize("dynamic", [{0: {0: "n"}}, True, None])
+def test_a_number_that_is_no_place_is_an_index_error_at_every_extent(at: int, dynamic: Any) -> None:
+    compiled = jit.compile(dynamic=dynamic)(lambda x: x[at] * 2)
+    for n in (8, 7, 5, 6, 2, 9, 1, 0):
+        if n > 5:
+            np.testing.assert_array_equal(compiled(rows(n)).numpy(), rows(n).numpy()[at] * 2)
+            continue
+        with pytest.raises(IndexRangeError, match=f"index {at} is out of range") as raised:
+            compiled(rows(n))
+        assert f"n = {n}" in str(raised.value) or f"of size {n}\n" in str(raised.value)
 
 
 def test_families_are_not_kept_for_ever() -> None:

@@ -111,10 +111,10 @@ def is_stretched(x: Dim, y: Dim) -> bool:
 
 
 def at_most(x: Dim, most: Dim) -> Dim:
-    """The smaller of two extents; x where the second one is a symbol of the call, which decides."""
+    """The smaller of two extents; the call is asked which one it is, where it knows them."""
     if data_decide(most):
         return minimum(x, most)
-    return min(x, most) if isinstance(x, int) and isinstance(most, int) else x
+    return x if x <= most else most
 
 
 class Remembered(Generic[P, R]):

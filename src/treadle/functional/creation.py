@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.dialect import Dialect
-from treadle.base.dtype import DType, as_dtype, float32
+from treadle.base.dtype import REALS, DType, as_dtype, float32, int32
 from treadle.base.errors import DTypeError, ShapeError, TreadleError
 from treadle.base.guards import data_decide
 from treadle.base.quantized import quantized_type_of
@@ -23,6 +23,7 @@ from treadle.engine.eager.hostdata import as_host_array
 from treadle.functional.arguments import as_tensor, extents
 from treadle.ops import creation
 from treadle.ops.elementwise import Maximum
+from treadle.ops.movement import Broadcast
 from treadle.ops.op import Op
 from treadle.tensor import Tensor, create
 
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 
-def full(shape: Any, value: float, *, dtype: Any = None, device: Any = None) -> Tensor:
+def full(shape: Any, value: float | Expr, *, dtype: Any = None, device: Any = None) -> Tensor:
     """A tensor of one value; float32, int32 or bool by the value unless `dtype` is given.
 
     Raises:
@@ -76,6 +77,11 @@ def _full(name: str, shape: Any, value: Any, dtype: Any, device: Any) -> Tensor:
     if quantized_type_of(dtype) is not None:
         return _full(name, shape, value, "float32", device).astype(dtype)
     kind = None if dtype is None else as_dtype(dtype)
+    if isinstance(value, Expr) and (kind is None or kind in REALS):
+        filled: Tensor = Broadcast(extents(shape))(
+            _create(name, creation.Extent(value, kind or int32), device)
+        )
+        return filled
     number = as_host_array(value, kind)
     if number.ndim:
         raise TypeError(f"full takes one number, got {number.ndim} axes; broadcast_to takes arrays")
@@ -83,7 +89,7 @@ def _full(name: str, shape: Any, value: Any, dtype: Any, device: Any) -> Tensor:
     return _create(name, op, device)
 
 
-def full_like(inp: Tensor, value: float) -> Tensor:
+def full_like(inp: Tensor, value: float | Expr) -> Tensor:
     """A tensor of one value with the shape, element type and device of `inp`.
 
     Example:
@@ -91,7 +97,7 @@ def full_like(inp: Tensor, value: float) -> Tensor:
         [7, 7]
     """
     x = as_tensor(inp)
-    if x._kind.quantized is not None:
+    if x._kind.quantized is not None or isinstance(value, Expr):
         return _full("full_like", x.shape, value, x.dtype, x.device)
     number = x.constant(value).astype(x._kind.dtype).item()
     return _create("full_like", creation.Full(x.shape, number, x._kind.dtype), x.device)
@@ -144,6 +150,10 @@ def arange(
     if not all(math.isfinite(v) for v in (first, last, stride) if not isinstance(v, Expr)):
         raise ValueError(f"arange: bounds and step must be finite, got {start}, {stop}, {step}")
     exact = all(isinstance(v, (int, Expr)) for v in (first, last, stride))
+    if not exact:  # Steps in floats are counted, so that extents are numbers.
+        first, last, stride = (
+            float(v) if isinstance(v, Expr) else v for v in (first, last, stride)
+        )
     length = -((first - last) // stride) if exact else _steps(first, last, stride)
     count = maximum(0, length) if data_decide(length) else max(0, length)
     return _create("arange", creation.Iota(first, stride, count, as_dtype(dtype)), device)

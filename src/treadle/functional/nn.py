@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from treadle.base.dtype import FLOATS
 from treadle.base.errors import DTypeError, ShapeError
+from treadle.base.symbol import Dim, Expr
 from treadle.functional import (
     activation,
     conv,
@@ -85,7 +86,7 @@ def embedding(
     return gathering.Take(0)(rows, indices_of(index, rows, "embedding"))
 
 
-def one_hot(inp: Tensor, num_classes: int) -> Tensor:
+def one_hot(inp: Tensor, num_classes: Dim) -> Tensor:
     """A new last axis with 1 at the index that `inp` holds: (*shape, num_classes).
 
     The element type of `inp` is kept.
@@ -97,7 +98,8 @@ def one_hot(inp: Tensor, num_classes: int) -> Tensor:
         >>> F.one_hot(mge.tensor([2, 0]), 3).tolist()
         [[0, 0, 1], [1, 0, 0]]
     """
-    return unary(gathering.OneHot(int(num_classes)), inp)
+    classes = num_classes if isinstance(num_classes, Expr) else int(num_classes)
+    return unary(gathering.OneHot(classes), inp)
 
 
 def indexing_one_hot(src: Tensor, index: Tensor, axis: int = 1, keepdims: bool = False) -> Tensor:

@@ -20,7 +20,7 @@ from treadle.graph.ir import Graph, Node, Value
 from treadle.graph.positions import ZERO, Position, Positions, linear, shifted, times
 from treadle.ops.constant import ArrayData, Constant
 from treadle.ops.creation import Extent, Eye, Full, Iota
-from treadle.ops.elementwise import Cast
+from treadle.ops.elementwise import Add, Cast, Mul
 from treadle.ops.families import Elementwise, Reduce
 from treadle.ops.gather import OneHot, Take
 from treadle.ops.gather_along import TakeAlongAxis
@@ -452,7 +452,15 @@ def _extent(b: CellBuilder, node: Node, op: Extent, index: Index, guards: Guards
 
 
 def _iota(b: CellBuilder, node: Node, op: Iota, index: Index, guards: Guards) -> Cell:
-    return b.sequence(op.dtype, index[0], op.start, op.step)
+    if not isinstance(op.start, Expr) and not isinstance(op.step, Expr):
+        return b.sequence(op.dtype, index[0], op.start, op.step)
+    start, step = (v if isinstance(v, Expr) else int(v) for v in (op.start, op.step))
+    if isinstance(step, int):
+        return b.sequence(op.dtype, shifted(times(index[0], step), start))
+    wide = dt.int64
+    grown = b.apply(Mul(), wide, (b.sequence(wide, index[0]), b.sequence(wide, Position(step))))
+    found = b.apply(Add(), wide, (grown, b.sequence(wide, Position(start))))
+    return b.apply(Cast(op.dtype), op.dtype, (found,))
 
 
 def _eye(b: CellBuilder, node: Node, op: Eye, index: Index, guards: Guards) -> Cell:

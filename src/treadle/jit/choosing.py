@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle.base import tree
-from treadle.base.errors import ShapeError
+from treadle.base.errors import IndexRangeError, ShapeError
 from treadle.base.loc import Loc
 from treadle.base.log import get_logger
 from treadle.base.symbol import Expr
@@ -194,7 +194,7 @@ class Captures:
         extents = extents_of(leaves, axes or {})
         try:
             return capture(self._function, args, kwargs, self.name, shapes, extents=extents)
-        except ShapeError as error:
+        except (ShapeError, IndexRangeError) as error:
             error.tell(", ".join(f"{name} = {extent}" for name, extent in extents.items()))
             raise
 

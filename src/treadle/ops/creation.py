@@ -15,7 +15,7 @@ from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.errors import DTypeError, OutOfMemory, ShapeError
 from treadle.base.shape import Shape, format_shape, size_of
-from treadle.base.symbol import Dim
+from treadle.base.symbol import Dim, Expr
 from treadle.base.types import TensorType
 from treadle.ops.bounds import Range, Ranges, greatest, least
 from treadle.ops.op import BadSample, Op, Permuted, Sample, Types, family, op
@@ -40,8 +40,10 @@ def allocate(op: Op, shape: Shape, dtype: DType) -> Array:
     )
 
 
-def check_value(op: Op, value: complex, dtype: DType) -> None:
+def check_value(op: Op, value: complex | Expr, dtype: DType) -> None:
     """Raise `DTypeError` where an attribute cannot become an element of `dtype`."""
+    if isinstance(value, Expr):
+        return
     if np.iscomplexobj(value) and dtype.kind != "complex":
         problem = f"{value} is complex, {dtype.name} is not"
     elif dtype.is_integer and not _is_finite(value):
@@ -185,11 +187,12 @@ class Extent(Creation):
 class Iota(Creation):
     """start, start + step, ...: `n` evenly spaced numbers.
 
-    Computed as start + i * step, in float64 for floating types and in int64 for integers.
+    Computed as start + i * step, in float64 for floating types and in int64 for integers. Where
+    one of the two is symbolic, both are integers.
     """
 
-    start: float
-    step: float
+    start: float | Expr
+    step: float | Expr
     n: Dim
     dtype: DType = dt.float32
 
@@ -201,10 +204,10 @@ class Iota(Creation):
     )
 
     def bounds(self, of: Ranges, types: Types, output: int = 0) -> Range | None:
-        if isinstance(self.n, int):
+        if not any(isinstance(v, Expr) for v in (self.start, self.step, self.n)):
             made = self.reference()
             return (int(made.min()), int(made.max()) + 1) if made.size else None
-        if not (isinstance(self.start, int) and isinstance(self.step, int)):
+        if not (isinstance(self.start, int | Expr) and isinstance(self.step, int | Expr)):
             return None
         ends = self.start, self.start + (self.n - 1) * self.step
         return least(ends), greatest(ends) + 1
@@ -220,7 +223,8 @@ class Iota(Creation):
             wide = dt.int64
         allocate(self, (self.n,), wide)
         numbers = np.arange(int(self.n), dtype=np.int64).astype(wide.numpy, copy=False)
-        numbers = as_element(self.start, wide) + numbers * as_element(self.step, wide)
+        start, step = (int(v) if isinstance(v, Expr) else v for v in (self.start, self.step))
+        numbers = as_element(start, wide) + numbers * as_element(step, wide)
         return np.asarray(numbers).astype(self.dtype.numpy)
 
     @classmethod

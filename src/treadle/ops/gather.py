@@ -26,7 +26,7 @@ from treadle.base.shape import (
     require_equal,
     size_of,
 )
-from treadle.base.symbol import Dim, symbol
+from treadle.base.symbol import Dim, Expr, symbol
 from treadle.base.types import TensorType
 from treadle.ops.arg import Arg
 from treadle.ops.creation import Iota, allocate
@@ -408,7 +408,7 @@ def _bad_samples(cls: type[Any], value: tuple[Arg, ...]) -> tuple[BadSample, ...
 class OneHot(Op):
     """1 at position x[i] of a new last axis of extent `num_classes`, 0 elsewhere; x's own type."""
 
-    num_classes: int
+    num_classes: int | Expr
 
     work = "data"
     name = "one_hot"
@@ -428,10 +428,11 @@ class OneHot(Op):
         return ((0, 0, self.num_classes),)
 
     def reference(self, x: Array) -> Array:
-        check_bounds(self, (x,), x, x.ndim, self.num_classes)
-        result = allocate(self, (*x.shape, self.num_classes), dt.as_dtype(x.dtype))
+        classes = int(self.num_classes)
+        check_bounds(self, (x,), x, x.ndim, classes)
+        result = allocate(self, (*x.shape, classes), dt.as_dtype(x.dtype))
         result[...] = 0
-        flat = result.reshape(x.size, self.num_classes)
+        flat = result.reshape(x.size, classes)
         flat[np.arange(x.size), x.reshape(-1)] = 1
         return result
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from treadle.base.dtype import bool_, float32, int32, int64
 from treadle.base.errors import DTypeError, IndexRangeError, ShapeError
-from treadle.base.guards import data_decide
+from treadle.base.guards import data_decide, require
 from treadle.base.shape import (
     Shape,
     broadcast_shapes,
@@ -25,7 +25,7 @@ from treadle.base.shape import (
     is_static,
     require_equal,
 )
-from treadle.base.symbol import Dim, Expr, maximum, minimum
+from treadle.base.symbol import Dim, Expr, is_identical, less_equal, maximum, minimum
 from treadle.base.types import TensorType
 from treadle.ops.abstract import TypeOperand
 from treadle.ops.gather import Index, IndexUpdate, Nonzero, as_index
@@ -347,14 +347,15 @@ def _choose(x: Operators, plan: _IndexPlan, kept: bool) -> None:
 def _pick(x: Operators, plan: _IndexPlan, at: Dim, axis: int, advanced: bool) -> None:
     """An integer: a cut of length 1 that is dropped, or an index beside arrays."""
     extent = x.type.shape[axis]
-    if isinstance(extent, int) and isinstance(at, int) and not -extent <= at < extent:
-        raise IndexRangeError(
-            "index",
-            f"index {at} is out of range for axis {axis} of size {extent}",
-            saw=str(x.type),
-            hint=f"use {-extent} to {extent - 1}" if extent else "the axis is empty",
-        )
-    if advanced or data_decide(extent):  # A gathered one is looked at when it is known.
+    looked_at_later = advanced or data_decide(extent)  # A gathered one, when it is known.
+    if isinstance(at, int):
+        least = at + 1 if at >= 0 else -at
+        if isinstance(extent, Expr):
+            if not looked_at_later:
+                require(less_equal(least, extent), lambda: _beyond(x, at, axis))
+        elif extent < least:
+            raise _beyond(x, at, axis)
+    if looked_at_later:
         plan.gathered[len(plan.view) - len(plan.dropped)] = x.constant(np.asarray(at, np.int32))
         plan.cuts.append(_WHOLE)
         plan.view.append(extent)
@@ -362,6 +363,16 @@ def _pick(x: Operators, plan: _IndexPlan, at: Dim, axis: int, advanced: bool) ->
     plan.cuts.append(_one_place(at, extent))
     plan.dropped.append(len(plan.view))
     plan.view.append(1)
+
+
+def _beyond(x: Operators, at: int, axis: int) -> IndexRangeError:
+    extent = x.type.shape[axis]
+    return IndexRangeError(
+        "index",
+        f"index {at} is out of range for axis {axis} of size {extent}",
+        saw=str(x.type),
+        hint="the axis is empty" if is_identical(extent, 0) else f"use {-extent} to {extent - 1}",
+    )
 
 
 def _gather(x: Operators, plan: _IndexPlan, item: Any, axis: int) -> int:

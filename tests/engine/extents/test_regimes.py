@@ -32,6 +32,7 @@ from treadle.jit.family import Family
 
 Function = Callable[[mge.Tensor], mge.Tensor]
 LENGTHS = (2, 3, 7, 15, 16, 17, 40, 127, 128, 300)
+RECALL = plans.recall_regime
 CELLS = 3
 """Of these lengths: 2 to 15, 16 to 127, 128 to 1023."""
 
@@ -78,6 +79,13 @@ SHARED: dict[str, tuple[Function, int]] = {
     "table": (lambda x: F.expand_dims(x, 0) - F.expand_dims(x, 1), 3),
     "index": (lambda x: x[F.argmax(x, axis=0)], 3),
     "rows by rows": (lambda x: x[F.arange(x.shape[0], dtype="int32") // 2] * 2, 3),
+    "counted down": (lambda x: x[F.arange(x.shape[0] - 1, -1, -1, dtype="int32")] * 2, 3),
+    "counted down in bytes": (lambda x: F.arange(x.shape[0], 0, -2, dtype="int8"), 3),
+    "counted in halves": (lambda x: F.arange(-x.shape[0], x.shape[0], 3, dtype="float16"), 3),
+    "in steps of n": (lambda x: F.arange(3, x.shape[0] ** 2, x.shape[0] + 1, dtype="int32"), 3),
+    "down in steps of n": (lambda x: F.arange(x.shape[0] ** 2, 0, -x.shape[0]), 3),
+    "filled with n": (lambda x: F.full((x.shape[0], 2), x.shape[0]) + x[:, :2], 3),
+    "one_hot of all": (lambda x: F.one_hot(F.argmax(x.T, 1).astype("int32"), x.shape[0]), 3),
     "one_hot": (lambda x: F.one_hot(F.argmax(x, axis=1).astype("int32"), 4), 3),
     "picked": (lambda x: F.gather(x, 1, F.argmax(x, axis=1).reshape(-1, 1).astype("int32")), 3),
     "two indices": (lambda x: x[F.argmax(x, axis=0), F.argmin(x[:4], axis=1)[:1]], 5),
@@ -495,6 +503,24 @@ def test_programs_for_many_extents_are_explained() -> None:
 
     asking(rows(5))
     assert "the number of n is asked for at " in asking.explain()
+
+
+def test_programs_from_disk_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they ask is asked again, at extents that they serve, which their hints may not be."""
+
+    def reshaped(x: mge.Tensor) -> mge.Tensor:
+        return F.exp(F.reshape(x, (int(x.shape[0]), 2, 2)))
+
+    before = compiled_of(reshaped, check=False)
+    _ = [before(rows(n)) for n in (9, 5)]
+    monkeypatch.setattr(plans, "recall_regime", RECALL)
+    again = compiled_of(reshaped, check=False)
+    _ = [again(rows(n)) for n in (9, 5)]
+    known, found = (f.explain(form="json")["ranges"] for f in (before, again))
+    assert all(p["cached"] for capture in found for p in capture["programs"])
+    for one, other in zip(known, found, strict=True):
+        assert [p["guards"] for p in one["programs"]] == [p["guards"] for p in other["programs"]]
+    assert "n - 9 == 0" in again.explain()
 
 
 def test_sizes_beyond_64_bits_are_an_error_that_names_the_extent() -> None:

@@ -57,6 +57,17 @@ def test_sorting_shares_plans(name: str) -> None:
     assert not family.alone and len(family.regimes) == CELLS
 
 
+@pytest.mark.parametrize("dynamic", [{0: {1: "n"}}, True, None])
+def test_of_lines_with_fewer_than_k_all_are_taken(dynamic: Any) -> None:
+    def most(x: mge.Tensor) -> tuple[mge.Tensor, ...]:
+        return *F.topk(x, 5, descending=True), F.topk(x, -4)[1], F.topk(x, 6, kth_only=True)[0]
+
+    compiled = jit.compile(dynamic=dynamic)(most)
+    for n in (9, 7, 4, 5, 3, 2, 1, 30, 6):
+        for got, want in zip(compiled(rows(n)), most(rows(n)), strict=True):
+            np.testing.assert_array_equal(got.numpy(), want.numpy())
+
+
 def test_the_first_many_of_lines_that_are_hardly_longer() -> None:
     """The list and the bar are chosen where lines of a cell are a few hundred elements long."""
     compiled = jit.compile(dynamic={0: {1: "n"}})(lambda x: F.topk(x, 140, descending=True)[1])

@@ -117,6 +117,7 @@ class OpenProgram:
         self.origin, self.cell = origin, cell
         self.is_recalled = symbolic is None
         self._symbolic = symbolic
+        self._served: tuple[int, ...] | None = None
         self.scheme = scheme = made.scheme
         self._dtypes = [as_dtype(name).numpy for name in made.dtypes]
         evaluator = _evaluator_of(origin)
@@ -142,6 +143,7 @@ class OpenProgram:
             self._work.append(work)
         if made is None:
             return None
+        self._served = extents
         if self.origin.options.check:
             symbolic = self.symbolic(self.named(extents))
             prove(at_extents(symbolic.planned.plan, self.named(extents), made))
@@ -179,7 +181,9 @@ class OpenProgram:
 
     def asked(self) -> list[str]:
         """Conditions on extents that it needs besides those of its graph and its cell."""
-        return list(map(str, self.symbolic(self.cell.hints).guards))
+        # Others of its cell, the hints among them, may have another program, or another capture.
+        served = self.cell.hints if self._served is None else self.named(self._served)
+        return list(map(str, self.symbolic(served).guards))
 
     def planned(self, at: At) -> Stages:
         """The program at certain extents, as far as compile: with numbers for expressions."""
