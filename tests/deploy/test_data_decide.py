@@ -15,9 +15,8 @@ from tests.deploy.test_ranged import dumped, evaluated
 import treadle as mge
 import treadle.functional as F
 import treadle.module as M
-from treadle import jit
 from treadle.base import dtype as dt
-from treadle.base.errors import CheckpointError, CompileError, LoadError, ShapeError, TreadleError
+from treadle.base.errors import CheckpointError, LoadError, ShapeError, TreadleError
 from treadle.base.files import sealed
 from treadle.base.files.container import read_header
 from treadle.base.files.source import open_source
@@ -322,16 +321,6 @@ def test_a_guard_on_extents_of_two_parts_is_looked_at(tmp_path: Path) -> None:
     assert [y.tolist() for y in found] == [[[0], [-2]], [[-1], [-3]]]
     with pytest.raises(ShapeError, match=r"data decide .* nonzero_0 = 3, nonzero_1 = 2"):
         offline.run([np.array([1, -1, 2, -2, 0, 1], np.float32)])
-
-
-def test_what_is_decided_in_loops_is_refused(tmp_path: Path) -> None:
-    def grown(x: Any) -> Any:
-        (y,) = jit.while_loop(lambda y: y.sum() < 9, lambda y: (F.concat([y, x]),), (x,))
-        return y
-
-    model = dumped(grown, tmp_path / "m", x=rows(2, 3, 1))
-    with pytest.raises(CompileError, match="data decide extents in finding_while"):
-        compile_offline(model)
 
 
 # -- damaged files -------------------------------------------------------------------------------

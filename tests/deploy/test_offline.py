@@ -535,7 +535,7 @@ def test_newer_files_are_refused(
     with monkeypatch.context() as patched:
         patched.setattr(native_part, "_WITHOUT_MANY", native_part.SCHEMA + 1)
         path = written(tmp_path, compiled)
-    with pytest.raises(CheckpointError, match="schema 5, this Treadle reads 4") as refused:
+    with pytest.raises(CheckpointError, match="schema 6, this Treadle reads 5") as refused:
         load_offline(path)
     assert "written by treadle" in refused.value.saw
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,6 +14,7 @@ from treadle.backends.native_code import NativeProgram
 from treadle.base.dtype import DType
 from treadle.deploy.c_text import integers
 from treadle.deploy.phases import Compiled
+from treadle.deploy.steps_text import Steps
 from treadle.engine.package.extents import Pattern, Range, Ranges, bound
 from treadle.engine.package.native_part import Gear
 from treadle.engine.package.native_run import extents
@@ -51,7 +52,6 @@ def gear_tables(
     gears, ranges = made.gears, made.ranges
     chosen = {} if ranges is None else dict(ranges.extents)
     phases = made.phases or _only(gears, ranges)
-    known = chosen | {n: span for phase in phases.each for n, span in phase.found.items()}
     codes = [_code(gear) for gear in gears]
     starts = list(accumulate((len(p.words) for p in programs), initial=0))
     places = [p.places + start for p, start in zip(programs, starts, strict=False)]
@@ -59,7 +59,8 @@ def gear_tables(
     patterns = (
         [*ranges.inputs, *ranges.outputs] if ranges is not None else [extents(t) for t in types]
     )
-    values = _Values(phases, gears, patterns[: len(names[0])])
+    steps = Steps(phases, gears, chosen, patterns[: len(names[0])])
+    values = _Values(phases, steps)
     counts = {
         "INPUTS": len(names[0]),
         "OUTPUTS": len(names[1]),
@@ -67,11 +68,13 @@ def gear_tables(
         "PLACES": sum(map(len, places)),
         "GEARS": len(gears),
         "EXTENTS": len(chosen),
-        "KNOWN": len(known),
-        "PHASES": len(phases.each),
-        "VALUES": len(values.axes),
+        "KNOWN": len(steps.known),
+        "PHASES": len(steps.phases),
+        "STEPS": len(steps.rows),
+        "VALUES": phases.values,
+        "DIMS": sum(steps.axes),
         "AXES": sum(map(len, patterns)),
-        "MOST_AXES": max((*values.axes, *map(len, patterns)), default=0),
+        "MOST_AXES": max((*steps.axes, *map(len, patterns)), default=0),
         "BASES": max(p.bases for p in programs),
         "REGISTERS": max(len(code.start) for code in codes),
         "ARENA_BYTES": max(gear.arena for gear in gears),
@@ -80,15 +83,16 @@ def gear_tables(
     lines += [
         integers("program_words", np.concatenate([p.words for p in programs])),
         integers("kernel_places", np.concatenate(places)),
-        *values.tables(patterns, list(known)),
-        _extents(name, known),
+        integers("steps", np.array(steps.rows, np.int64).reshape(-1)),
+        *values.tables(patterns, list(chosen)),
+        _extents(name, steps.known),
         *_tensors(name, "inputs", names[0], phases.dtypes[0], patterns),
         *_tensors(name, "outputs", names[1], phases.dtypes[1], patterns[len(names[0]) :]),
     ]
     rows = []
-    order, spans = list(known), [span for phase in phases.each for span in _spans(phase, known)]
-    for i, (gear, code, own) in enumerate(zip(gears, codes, spans, strict=True)):
-        given = [] if gear.many is None else [order.index(n) for n in gear.many.ranges]
+    owners = [(row, spans) for row in steps.phases for spans in row.phase.spans]
+    for i, (gear, code, (row, own)) in enumerate(zip(gears, codes, owners, strict=True)):
+        given = [] if gear.many is None else [row.numbers[n] for n in gear.many.ranges]
         lines += _gear(i, gear, code, own, given)
         parts = [
             starts[i],
@@ -100,7 +104,7 @@ def gear_tables(
         rows.append(f"  {{{', '.join(map(str, parts))}}},")
     body = "\n".join(rows)
     lines.append(f"static const Gear gears[] = {{\n{body}\n}};")
-    return [*lines, *_phases(phases, len(chosen), order)]
+    return [*lines, *_phases(steps)]
 
 
 def _only(gears: Sequence[Gear], ranges: Ranges | None) -> NativePhases:
@@ -109,9 +113,10 @@ def _only(gears: Sequence[Gear], ranges: Ranges | None) -> NativePhases:
     inputs, outputs = len(first.inputs), len(first.outputs)
     spans = [() if ranges is None else tuple(_own(g, ranges)) for g in gears]
     names = () if ranges is None else tuple(ranges.extents)
-    phase = NativePhase(tuple(range(inputs)), outputs, {}, names, tuple(spans))
+    phase = NativePhase(tuple(range(inputs)), outputs, {}, names, tuple(spans), inputs)
     dtypes = tuple(t.dtype for t in first.inputs), tuple(t.dtype for t in first.outputs)
-    return NativePhases((phase,), tuple(range(inputs, inputs + outputs)), dtypes)
+    results = tuple(range(inputs, inputs + outputs))
+    return NativePhases((phase,), results, dtypes, inputs + outputs)
 
 
 def _own(gear: Gear, ranges: Ranges) -> Iterator[Range]:
@@ -121,42 +126,25 @@ def _own(gear: Gear, ranges: Ranges) -> Iterator[Range]:
     return (many.get(n) or (at[n], at[n]) for n in ranges.extents)
 
 
-def _spans(phase: NativePhase, known: Mapping[str, Range]) -> Iterator[list[Range]]:
-    """Yield for each gear of a phase the ranges of all extents."""
-    for spans in phase.spans:
-        own = dict(zip(phase.extents, spans, strict=True))
-        yield [own.get(name, span) for name, span in known.items()]
-
-
 class _Values:
-    """Values of all phases: bytes of their items, and how many axes they have."""
+    """Values of all phases."""
 
-    def __init__(
-        self, phases: NativePhases, gears: Sequence[Gear], inputs: Sequence[Pattern]
-    ) -> None:
-        self.items = [dtype.itemsize for dtype in phases.dtypes[0]]
-        self.axes = list(map(len, inputs))
-        self._results = phases.results
-        self._told: set[int] = set()
+    def __init__(self, phases: NativePhases, steps: Steps) -> None:
+        self._steps, self._results = steps, phases.results
+        first = phases.first
+        self._told = range(first.first, first.first + first.outputs)
         """Results of the first phase that callers choose the extents of."""
-        at = 0
-        for number, phase in enumerate(phases.each):
-            begin, types = len(self.axes), gears[at].outputs
-            if not number:
-                self._told.update(range(begin, begin + phase.outputs))
-            self.items += [t.dtype.itemsize for t in types]
-            self.axes += [len(t.shape) for t in types]
-            at += len(phase.spans)
 
     def tables(self, patterns: Sequence[Pattern], known: Sequence[str]) -> list[str]:
         """The tables of values and ends.
 
         Args:
             patterns: shapes of the model's inputs and outputs.
-            known: names of extents, by number.
+            known: names of extents that callers choose, by number.
         """
         numbers = {n: -1 - i for i, n in enumerate(known)}
         axes = [d if isinstance(d, int) else numbers.get(d, -1) for p in patterns for d in p]
+        items, counts = self._steps.items, self._steps.axes
         owners = {value: i for i, value in enumerate(self._results)}
         outputs = patterns[len(patterns) - len(self._results) :]
         found = [  # Whether only a run tells its extents.
@@ -166,26 +154,26 @@ class _Values:
         return [
             integers("axes", np.array(axes, np.int64)),
             integers("axes_at", np.array([*accumulate(map(len, patterns), initial=0)], np.int64)),
-            integers("item_bytes", np.array(self.items, np.int64)),
-            integers("value_axes", np.array(self.axes, np.int64)),
-            integers("value_outputs", np.array([owners.get(v, -1) for v in range(len(self.axes))])),
+            integers("item_bytes", np.array(items, np.int64)),
+            integers("value_axes", np.array(counts, np.int64)),
+            integers("value_dims", np.array([*accumulate(counts, initial=0)], np.int64)),
+            integers("value_outputs", np.array([owners.get(v, -1) for v in range(len(counts))])),
             integers("output_values", np.array(self._results, np.int64)),
             integers("output_found", np.array(found, np.int64)),
         ]
 
 
-def _phases(phases: NativePhases, known: int, order: Sequence[str]) -> list[str]:
-    """The tables of phases; of extents in this order `known` are known before the first."""
+def _phases(steps: Steps) -> list[str]:
+    """The tables of phases."""
     lines, rows, gears = [], [], 0
-    for i, phase in enumerate(phases.each):
-        first, _ = phases.ends(i)
-        needs = [order.index(name) for name in phase.extents]
+    for i, row in enumerate(steps.phases):
+        phase = row.phase
         lines.append(integers(f"takes{i}", np.array(phase.inputs, np.int64)))
-        lines.append(integers(f"needs{i}", np.array(needs, np.int64)))
-        ends = f"takes{i}, {len(phase.inputs)}, {first}, {phase.results}"
-        own = f"{len(phase.found)}, needs{i}, {len(needs)}"
-        rows.append(f"  {{{gears}, {len(phase.spans)}, {known}, {ends}, {own}}},")
-        gears, known = gears + len(phase.spans), known + len(phase.found)
+        lines.append(integers(f"needs{i}", np.array(row.needs, np.int64)))
+        ends = f"takes{i}, {len(phase.inputs)}, {phase.first}, {phase.results}"
+        own = f"{row.found}, {len(phase.found)}, needs{i}, {len(row.needs)}"
+        rows.append(f"  {{{gears}, {len(row.gears)}, {ends}, {own}}},")
+        gears += len(row.gears)
     body = "\n".join(rows)
     return [*lines, f"static const Phase phases[] = {{\n{body}\n}};"]
 
@@ -231,8 +219,8 @@ def _gear(
     return [*lines, f"static const Stop stops{i}[] = {{\n{body}\n}};"]
 
 
-def _extents(name: str, known: dict[str, tuple[int, int]]) -> str:
-    rows = [f"  {{{json.dumps(n)}, {low}, {high}}}," for n, (low, high) in known.items()]
+def _extents(name: str, known: Sequence[tuple[str, Range]]) -> str:
+    rows = [f"  {{{json.dumps(n)}, {low}, {high}}}," for n, (low, high) in known]
     body = "\n".join(rows) or '  {"", 0, 0},'
     return f"static const {name}_extent extents_known[] = {{\n{body}\n}};"
 

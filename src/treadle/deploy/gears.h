@@ -18,7 +18,7 @@ typedef struct {
 typedef struct {
   int64_t words;          /* where its words begin */
   int64_t arena;          /* bytes of scratch memory, at most */
-  const int64_t *ranges;  /* least and largest of each extent that its phase knows */
+  const int64_t *ranges;  /* least and largest of each extent that its phase needs */
   const int64_t *given;   /* extents that its code takes, by number */
   int64_t given_count;
   const int64_t *start;   /* registers before evaluation */
@@ -32,14 +32,14 @@ typedef struct {
 } Gear;
 
 /* Programs for all extents that are known by then; data decide those of the next phase. Values have
- * numbers: inputs of the model first, then the results of each phase. */
+ * numbers: inputs of the model first, then the results of each phase, branch and loop. */
 typedef struct {
   int64_t gears, gear_count; /* the first, and how many */
-  int64_t known;             /* how many extents are known before it */
   const int64_t *takes;      /* the values that it takes */
   int64_t inputs;
   int64_t first, results;    /* its results: the first value, and how many */
-  int64_t found;             /* extents that it finds: the last results are rows and their number */
+  int64_t finds, found;      /* extents that it finds: the first, and how many; the last results
+                              * are rows and their number */
   const int64_t *needs;      /* the extents that its programs depend on, by number */
   int64_t need_count;
 } Phase;
@@ -48,10 +48,12 @@ typedef struct {
 extern int64_t NAME_rt_evaluate(const int32_t *, int64_t, int64_t *);
 enum { DONE = -1 };
 
-/* Whether a program serves extents; if so, `tried` holds its numbers. */
-static int serves(const Gear *gear, const int64_t *extents, int64_t known, int64_t *tried, int *wide) {
-  for (int64_t i = 0; i < known; i++)
-    if (extents[i] < gear->ranges[2 * i] || extents[i] > gear->ranges[2 * i + 1]) return 0;
+/* Whether a program of a phase serves extents; if so, `tried` holds its numbers. */
+static int serves(const Phase *phase, const Gear *gear, const int64_t *extents, int64_t *tried, int *wide) {
+  for (int64_t i = 0; i < phase->need_count; i++) {
+    int64_t extent = extents[phase->needs[i]];
+    if (extent < gear->ranges[2 * i] || extent > gear->ranges[2 * i + 1]) return 0;
+  }
   __builtin_memcpy(tried, gear->start, sizeof(int64_t) * (size_t)gear->registers);
   for (int i = 0; i < gear->given_count; i++) tried[i] = extents[gear->given[i]];
   int64_t reached = NAME_rt_evaluate(gear->code.rows, gear->code.count, tried);

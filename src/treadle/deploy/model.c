@@ -212,8 +212,10 @@ struct NAME_model {
   int is_done; /* whether a run has told what data decide */
   char *arena;
   size_t arena_bytes;
-  int64_t values[VALUES + 1]; /* addresses: the caller's, or own memory */
-  size_t nbytes[VALUES + 1];
+  int64_t chosen[EXTENTS + 1];
+  int64_t values[VALUES + 1]; /* addresses: the caller's, or own memory, which may be another's */
+  int64_t dims[DIMS + 1];     /* their extents */
+  size_t nbytes[VALUES + 1];  /* of results: what their program writes */
   void *own[VALUES + 1];
   size_t own_bytes[VALUES + 1];
   NAME_tensor ends[ENDS + 1];
@@ -248,13 +250,16 @@ EXPORT const NAME_extent *NAME_extent_of(int number) {
   return number >= 0 && number < EXTENTS ? extents_known + number : NULL;
 }
 
-static int told(int status, const int64_t *extents, int64_t known, const char *text) {
+/* Say what is wrong at the extents that a phase needs. */
+static int told(int status, const int64_t *extents, const Phase *phase, const char *text) {
   int at = snprintf(message, sizeof message, "NAME: %s", text);
-  for (int64_t i = 0; i < known && at >= 0 && at < (int)sizeof message; i++)
+  for (int64_t i = 0; i < phase->need_count && at >= 0 && at < (int)sizeof message; i++)
     at += snprintf(message + at, sizeof message - (size_t)at, "%s%s = %lld", i ? ", " : " ",
-                   extents_known[i].name, (long long)extents[i]);
+                   extents_known[phase->needs[i]].name, (long long)extents[phase->needs[i]]);
   return status;
 }
+
+static int64_t *dims_of(NAME_model *model, int64_t value) { return model->dims + value_dims[value]; }
 
 /* Begin or end an input or output at these extents; one of another size is to be set again. */
 static void settle_end(NAME_model *model, int number, const int64_t *extents) {
@@ -277,7 +282,7 @@ static void settle_end(NAME_model *model, int number, const int64_t *extents) {
 static void settle(NAME_model *model, const Phase *phase, const Part *part) {
   const int64_t *result = part->gear->results;
   for (int64_t v = phase->first; v < phase->first + phase->results; v++) {
-    int64_t shape[MOST_AXES + 1];
+    int64_t *shape = dims_of(model, v);
     size_t nbytes = (size_t)item_bytes[v];
     for (int64_t axis = 0; axis < value_axes[v]; axis++) {
       shape[axis] = part->registers[*result++];
@@ -288,23 +293,23 @@ static void settle(NAME_model *model, const Phase *phase, const Part *part) {
   }
 }
 
-/* Have a phase serve extents, of which the first are known; where it fails, it is as it was. */
+/* Have a phase serve extents; where it fails, it is as it was. */
 static int choose(NAME_model *model, const Phase *phase, const int64_t *extents) {
   Part *part = model->parts + (phase - phases);
   const Gear *gear = NULL;
   int wide = 0;
   for (int64_t i = 0; i < phase->gear_count && !gear; i++)
-    if (serves(gears + phase->gears + i, extents, phase->known, model->tried, &wide))
+    if (serves(phase, gears + phase->gears + i, extents, model->tried, &wide))
       gear = gears + phase->gears + i;
   if (!gear)
-    return told(NAME_BAD_EXTENT, extents, phase->known,
+    return told(NAME_BAD_EXTENT, extents, phase,
                 wide ? "sizes are beyond 64 bits at" : "the model does not take");
   int64_t peak = model->tried[gear->order_count ? gear->peak : gear->least];
   if (peak < 0 || peak > gear->arena)
-    return told(NAME_NO_MEMORY, extents, phase->known, "more scratch memory than declared is needed at");
+    return told(NAME_NO_MEMORY, extents, phase, "more scratch memory than declared is needed at");
   if (!model->arena || (size_t)peak > model->arena_bytes) {
     char *arena = allocate(&model->core->allocator, (size_t)peak);
-    if (!arena) return told(NAME_NO_MEMORY, extents, phase->known, "there is no scratch memory for");
+    if (!arena) return told(NAME_NO_MEMORY, extents, phase, "there is no scratch memory for");
     release(&model->core->allocator, model->arena, model->arena_bytes);
     model->arena = arena;
     model->arena_bytes = (size_t)peak;
@@ -312,7 +317,7 @@ static int choose(NAME_model *model, const Phase *phase, const int64_t *extents)
   memcpy(part->registers, model->tried, sizeof(int64_t) * (size_t)gear->registers);
   memcpy(part->bases + phase->inputs + phase->results + 3, part->registers + gear->first,
          sizeof(int64_t) * (size_t)(gear->registers - gear->first));
-  memcpy(part->extents, extents, sizeof(int64_t) * (size_t)phase->known);
+  for (int64_t i = 0; i < phase->need_count; i++) part->extents[phase->needs[i]] = extents[phase->needs[i]];
   part->gear = gear;
   settle(model, phase, part);
   return NAME_OK;
@@ -331,6 +336,7 @@ EXPORT int NAME_set_extents(NAME_model *model, const int64_t *extents, size_t co
   int status = choose(model, phases, extents);
   if (status) return status;
   model->is_done = 0;
+  if (count) memcpy(model->chosen, extents, sizeof(int64_t) * count);
   for (int i = 0; i < ENDS; i++) { /* Outputs of later phases are set here if all is known of them. */
     int64_t shape[MOST_AXES + 1];
     if (i >= INPUTS && (output_found[i - INPUTS] || output_values[i - INPUTS] < phases[0].first + phases[0].results))
@@ -338,6 +344,7 @@ EXPORT int NAME_set_extents(NAME_model *model, const int64_t *extents, size_t co
     for (int64_t axis = axes_at[i]; axis < axes_at[i + 1]; axis++)
       shape[axis - axes_at[i]] = axes[axis] >= 0 ? axes[axis] : extents[-1 - axes[axis]];
     settle_end(model, i, shape);
+    if (i < INPUTS) memcpy(dims_of(model, i), shape, sizeof(int64_t) * (size_t)value_axes[i]);
   }
   return NAME_OK;
 }
@@ -533,15 +540,16 @@ static int run_phase(NAME_model *model, const Phase *phase) {
   return run.reached == -1 ? NAME_OK : stopped(part, run.reached);
 }
 
-/* Enter the extents that a phase has found behind those that are known. */
+/* Enter the extents that a phase has found. */
 static int found(NAME_model *model, const Phase *phase, int64_t *extents) {
   for (int64_t i = 0; i < phase->found; i++) {
     int64_t rows = phase->first + phase->results - 2 * (phase->found - i);
-    const NAME_extent *known = extents_known + phase->known + i;
+    const NAME_extent *known = extents_known + phase->finds + i;
     int64_t count = *(const int32_t *)(intptr_t)model->values[rows + 1];
     if (count < known->low || count > known->high)
       return failed(NAME_BAD_EXTENT, "the program finds an extent beyond its range");
-    extents[phase->known + i] = count;
+    extents[phase->finds + i] = count;
+    dims_of(model, rows)[0] = count;
     if (value_outputs[rows] < 0) continue;
     /* The other rows are behind. */
     int number = INPUTS + (int)value_outputs[rows];
@@ -561,21 +569,116 @@ static int is_chosen(const Part *part, const Phase *phase, const int64_t *extent
   return 1;
 }
 
+/* -- branches and loops ---------------------------------------------------------------------------- */
+
+/* Kinds of steps, each with three numbers: values, axes, extents, or the step to go on with. */
+enum {
+  STEP_RUN, STEP_UNLESS, STEP_GO, STEP_UNTIL, STEP_SET, STEP_COPY, STEP_ADD,
+  STEP_READ, STEP_ALIAS, STEP_SWAP, STEP_ENTRY, STEP_SIZE, STEP_BEGIN, STEP_APPEND
+};
+
+static int ran(NAME_model *model, const Phase *phase, int64_t *extents) {
+  Part *part = model->parts + (phase - phases);
+  int status = is_chosen(part, phase, extents) ? NAME_OK : choose(model, phase, extents);
+  if (!status) status = run_phase(model, phase);
+  return status ? status : found(model, phase, extents);
+}
+
+/* Enter an extent that a value has. */
+static int read_extent(int64_t *extents, int64_t number, int64_t extent) {
+  const NAME_extent *known = extents_known + number;
+  extents[number] = extent;
+  if (extent >= known->low && extent <= known->high) return NAME_OK;
+  snprintf(message, sizeof message, "NAME: %s becomes %lld, and the library is for %lld to %lld",
+           known->name, (long long)extent, (long long)known->low, (long long)known->high);
+  return NAME_BAD_EXTENT;
+}
+
+/* Have one value be another one, of as many axes or, where it is an entry of that, of one less. */
+static void alias(NAME_model *model, int64_t value, int64_t of, size_t offset) {
+  int64_t axes_less = value_axes[of] - value_axes[value];
+  model->values[value] = model->values[of] + (int64_t)offset;
+  memcpy(dims_of(model, value), dims_of(model, of) + axes_less, sizeof(int64_t) * (size_t)value_axes[value]);
+}
+
+/* Have a state be what a turn has made, whose memory the next but one writes into. */
+static void swap(NAME_model *model, int64_t state, int64_t made) {
+  void *own = model->own[state];
+  size_t nbytes = model->own_bytes[state];
+  alias(model, state, made, 0);
+  model->own[state] = model->own[made];
+  model->own_bytes[state] = model->own_bytes[made];
+  model->own[made] = own;
+  model->own_bytes[made] = nbytes;
+}
+
+/* Bytes of one entry of a value. */
+static size_t entry_bytes(NAME_model *model, int64_t value) {
+  size_t nbytes = (size_t)item_bytes[value];
+  for (int64_t axis = 1; axis < value_axes[value]; axis++) nbytes *= (size_t)dims_of(model, value)[axis];
+  return nbytes;
+}
+
+/* Have own memory of a value hold so many entries, with those that are there. */
+static int hold(NAME_model *model, int64_t value, int64_t count) {
+  const NAME_allocator *from = &model->core->allocator;
+  size_t needed = entry_bytes(model, value) * (size_t)count, had = model->own_bytes[value];
+  if (!model->own[value] || had < needed) {
+    size_t nbytes = needed > 2 * had ? needed : 2 * had;
+    void *memory = allocate(from, nbytes);
+    if (!memory) return failed(NAME_NO_MEMORY, "there is no memory for what a loop gives");
+    if (had) memcpy(memory, model->own[value], had);
+    release(from, model->own[value], had);
+    model->own[value] = memory;
+    model->own_bytes[value] = nbytes;
+  }
+  model->values[value] = (int64_t)(intptr_t)model->own[value];
+  return NAME_OK;
+}
+
+/* Write an entry of what a loop stacks. */
+static int append(NAME_model *model, int64_t value, int64_t entry, int64_t position) {
+  int status = hold(model, value, position + 1);
+  size_t nbytes = entry_bytes(model, value);
+  if (!status && nbytes)
+    memcpy((char *)model->own[value] + nbytes * (size_t)position, (void *)(intptr_t)model->values[entry], nbytes);
+  return status;
+}
+
+static int run_steps(NAME_model *model, int64_t *extents) {
+  for (int64_t at = 0; at < STEPS;) {
+    const int64_t *step = steps + 4 * at++, a = step[1], b = step[2], c = step[3];
+    int status = NAME_OK;
+    switch (step[0]) {
+      case STEP_RUN: status = ran(model, phases + a, extents); break;
+      case STEP_UNLESS: at = *(const char *)(intptr_t)model->values[a] ? at : b; break;
+      case STEP_GO: at = a; break;
+      case STEP_UNTIL: at = extents[a] < extents[b] ? at : c; break;
+      case STEP_SET: extents[a] = b; break;
+      case STEP_COPY: extents[a] = extents[b]; break;
+      case STEP_ADD: extents[a] += b; break;
+      case STEP_READ: status = read_extent(extents, a, dims_of(model, b)[c]); break;
+      case STEP_ALIAS: alias(model, a, b, 0); break;
+      case STEP_SWAP: swap(model, a, b); break;
+      case STEP_ENTRY: alias(model, a, b, entry_bytes(model, b) * (size_t)extents[c]); break;
+      case STEP_SIZE: dims_of(model, a)[b] = extents[c]; break;
+      case STEP_BEGIN: status = hold(model, a, 0); break;
+      case STEP_APPEND: status = append(model, a, b, extents[c]); break;
+    }
+    if (status) return status;
+  }
+  return NAME_OK;
+}
+
 EXPORT int NAME_run(NAME_model *model) {
   if (!model) return failed(NAME_BAD_ARGUMENT, "run takes a model");
   if (!model->parts->gear) return failed(NAME_BAD_ARGUMENT, "no extents have been set: set_extents");
   for (int i = 0; i < INPUTS; i++)
     if (!model->values[i]) return failed(NAME_BAD_ARGUMENT, "an input has not been set");
   int64_t extents[KNOWN + 1];
-  memcpy(extents, model->parts->extents, sizeof extents);
+  memcpy(extents, model->chosen, sizeof model->chosen);
   model->is_done = 0;
-  for (const Phase *phase = phases; phase < phases + PHASES; phase++) {
-    Part *part = model->parts + (phase - phases);
-    int status = is_chosen(part, phase, extents) ? NAME_OK : choose(model, phase, extents);
-    if (!status) status = run_phase(model, phase);
-    if (!status) status = found(model, phase, extents);
-    if (status) return status;
-  }
-  model->is_done = 1;
-  return NAME_OK;
+  int status = run_steps(model, extents);
+  model->is_done = !status;
+  return status;
 }

@@ -87,7 +87,7 @@ EXPORT(settle) int settle(void) {
   int wide = 0;
   if (!ready) prepare();
   for (int i = 0; i < GEARS && !found; i++)
-    if (serves(gears + i, asked, EXTENTS, tried, &wide)) found = gears + i;
+    if (serves(phases, gears + i, asked, tried, &wide)) found = gears + i;
   if (!found) return wide ? WIDE : UNFIT;
   int64_t peak = tried[found->order_count ? found->peak : found->least], before[AXES + 1];
   uint64_t places[ENDS + 1], at = ((uint64_t)(uintptr_t)&__heap_base + LINE - 1) / LINE * LINE;

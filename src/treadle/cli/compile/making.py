@@ -327,7 +327,7 @@ def _facts(model: Model, found: Read) -> Facts:
         if extents:
             facts["ranges"] = {name: list(ends) for name, ends in extents.items()}
         if part.phases is not None:
-            facts["phases"] = len(part.phases.each)
+            facts["phases"] = len(part.phases.programs)
         facts["programs"] = len(part.gears)
     if found.precision is not None:
         facts["precision"] = found.precision.mode

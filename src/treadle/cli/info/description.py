@@ -192,7 +192,7 @@ def _describe_gears(found: Description, model: Model, part: Described | None) ->
 
 def _taken(model: Model, phases: NativePhases) -> Iterator[tuple[str, list[str]]]:
     """Return for each gear its phase, and names of the values that it takes."""
-    for i, phase in enumerate(phases.each):
+    for i, phase in enumerate(phases.programs):
         names = [model.inputs[n] if n < len(model.inputs) else f"%{n}" for n in phase.inputs]
         yield from [(f"phase {i + 1}, ", names)] * len(phase.spans)
 

@@ -43,11 +43,11 @@ from treadle.engine.package.phases import (
 from treadle.engine.report import Partition
 
 Bytes = bytes | memoryview
-SCHEMA = 4
+SCHEMA = 5
 """Of the entry in the manifest: raised when its meaning changes."""
-_WITHOUT_MANY, _WITHOUT_PHASES = 2, 3
-"""The schemas written where no gear is for many extents, and where there are no phases: older
-readers take them."""
+_WITHOUT_MANY, _WITHOUT_PHASES, _IN_PHASES = 2, 3, 4
+"""The schemas written where no gear is for many extents, where there are no phases, and where no
+branches and loops are between them: older readers take them."""
 _FEW = 16
 """Extents that readers of the schemas before take."""
 MOST_GEARS = 100
@@ -206,8 +206,10 @@ def entry_of(part: NativePart, prefix: str, members: Mapping[str, Array]) -> dic
 
 
 def _schema(part: NativePart) -> int:
-    if part.phases is not None or (part.ranges and len(part.ranges.extents) > _FEW):
+    if part.phases is not None and not part.phases.is_plain:
         return SCHEMA
+    if part.phases is not None or (part.ranges and len(part.ranges.extents) > _FEW):
+        return _IN_PHASES
     return _WITHOUT_MANY if part.ranges is None else _WITHOUT_PHASES
 
 
@@ -345,7 +347,7 @@ def _phases(entry: Any, gears: Sequence[Gear]) -> NativePhases:
         raise ValueError(f"{len(gears)} gears")
     ends = [(len(g.inputs), len(g.outputs)) for g in gears]
     phases = described_phases(entry["phases"], ends, ranges_in(entry["ranges"]["extents"], 0))
-    owned = [names for p in phases.each for names in [set(p.extents)] * len(p.spans)]
+    owned = [names for p in phases.programs for names in [set(p.extents)] * len(p.spans)]
     for gear, names in zip(gears, owned, strict=True):
         if gear.many is not None and not gear.many.ranges.keys() <= names:
             raise ValueError("a gear is for extents that its phase does not have")

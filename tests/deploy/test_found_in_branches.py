@@ -1,0 +1,389 @@
+"""Branches and loops in which data decide extents, in files and in C libraries; lists that grow."""
+
+import ctypes
+import json
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.damage.mutate import places
+from tests.deploy.test_data_decide import PROGRAM, eager, holds, lied, rows, with_c
+from tests.deploy.test_ranged import dumped
+from tests.native import test_growing_loops as growing
+
+import treadle as mge
+import treadle.functional as F
+from treadle import jit
+from treadle.autodiff import GradManager
+from treadle.base.errors import CheckpointError, CompileError, ShapeError, TreadleError
+from treadle.deploy import (
+    compile_offline,
+    compiler_command,
+    load_offline,
+    phases,
+    write_library,
+)
+from treadle.engine.package.models import Runner, write_models
+
+Function = Callable[[Any], tuple[Any, ...]]
+# Every output may have sizes that only a run tells.
+ANY = PROGRAM.replace(
+    PROGRAM[PROGRAM.index("  MUST(net_output(0)->shape") : PROGRAM.index("  for (int turn")], ""
+).replace("    MUST(!net_extents() || !net_get_output(one, 0));\n", "")
+
+
+def several(function: Callable[[Any], Any]) -> Function:
+    def all_of(x: Any) -> tuple[Any, ...]:
+        made = function(x)
+        return tuple(made) if isinstance(made, list | tuple) else (made,)
+
+    return all_of
+
+
+def branched(x: Any) -> tuple[Any, ...]:
+    """What a branch finds leaves it, is computed with, and is a result as it is."""
+    y, z = jit.cond(
+        x.sum() > 0, lambda: (x[x[:, 0] > 0], (x[x[:, 0] > 0] * 2).sum(0)), lambda: (x, x.sum(0))
+    )
+    return y * 2, z, y.sum(0), y
+
+
+def within(x: Any) -> tuple[Any, ...]:
+    """No extent leaves the branch, and nothing is computed ahead of it."""
+    return (jit.cond(x.sum() > 0, lambda: (x[x[:, 0] > 0] * 3).sum(0), lambda: x.sum(0)),)
+
+
+def through(x: Any) -> tuple[Any, ...]:
+    """One branch gives back what goes in, twice."""
+    few = x[x[:, 1] > 0]
+    y, z = jit.cond(x.sum() > 0, lambda: (few, few), lambda: (few[few[:, 0] > 0], few * 2))
+    return y, z, few, y.sum(0) + z.sum(0)
+
+
+def in_turn(x: Any) -> tuple[Any, ...]:
+    """A loop of a known number of turns, in each of which a mask selects; what it stacks."""
+
+    def turn(s: Any, row: Any) -> Any:
+        chosen = row[row > 0]
+        return s + chosen.sum(), (chosen * chosen).sum()
+
+    (last,), (sums,) = jit.scan(turn, (F.zeros(()),), (x,))
+    return last, sums, x[x[:, 0] > 0]
+
+
+def backwards(x: Any) -> tuple[Any, ...]:
+    """The gradient goes through the turns from the last to the first."""
+
+    def turn(s: Any, row: Any) -> Any:
+        chosen = row[row > 0.2]
+        return s * 0.5 + (chosen * chosen).sum(), chosen.sum() * row
+
+    with GradManager().attach([x]) as gm:
+        (last,), (made,) = jit.scan(turn, (F.zeros(()),), (x,))
+        gm.backward(last * last + (made * made).sum())
+    return last, made, x.grad
+
+
+def swapped(x: Any) -> tuple[Any, ...]:
+    """States change places, one stays as it is, and one is another's value before the turn."""
+
+    def turn(i: Any, a: Any, b: Any, fixed: Any, before: Any) -> Any:
+        return i + 1, b, F.concat([a, fixed[:1]]), fixed, i * 2
+
+    start = (mge.tensor(0), x, x * 2, x + 1, mge.tensor(0))
+    return tuple(jit.while_loop(lambda i, *_: i < 5, turn, start))
+
+
+KINDS: dict[str, Function] = {
+    "branched": branched,
+    "within": within,
+    "through": through,
+    "in turn": in_turn,
+    "backwards": backwards,
+    "swapped": swapped,
+    **{
+        f.__name__: several(f)
+        for f in (
+            growing.appended,
+            growing.decoded,
+            growing.filtered,
+            growing.until_it_is_much,
+            growing.last_ones,
+            growing.lagging,
+            growing.apart,
+            growing.limited,
+            growing.scanned,
+            growing.nested,
+            growing.followed,
+            growing.never,
+        )
+    },
+}
+
+
+def ranges_of(is_wide: bool) -> Any:
+    return {"x": [(1, 40), 4]} if is_wide else None
+
+
+def given(is_wide: bool) -> list[Any]:
+    sizes = (1, 2, 3, 17, 40) if is_wide else (24,)
+    return [rows(n, 4, seed) for n in sizes for seed in range(5)]
+
+
+def compiled_file(function: Function, folder: Path, is_wide: bool = False) -> Path:
+    model = dumped(function, folder / "m", x=rows(24, 4, 1))
+    made = compile_offline(model, ranges=ranges_of(is_wide))
+    write_models(folder / "net.tm", [made], "test")
+    return folder / "net.tm"
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_takes_branches_and_loops(kind: str, is_wide: bool, tmp_path: Path) -> None:
+    function = KINDS[kind]
+    offline = load_offline(compiled_file(function, tmp_path, is_wide))
+    for x in given(is_wide):
+        holds(offline.run([x]).values(), eager(function, x))
+    assert not offline._compiled and "treadle.engine.package.models" not in vars(offline)
+
+
+def test_a_session_runs_by_the_code_of_a_file(tmp_path: Path) -> None:
+    function = KINDS["nested"]
+    model = dumped(function, tmp_path / "m", x=rows(24, 4, 1))
+    session = Runner(model.graph, native=compile_offline(model).native)
+    for x in given(False):
+        holds(session([x]), eager(function, x))
+
+
+def test_extents_of_0_and_1(tmp_path: Path) -> None:
+    def grown(x: Any) -> tuple[Any, ...]:
+        few = jit.cond(x.sum() > 0, lambda: x[x[:, 0] > 0], lambda: x[:0])
+        _, more = jit.while_loop(
+            lambda i, s: i < 3, lambda i, s: (i + 1, F.concat([s, few])), (mge.tensor(0), few)
+        )
+        return few, more, F.softmax(more, 1)
+
+    model = dumped(grown, tmp_path / "m", x=rows(24, 4, 1))
+    made = compile_offline(model, ranges={"x": [(0, 40), 4]})
+    write_models(tmp_path / "net.tm", [made], "test")
+    offline = load_offline(tmp_path / "net.tm")
+    for n in (0, 1, 2, 3, 40):
+        for seed in range(5):
+            holds(offline.run([rows(n, 4, seed)]).values(), eager(grown, rows(n, 4, seed)))
+
+
+@with_c
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_library_takes_branches_and_loops(kind: str, is_wide: bool, tmp_path: Path) -> None:
+    function = KINDS[kind]
+    model = dumped(function, tmp_path / "m", x=rows(24, 4, 1))
+    write_library(model, tmp_path, "net", ranges=ranges_of(is_wide))
+    (tmp_path / "all.c").write_text(ANY, encoding="utf-8")
+    flags = ["-I", ".", "-L", ".", "-lnet", f"-Wl,-rpath,{tmp_path}", "-o", "all"]
+    command = [*compiler_command(), "all.c", *flags, "-Wall", "-Wextra", "-Wno-unused", "-Werror"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    cases = given(is_wide)
+    fed = b"".join(np.int64(len(x)).tobytes() + x.tobytes() for x in cases)
+    done = subprocess.run([tmp_path / "all"], input=fed, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told, at = done.stdout, 0
+    for x in cases:
+        for want in eager(function, x):
+            shape = np.frombuffer(told, np.int64, want.ndim, at)
+            assert tuple(shape) == want.shape
+            at += shape.nbytes
+            got = np.frombuffer(told, want.dtype, want.size, at).reshape(want.shape)
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+            at += want.nbytes
+    assert at == len(told)
+
+
+def doubled(x: Any) -> tuple[Any, ...]:
+    return jit.while_loop(lambda y: y.sum() < 999, lambda y: (F.concat([y, y]),), (x,))
+
+
+def test_a_list_that_grows_beyond_what_the_file_is_for(tmp_path: Path) -> None:
+    model = dumped(doubled, tmp_path / "m", x=np.ones((24, 4), np.float32))
+    write_models(tmp_path / "net.tm", [compile_offline(model)], "test")
+    offline = load_offline(tmp_path / "net.tm")
+    with pytest.raises(ShapeError, match=r"finding_while_\d becomes 98304.*for 0 to 65536"):
+        offline.run([np.zeros((24, 4), np.float32)])
+    x = np.full((24, 4), 0.02, np.float32)
+    holds(offline.run([x]).values(), eager(doubled, x))
+
+
+@with_c
+def test_a_list_that_grows_beyond_what_the_library_is_for(tmp_path: Path) -> None:
+    model = dumped(doubled, tmp_path / "m", x=np.ones((24, 4), np.float32))
+    net = ctypes.CDLL(str(write_library(model, tmp_path, "net").library))
+    net.net_error.restype, net.net_get_output.restype = ctypes.c_char_p, ctypes.c_void_p
+    one = ctypes.c_void_p()
+    assert net.net_create(ctypes.byref(one), 1, None) == 0
+    for value, fits in ((0.0, False), (0.02, True), (0.0, False), (1.0, True)):
+        x = np.full((24, 4), value, np.float32)
+        assert net.net_set_input(one, 0, ctypes.c_void_p(x.ctypes.data)) == 0
+        status = net.net_run(one)
+        if not fits:
+            assert status != 0 and net.net_get_output(one, 0) is None
+            assert re.search(rb"becomes 98304, .* for 0 to 65536", net.net_error())
+            continue
+        assert status == 0
+        (want,) = eager(doubled, x)
+        kind = ctypes.POINTER(ctypes.c_float)
+        told = ctypes.cast(net.net_get_output(one, 0), kind)
+        np.testing.assert_array_equal(np.ctypeslib.as_array(told, want.shape), want)
+    net.net_destroy(one)
+
+
+def test_threads_take_their_own_turns(tmp_path: Path) -> None:
+    function = KINDS["nested"]
+    offline = load_offline(compiled_file(function, tmp_path, is_wide=True))
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for i in range(20):
+                x = rows(1 + (number * 5 + i) % 40, 4, i)
+                holds(offline.run([x]).values(), wanted[number, i])
+        except BaseException as error:
+            failures.append(error)
+
+    wanted = {
+        (number, i): eager(function, rows(1 + (number * 5 + i) % 40, 4, i))
+        for number in range(8)
+        for i in range(20)
+    }
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_equal_models_give_equal_files(tmp_path: Path) -> None:
+    model = dumped(KINDS["nested"], tmp_path / "m", x=rows(24, 4, 1))
+    for name in ("a.tm", "b.tm"):
+        write_models(tmp_path / name, [compile_offline(model)], "test")
+    assert (tmp_path / "a.tm").read_bytes() == (tmp_path / "b.tm").read_bytes()
+
+
+def test_gradients_of_loops_whose_turns_are_not_known_are_refused(tmp_path: Path) -> None:
+    def slope(x: Any) -> Any:
+        with GradManager().attach([x]) as gm:
+            (y,) = jit.while_loop(lambda y: y.sum() < 9, lambda y: (F.concat([y, x]),), (x,))
+            gm.backward((y * y).sum())
+        return x.grad
+
+    model = dumped(slope, tmp_path / "m", x=rows(2, 3, 1))
+    with pytest.raises(CompileError, match="data decide extents in finding_while_gradient") as told:
+        compile_offline(model)
+    assert Path(__file__).name in str(told.value)
+
+
+def test_too_many_phases_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phases, "MOST_PHASES", 5)
+    with pytest.raises(CompileError, match="more than 5 phases"):
+        compiled_file(KINDS["nested"], tmp_path)
+
+
+# -- damaged files -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a branch, and a loop that grows and stacks."""
+
+    def both(x: Any) -> tuple[Any, ...]:
+        few = jit.cond(x.sum() > 0, lambda: x[x[:, 0] > 0], lambda: x)
+        (grown,) = jit.while_loop(lambda s: abs(s).sum() < 60, turn, (few,))
+        (last,), (sums,) = jit.scan(selected, (x[0, 0],), (x[:3],))
+        return few, grown, last, sums
+
+    def turn(s: Any) -> Any:
+        return (F.concat([s, F.ones((2, 4))]),)
+
+    def selected(s: Any, row: Any) -> Any:
+        return s + row[row > 0].sum(), row * 2
+
+    return compiled_file(both, tmp_path_factory.mktemp("branches"))
+
+
+class EndlessError(Exception):
+    """A lie has made a loop endless, which a truthful file may have as well."""
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise EndlessError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("other", [-1, 0, 1, 7, "nonzero_0", None, [], [[0, 1]], {}])
+def test_every_number_of_branches_and_loops_may_lie(
+    sound: Path, tmp_path: Path, other: Any
+) -> None:
+    """A file whose steps are described wrongly is refused, or its run is, or it runs."""
+    count = number = refused = 0
+
+    def change(entry: Any) -> None:
+        nonlocal count
+        steps = entry["phases"]["each"]
+        own = [s for s in steps if "branch" in s or "loop" in s]
+        assert len(own) == 3
+        found = [p for s in own for p in places(s)]
+        count = len(found)
+        holder, key = found[number]
+        holder[key] = other
+
+    while not count or number < count:
+        bad = lied(sound, tmp_path / "bad.tm", change)
+        try:
+            with limited(0.5):
+                load_offline(bad, allow_native=True).run([rows(24, 4, 3)])
+        except (TreadleError, EndlessError):
+            refused += 1
+        number += 1
+    assert refused > count // 2
+
+
+def test_steps_are_not_left_out(sound: Path, tmp_path: Path) -> None:
+    length = len(json.loads(json.dumps(load_offline(sound).manifest["phases"]["each"])))
+
+    for number in range(length):
+
+        def change(entry: Any, number: int = number) -> None:
+            del entry["phases"]["each"][number]
+
+        with pytest.raises(CheckpointError, match="damaged"):
+            load_offline(lied(sound, tmp_path / "bad.tm", change), allow_native=True)
+
+
+def test_every_byte_of_the_description_may_be_another(sound: Path, tmp_path: Path) -> None:
+    """The digest of the manifest tells, as does a file that is cut."""
+    raw = sound.read_bytes()
+    start = raw.index(b'"branch') if b'"branch' in raw else raw.index(b"branch")
+    for at in range(start, start + 900, 7):
+        bad = tmp_path / "bad.tm"
+        bad.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
+        with pytest.raises(CheckpointError):
+            load_offline(bad, allow_native=True)
+        bad.write_bytes(raw[:at])
+        with pytest.raises(CheckpointError):
+            load_offline(bad, allow_native=True)
