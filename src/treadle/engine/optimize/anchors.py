@@ -133,7 +133,10 @@ def _read_through(
 
 
 def _read_narrow(groups: Groups, group: NodeGroup, anchor: int, trial: Trial) -> None:
-    """Copy into a product's group what widens an operand, where its kernel does that by itself."""
+    """Copy into a product's group what widens an operand, where its kernel does that by itself.
+
+    Frozen operands, too: programs of several shapes would each keep a wide copy of small weights.
+    """
     node = groups.nodes[anchor]
     if not isinstance(node.op, MatrixProduct):
         return
@@ -141,7 +144,7 @@ def _read_narrow(groups: Groups, group: NodeGroup, anchor: int, trial: Trial) ->
         before = value.producer
         while before is not None and groups.position[before] in group.copies:
             before = before.inputs[0].producer  # A move that the product reads through.
-        if before is None or not is_widening(before) or groups.is_fixed(before):
+        if before is None or not is_widening(before):
             continue
         group.copies.add(groups.position[before])
         if not accepted(groups, group, trial):
