@@ -37,12 +37,14 @@ ROWS = 16
 """Rows of a panel."""
 WORD = 4 * ROWS
 """Bytes of a word of all rows: four levels of each."""
-_CHUNK = 1 << 18
-"""Bytes of a file that are rearranged at a time: they stay in the second cache."""
+_CHUNK = 1 << 20
+"""Bytes of a file that are rearranged at a time: in smaller ones calls of NumPy take their time."""
 _LOOKED_UP = 64
 """Rows that are widened at a time."""
 _THREADS = 4
 """NumPy moves bytes without the interpreter's lock."""
+_SIGNS = 0x80808080
+"""The highest bit of a byte, in every byte of a word."""
 ONES = 0x01010101
 """A byte's lowest bit, in every byte of a word."""
 
@@ -245,10 +247,11 @@ def _fill(target: Array, fields: Fields, layout: PanelLayout) -> None:
         made = pieces[..., :at].reshape(*pieces.shape[:3], -1, ROWS)
         made[...] = np.moveaxis(scales, 1, -1)
     for part in _words(fields, layout):
-        words = np.ascontiguousarray(part).view(np.uint32)
-        wide = words.shape[-1]
+        wide = part.shape[-1]
         made = pieces[..., at : at + wide * WORD].view(np.uint32)
-        made.reshape(*pieces.shape[:3], wide, ROWS)[...] = np.moveaxis(words, 1, -1)
+        made.reshape(*pieces.shape[:3], wide, ROWS)[...] = np.moveaxis(part, 1, -1)
+        if layout.low == 8:
+            made ^= _SIGNS  # signed levels become unsigned
         at += wide * WORD
 
 
@@ -258,8 +261,12 @@ def _numbers(fields: Fields, name: str) -> Array:
     if name in names:
         found: Array = fields[name]
         return found
-    made: Array = np.ldexp(np.float32(1), _powers(fields).clip(*_POWERS)).astype(np.float16)
+    made: Array = _HALF_POWERS[fields["e"]]
     return made
+
+
+_HALF_POWERS = np.ldexp(1.0, (np.arange(256) - 128).clip(*_POWERS)).astype(np.float16)
+"""Scales of doubled values of MXFP4, by their bytes."""
 
 
 def from_panels(name: str, panels: Array, rows: int) -> Array:
@@ -342,49 +349,48 @@ def _levels(layout: PanelLayout, words: Array) -> Array:
 
 
 def _words(fields: Fields, layout: PanelLayout) -> list[Array]:
-    """Low bits of levels, then the high ones: uint8 [..., pieces, bytes] each."""
+    """Low bits of levels, then the high ones: uint32 [panel, row, block, piece, word] each.
+
+    Those of fields of a file are not aligned: NumPy copies them as fast as others.
+    """
     names = fields.dtype.names or ()
-    low = fields["q" if "q" in names else "l"].view(np.uint8)
-    if layout.low == 8:
-        low = low ^ np.uint8(0x80)  # signed levels become unsigned
-    found = [low]
-    if layout.high == 1:
-        found.append(_plane(fields["mask" if "mask" in names else "h"]))
-    elif layout.high:
-        found.append(fields["h"])
-    return [x.reshape(*fields.shape, layout.pieces, -1) for x in found]
+    low = fields["q" if "q" in names else "l"].view(np.uint32)
+    found = [low.reshape(*fields.shape, layout.pieces, -1)]
+    if layout.high:
+        high = fields["mask" if "mask" in names else "h"].view(np.uint32)
+        if layout.high == 1:
+            high = _plane(high)
+        found.append(high.reshape(*fields.shape, layout.pieces, -1))
+    return found
 
 
 def _plane(high: Array) -> Array:
-    """Single bits, bit v of byte b being that of level 4v + b, for every 32 levels.
+    """Single bits, bit v of byte b being that of level 4v + b, for every 32 levels: uint32 [...,
+    words].
 
-    Files have them level by level, or, of 256 levels, bit g of byte l for level 32g + l.
+    Files have them level by level, a word for 32, or eight words, of whose byte l bit g is for
+    level 32g + l.
     """
-    if high.shape[-1] == 4:
-        shifts = np.arange(0, 8, 2, dtype=np.uint32)
-        parts = _SPREAD[high] << shifts
-        return np.bitwise_or.reduce(parts, -1, keepdims=True).view(np.uint8)
-    split = high.reshape(*high.shape[:-1], 8, 4).swapaxes(-1, -2)
-    x = np.ascontiguousarray(split).view(np.uint64)
+    if high.shape[-1] == 1:
+        x = high.copy()
+        for shift, mask in _SPREAD:
+            x ^= (moved := (x >> shift ^ x) & mask)
+            x ^= moved << shift
+        return x
+    x = np.moveaxis(high, -1, 0).copy()  # Word v has bit g of level 32g + 4v + b in its byte b.
     for shift, mask in _TURNS:
-        moved = (x ^ (x >> shift)) & mask
-        x ^= moved ^ (moved << shift)
-    return np.ascontiguousarray(x.view(np.uint8).swapaxes(-1, -2)).reshape(high.shape)
+        low, upper = np.moveaxis(x.reshape(-1, 2, shift, *x.shape[1:]), 1, 0)
+        upper ^= (moved := (low >> shift ^ upper) & mask)
+        low ^= moved << shift
+    return np.moveaxis(x, 0, -1)
 
 
-_SPREAD = np.array(
-    [
-        sum((i >> (4 * v + b) & 1) << (8 * b + v) for v in (0, 1) for b in range(4))
-        for i in range(256)
-    ],
-    np.uint32,
-)
-"""The bits of eight neighboring levels, where a word of planes has those of its first eight."""
-_TURNS = tuple(
-    (np.uint64(shift), np.uint64(mask))
-    for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0xF0F0F0F0))
-)
-"""Exchanges that transpose eight bytes of eight bits (Warren, Hacker's Delight, 7-3)."""
+_SPREAD = (14, 0x0000CCCC), (7, 0x00AA00AA), (2, 0x0C0C0C0C), (1, 0x22222222)
+"""Exchanges of bits of a word; each exchanges two digits of their numbers in base 2."""
+_TURNS = (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)
+"""Exchanges that transpose eight words of eight bits in each byte (Warren, Hacker's Delight,
+7-3).
+"""
 
 
 def _group_bytes(fields: Fields, layout: PanelLayout) -> Array | None:
@@ -392,14 +398,11 @@ def _group_bytes(fields: Fields, layout: PanelLayout) -> Array | None:
     if layout.scales == "none":
         return None
     if "s" not in (fields.dtype.names or ()):
-        found: Array = low_and_high_scales(fields.reshape(-1)).view(np.uint8)
-        return found.reshape(*fields.shape, layout.pieces, -1)
-    packed = fields["s"]
-    flat = packed.reshape(-1, packed.shape[-1])
-    shape = (*fields.shape, layout.pieces, -1)
-    if layout.scales == "bytes":
-        both = [x.reshape(shape) for x in scales_and_minima(flat)]
-        return np.concatenate(both, -1)
-    if packed.shape[-1] == 12:
-        flat = six_bit_scales(flat).view(np.uint8)
-    return flat.view(np.uint8).reshape(shape)
+        found: Array = low_and_high_scales(fields.reshape(-1))
+    elif layout.scales == "bytes":
+        pairs = [x.view(np.uint16) for x in scales_and_minima(fields["s"])]
+        found = np.stack(pairs, -1)  # A piece has two groups.
+    else:
+        found = fields["s"]
+        found = six_bit_scales(found) if found.shape[-1] == 12 else found
+    return found.view(np.uint8).reshape(*fields.shape, layout.pieces, -1)

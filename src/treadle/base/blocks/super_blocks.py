@@ -15,6 +15,8 @@ from treadle.base.blocks.layout import BlockFormat, Bytes, Fields, Floats
 from treadle.base.blocks.small import IQ4_VALUES, wide
 
 ELEMENTS = 256
+_NIBBLES, _SIXES = 0x0F0F0F0F, 0x3F3F3F3F
+"""Four and six bits in every byte of a word."""
 
 
 def _scaled(scales: Floats, q: Any) -> Floats:
@@ -34,13 +36,22 @@ def decode_q2_k(blocks: Fields) -> Floats:
     return numbers.reshape(-1, ELEMENTS)
 
 
+def _three_words(packed: Bytes) -> NDArray[np.uint32]:
+    """Twelve bytes as words: uint32 [3, ...] of uint8 [..., 12]."""
+    return np.moveaxis(packed.view(np.uint32), -1, 0).copy()
+
+
 def six_bit_scales(packed: Bytes) -> NDArray[np.int8]:
-    """Scales of Q3_K, 6 bits less 32: int8 [n, 16] of uint8 [n, 12].
+    """Scales of Q3_K, 6 bits less 32: int8 [..., 16] of uint8 [..., 12].
 
     The lower 4 bits are the nibbles of 8 bytes, the upper 2 follow in 4 bytes.
     """
-    s = unpack(packed[:, :8], 4) | (unpack(packed[:, 8:], 2) << np.uint8(4))
-    scales: NDArray[np.int8] = s.astype(np.int8) - np.int8(32)
+    *low, high = _three_words(packed)
+    parts = [
+        low[i % 2] >> 4 * (i // 2) & _NIBBLES | (high >> 2 * i & 0x03030303) << 4 for i in range(4)
+    ]
+    scales: NDArray[np.int8] = np.stack(parts, -1).view(np.int8)
+    scales -= np.int8(32)
     return scales
 
 
@@ -56,15 +67,15 @@ def decode_q3_k(blocks: Fields) -> Floats:
 
 
 def scales_and_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """Scales and minima of Q4_K and Q5_K: 6 bits each, uint8 [n, 8] of uint8 [n, 12].
+    """Scales and minima of Q4_K and Q5_K: 6 bits each, uint8 [..., 8] of uint8 [..., 12].
 
     The first four of each are the lower 6 bits of bytes 0 to 3 and 4 to 7. Of the other four, bytes
     8 to 11 hold the lower 4 bits as nibbles, and the upper 2 bits of bytes 0 to 7 the upper ones.
     """
-    first, second, nibbles = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales = [first & 63, (nibbles & 15) | ((first >> 2) & 48)]
-    minima = [second & 63, (nibbles >> 4) | ((second >> 2) & 48)]
-    return np.concatenate(scales, axis=1), np.concatenate(minima, axis=1)
+    first, second, nibbles = _three_words(packed)
+    scales = first & _SIXES, nibbles & _NIBBLES | first >> 2 & 0x30303030
+    minima = second & _SIXES, nibbles >> 4 & _NIBBLES | second >> 2 & 0x30303030
+    return np.stack(scales, -1).view(np.uint8), np.stack(minima, -1).view(np.uint8)
 
 
 def _decode_k45(blocks: Fields, q: Any) -> Floats:
