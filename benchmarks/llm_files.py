@@ -6,8 +6,10 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
+from treadle.base.array import Array
 from treadle.base.blocks import FORMATS, BlockTensor
 from treadle.llm.files.gguf_writer import PlannedTensor, write_gguf
 
@@ -39,11 +41,15 @@ SHAPES = {
     "smollm2-135m": Shape("llama", 576, 1536, 30, 9, 3, 64, 49152, 1e5, 1e-5),
 }
 CONTEXT = 8192
+PLAIN = {"BF16": np.dtype(ml_dtypes.bfloat16)}
+KINDS = (*FORMATS, *PLAIN)
+"""What matrices may be stored as."""
 
 
 def write(path: Path, name: str, format: str, seed: int = 0) -> None:
-    """A file of `name`'s extents; the embedding and the head have 8 bits, norms 32."""
+    """A file of `name`'s extents; beside blocks, embedding and head have 8 bits, norms 32."""
     shape, rng = SHAPES[name], np.random.default_rng(seed)
+    table = format if format in PLAIN else "Q8_0"
     made: list[PlannedTensor] = []
 
     def plain(key: str, size: int, mean: float = 1.0) -> None:
@@ -51,15 +57,18 @@ def write(path: Path, name: str, format: str, seed: int = 0) -> None:
         made.append(PlannedTensor(key, (size,), np.dtype(np.float32), lambda: values))
 
     def matrix(key: str, rows: int, columns: int, kind: str = format) -> None:
-        number = len(made)
+        number, form = len(made), PLAIN.get(kind) or FORMATS[kind]
 
-        def make() -> BlockTensor:
-            return _blocks(kind, rows, columns, np.random.default_rng((seed, number)))
+        def make() -> BlockTensor | Array:
+            rng = np.random.default_rng((seed, number))
+            if kind in PLAIN:
+                return (0.02 * rng.standard_normal((rows, columns), np.float32)).astype(PLAIN[kind])
+            return _blocks(kind, rows, columns, rng)
 
-        made.append(PlannedTensor(key, (rows, columns), FORMATS[kind], make))
+        made.append(PlannedTensor(key, (rows, columns), form, make))
 
     wide, narrow = shape.heads * shape.head, shape.kv_heads * shape.head
-    matrix("token_embd.weight", shape.vocabulary, shape.hidden, "Q8_0")
+    matrix("token_embd.weight", shape.vocabulary, shape.hidden, table)
     for i in range(shape.layers):
         at = f"blk.{i}"
         plain(f"{at}.attn_norm.weight", shape.hidden)
@@ -77,7 +86,7 @@ def write(path: Path, name: str, format: str, seed: int = 0) -> None:
         matrix(f"{at}.ffn_down.weight", shape.hidden, shape.inner)
     plain("output_norm.weight", shape.hidden)
     if not shape.tied:
-        matrix("output.weight", shape.vocabulary, shape.hidden, "Q8_0")
+        matrix("output.weight", shape.vocabulary, shape.hidden, table)
     write_gguf(path, _metadata(name, shape), made)
 
 
@@ -141,7 +150,7 @@ def _byte_symbols() -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=SHAPES)
-    parser.add_argument("format", choices=FORMATS)
+    parser.add_argument("format", choices=KINDS)
     parser.add_argument("path", type=Path)
     given = parser.parse_args()
     write(given.path, given.name, given.format)
