@@ -16,7 +16,7 @@ from treadle.base import dtype as dt
 from treadle.base.errors import IndexRangeError
 from treadle.base.types import TensorType
 from treadle.engine.execute import Executor
-from treadle.engine.execute.arenas import LARGE, SHARED
+from treadle.engine.execute.arenas import LARGE, SHARED, rest
 from treadle.engine.options import Options
 from treadle.engine.pipeline import Stages
 from treadle.graph.builder import trace_body
@@ -63,6 +63,16 @@ def operand(rows: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 def right(found: list[Any], x: np.ndarray[Any, Any]) -> bool:
     return np.allclose(found[0], x @ Y @ Y @ Y, rtol=1e-3, atol=1e-3)
+
+
+def test_who_rests_has_none_until_the_next_run() -> None:
+    program = products(1024)
+    for seed in (0, 1):
+        x = operand(1024, seed)
+        assert right(program.run([x, Y]), x)
+        assert len(free()) == 1
+        rest()
+        assert free() == []
 
 
 def test_programs_that_take_turns_have_one_arena_of_the_largest() -> None:

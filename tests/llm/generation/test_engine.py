@@ -41,6 +41,18 @@ def test_company_changes_nothing(places):
         assert found[i] == expected(prompt, 4 + i)
 
 
+def test_scratch_memory_goes_when_all_have_ended(monkeypatch):
+    rests = []
+    monkeypatch.setattr("treadle.llm.generation.engine.rest", lambda: rests.append(1))
+    engine = Engine(Counting(), 2)
+    long, short, waiting = (engine.submit([3, 4], Options(max_tokens=n)) for n in (9, 2, 3))
+    assert answer(short) == expected([3, 4], 2) and not rests
+    assert answer(waiting) == expected([3, 4], 3) and not rests
+    assert answer(long) == expected([3, 4], 9) and len(rests) == 1
+    engine.submit([5], Options(max_tokens=4)).cancel()
+    assert len(rests) == 2
+
+
 def test_threads_share_the_steps():
     engine = Engine(Counting(), 3)
     prompts = [[i, 2 * i, 5] for i in range(8)]

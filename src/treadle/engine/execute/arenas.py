@@ -6,7 +6,7 @@ import contextlib
 import weakref
 
 from treadle.base.observer import recording
-from treadle.runtime.host import HostBuffer, address, memory
+from treadle.runtime.host import HostBuffer, address, give_back, memory
 
 _SPARE = 8
 """An arena has this part more than was asked for, so that it serves extents that grow."""
@@ -77,11 +77,19 @@ class Arenas:
         """Take back an arena that nobody uses any more."""
         self._free.append(arena)
 
-    def clear(self) -> None:
-        """Give back what nobody uses."""
+    def clear(self) -> bool:
+        """Give back what nobody uses; whether that was anything."""
+        there = bool(self._free)
         self._free.clear()
+        return there
 
 
 SHARED = Arenas()
 """Large arenas of programs whose extents are fixed: the widths of a model, training and evaluation
 take turns."""
+
+
+def rest() -> None:
+    """Give the system the large arenas that nobody uses: no program runs for a while."""
+    if SHARED.clear():
+        give_back()

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.errors import IndexRangeError, ShapeError, TreadleError
+from treadle.engine.execute.arenas import rest
 from treadle.llm.generation.drafts import MOST, STEPS, Drafter, Lookup, Proposer, filled
 from treadle.llm.generation.forms import AnswerForm
 from treadle.llm.generation.options import Options
@@ -319,6 +320,8 @@ class Engine:
             self._waiting.remove(generation)
         if generation.place >= 0:
             self._places[generation.place].leave()
+        if not self._waiting and not self._places.used:
+            rest()  # Scratch memory of a long prompt, which nobody may ask for soon.
 
 
 def _adapters(places: Sequence[Place], rows: int) -> list[int] | None:
