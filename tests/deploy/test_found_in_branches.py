@@ -22,7 +22,9 @@ import treadle as mge
 import treadle.functional as F
 from treadle import jit
 from treadle.autodiff import GradManager
+from treadle.base import dtype as dt
 from treadle.base.errors import CheckpointError, CompileError, ShapeError, TreadleError
+from treadle.base.types import TensorType
 from treadle.deploy import (
     compile_offline,
     compiler_command,
@@ -30,7 +32,10 @@ from treadle.deploy import (
     phases,
     write_library,
 )
-from treadle.engine.package.models import Runner, write_models
+from treadle.engine.package.models import Model, Runner, write_models
+from treadle.graph.builder import trace_body
+from treadle.ops.elementwise import Neg
+from treadle.ops.gather import Counted
 
 Function = Callable[[Any], tuple[Any, ...]]
 # Every output may have sizes that only a run tells.
@@ -65,6 +70,17 @@ def through(x: Any) -> tuple[Any, ...]:
     few = x[x[:, 1] > 0]
     y, z = jit.cond(x.sum() > 0, lambda: (few, few), lambda: (few[few[:, 0] > 0], few * 2))
     return y, z, few, y.sum(0) + z.sum(0)
+
+
+def appended(x: Any) -> tuple[Any, ...]:
+    """A branch in which nothing is decided, but which of two extents its result has."""
+    few = x[x[:, 0] > 0]
+
+    def turn(i: Any, s: Any) -> Any:
+        return i + 1, jit.cond(s.sum() > 0, lambda: F.concat([s, few]), lambda: s)
+
+    _, grown = jit.while_loop(lambda i, s: i < 4, turn, (mge.tensor(0), few))
+    return grown, jit.cond(x.sum() > 0, lambda: F.concat([few, few]), lambda: few)
 
 
 def in_turn(x: Any) -> tuple[Any, ...]:
@@ -105,6 +121,7 @@ KINDS: dict[str, Function] = {
     "branched": branched,
     "within": within,
     "through": through,
+    "appends": appended,
     "in turn": in_turn,
     "backwards": backwards,
     "swapped": swapped,
@@ -204,6 +221,63 @@ def test_a_library_takes_branches_and_loops(kind: str, is_wide: bool, tmp_path: 
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
             at += want.nbytes
     assert at == len(told)
+
+
+def counted(folder: Path) -> Path:
+    """A file of a model that counts to a number."""
+    graph = trace_body(lambda n: Neg()(Counted()(n)), [TensorType(dt.int64, ())])
+    write_models(folder / "n.tm", [compile_offline(Model(graph, ("n",), ("y",)))], "test")
+    return folder / "n.tm"
+
+
+def test_a_number_is_an_extent(tmp_path: Path) -> None:
+    offline = load_offline(counted(tmp_path))
+    for n in (5, 0, 1, -3, 65536):
+        (found,) = offline.run([np.int64(n)]).values()
+        np.testing.assert_array_equal(found, -np.arange(max(n, 0)))
+    with pytest.raises(ShapeError, match="counted_0 becomes 65537"):
+        offline.run([np.int64(65537)])
+
+
+@with_c
+def test_a_number_is_an_extent_of_a_library(tmp_path: Path) -> None:
+    graph = trace_body(lambda n: Neg()(Counted()(n)), [TensorType(dt.int32, ())])
+    made = write_library(Model(graph, ("n",), ("y",)), tmp_path, "net")
+    net = ctypes.CDLL(str(made.library))
+    net.net_error.restype, net.net_get_output.restype = ctypes.c_char_p, ctypes.c_void_p
+    one = ctypes.c_void_p()
+    assert net.net_create(ctypes.byref(one), 1, None) == 0
+    for n in (5, 0, 70_000, 1, -3, 1000):
+        x = np.array(n, np.int32)
+        net.net_set_input(one, 0, ctypes.c_void_p(x.ctypes.data))
+        status = net.net_run(one)
+        assert (status == 0) == (n <= 65536), net.net_error()
+        if not status and n > 0:
+            told = ctypes.cast(net.net_get_output(one, 0), ctypes.POINTER(ctypes.c_int32))
+            np.testing.assert_array_equal(np.ctypeslib.as_array(told, (n,)), -np.arange(n))
+    net.net_destroy(one)
+
+
+def test_rows_of_which_only_the_number_is_read(tmp_path: Path) -> None:
+    """What finds an extent stays, though nothing reads its rows."""
+
+    def numbers(x: Any) -> tuple[Any, ...]:
+        return F.ones((1,)) * x[x[:, 0] > 0].shape[0], x.sum()
+
+    offline = load_offline(compiled_file(numbers, tmp_path))
+    for x in given(False):
+        holds(offline.run([x]).values(), eager(numbers, x))
+
+
+def test_an_index_into_nothing_is_refused_when_there_is_nothing(tmp_path: Path) -> None:
+    def first(x: Any) -> tuple[Any, ...]:
+        return (x[x[:, 0] > 0][0],)
+
+    offline = load_offline(compiled_file(first, tmp_path))
+    x = rows(24, 4, 2)
+    holds(offline.run([x]).values(), eager(first, x))
+    with pytest.raises(TreadleError, match=r"data decide|out of range"):
+        offline.run([-abs(x)])
 
 
 def doubled(x: Any) -> tuple[Any, ...]:
@@ -358,6 +432,28 @@ def test_every_number_of_branches_and_loops_may_lie(
             with limited(0.5):
                 load_offline(bad, allow_native=True).run([rows(24, 4, 3)])
         except (TreadleError, EndlessError):
+            refused += 1
+        number += 1
+    assert refused > count // 2
+
+
+@pytest.mark.parametrize("other", [-1, 0, 1, 2, 10**6, "x", "counted_0", None, [], [[0, 1]], {}])
+def test_every_number_of_a_count_may_lie(tmp_path: Path, other: Any) -> None:
+    made, count, number, refused = counted(tmp_path), 0, 0, 0
+
+    def change(entry: Any) -> None:
+        nonlocal count
+        (step,) = (s for s in entry["phases"]["each"] if "count" in s)
+        found = list(places(step))
+        count = len(found)
+        holder, key = found[number]
+        holder[key] = other
+
+    while not count or number < count:
+        try:
+            bad = lied(made, tmp_path / "bad.tm", change)
+            load_offline(bad, allow_native=True).run([np.int64(7)])
+        except TreadleError:
             refused += 1
         number += 1
     assert refused > count // 2

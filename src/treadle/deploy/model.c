@@ -574,7 +574,7 @@ static int is_chosen(const Part *part, const Phase *phase, const int64_t *extent
 /* Kinds of steps, each with three numbers: values, axes, extents, or the step to go on with. */
 enum {
   STEP_RUN, STEP_UNLESS, STEP_GO, STEP_UNTIL, STEP_SET, STEP_COPY, STEP_ADD,
-  STEP_READ, STEP_ALIAS, STEP_SWAP, STEP_ENTRY, STEP_SIZE, STEP_BEGIN, STEP_APPEND
+  STEP_READ, STEP_ALIAS, STEP_SWAP, STEP_ENTRY, STEP_SIZE, STEP_BEGIN, STEP_APPEND, STEP_COUNT
 };
 
 static int ran(NAME_model *model, const Phase *phase, int64_t *extents) {
@@ -645,6 +645,22 @@ static int append(NAME_model *model, int64_t value, int64_t entry, int64_t posit
   return status;
 }
 
+/* Numbers from 0 on, as many as a value says, which is an extent. */
+static int count(NAME_model *model, int64_t value, int64_t of, int64_t *extents, int64_t number) {
+  const void *given = (const void *)(intptr_t)model->values[of];
+  int is_wide = item_bytes[value] == 8;
+  int64_t many = is_wide ? *(const int64_t *)given : *(const int32_t *)given;
+  int status = read_extent(extents, number, many > 0 ? many : 0);
+  if (!status) status = hold(model, value, extents[number]);
+  if (status) return status;
+  dims_of(model, value)[0] = extents[number];
+  for (int64_t i = 0; i < extents[number]; i++) {
+    if (is_wide) ((int64_t *)model->own[value])[i] = i;
+    else ((int32_t *)model->own[value])[i] = (int32_t)i;
+  }
+  return NAME_OK;
+}
+
 static int run_steps(NAME_model *model, int64_t *extents) {
   for (int64_t at = 0; at < STEPS;) {
     const int64_t *step = steps + 4 * at++, a = step[1], b = step[2], c = step[3];
@@ -664,6 +680,7 @@ static int run_steps(NAME_model *model, int64_t *extents) {
       case STEP_SIZE: dims_of(model, a)[b] = extents[c]; break;
       case STEP_BEGIN: status = hold(model, a, 0); break;
       case STEP_APPEND: status = append(model, a, b, extents[c]); break;
+      case STEP_COUNT: status = count(model, a, b, extents, c); break;
     }
     if (status) return status;
   }

@@ -26,6 +26,7 @@ from treadle.engine.package.native_run import extents
 from treadle.engine.package.phases import (
     MOST_PHASES,
     NativeBranch,
+    NativeCount,
     NativeLoop,
     NativePhase,
     NativePhases,
@@ -39,6 +40,7 @@ from treadle.graph.analysis import changing_in, found_by, has_effect
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.ir import Graph, Node, Value, lone_symbol, symbols_in
 from treadle.ops.control import Cond, FindingWhile, FindingWhileGradient, Scan, While
+from treadle.ops.gather import Counted
 from treadle.ops.op import Op
 from treadle.ops.transfer import Identity
 
@@ -278,13 +280,21 @@ class _Cut:
     # -- branches and loops ------------------------------------------------------------------------
 
     def _controlled(self, node: Node) -> NativeStep:
-        """A branch or loop in which data decide extents."""
+        """A branch or loop in which data decide extents, or a number that is one."""
         op = node.op
         if isinstance(op, Cond):
             return self._branch(node, op)
+        if isinstance(op, Counted):
+            return self._counted(node)
         if isinstance(op, Scan | While | FindingWhile) and not isinstance(op, FindingWhileGradient):
             return self._loop(node, op)
         raise self._refusal(node, "which is compiled as it runs")
+
+    def _counted(self, node: Node) -> NativeStep:
+        (number,), made = self.places(node.inputs), self._made.numbers(1)
+        self._known.places[node.output] = made.start
+        found = self._read(node, made, dict.fromkeys(_places_in(node), (0, MOST_GROWN)), grown=True)
+        return NativeCount(number, found, made.start)
 
     def _refusal(self, node: Node, why: str) -> CompileError:
         error = CompileError(
@@ -442,12 +452,18 @@ def _with_own_outputs(graph: Graph, count: int | None = None, *, is_state: bool 
     for i, value in enumerate(graph.outputs):
         given = inside[value]
         stays = is_state and i < len(graph.inputs) and value is graph.inputs[i]
-        by = value.producer
-        if i < own and not stays and (value in seen or (by is not None and finds_inside(by))):
+        if i < own and not stays and (value in seen or _is_between(value.producer)):
             given = builder.add(Identity(), (given,), (), None, "").output
         seen.add(value)
         builder.output(builder.operand(given))
     return builder.build()
+
+
+def _is_between(node: Node | None) -> bool:
+    """Return whether a node is a step between phases."""
+    if node is None or not (found_by(node) or finds_inside(node)):
+        return False
+    return node.op.bounded(tuple([v.type for v in node.inputs])) is None
 
 
 __all__ = ["Compiled", "compiled"]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from treadle.backends.program import Program, ShippingCompiler
 from treadle.base.arithmetic import ExpressionWriter, evaluate_all
-from treadle.base.errors import CompileError, ShapeError, TreadleError
+from treadle.base.errors import CompileError, IndexRangeError, ShapeError, TreadleError
 from treadle.base.extent import Symbol
 from treadle.base.guards import deciding
 from treadle.base.symbol import Dim, Relation, evaluate, extent_of, symbol, symbols_of
@@ -324,19 +324,27 @@ class Maker:
         if not given.ranges:
             return [Made(*self.fixed(given.graph), {})]
         found: list[Made] = []
+        wrong: IndexRangeError | None = None
         for part, points, numbers in _by_ones(given):
-            if part.ranges:
-                made = self._covering(part, points, MOST_GEARS - len(found))
-            else:
-                made = [Made(*self.fixed(part.graph), {})]
+            try:
+                made = self._made(part, points, MOST_GEARS - len(found))
+            except IndexRangeError as error:  # An index that is a constant, into nothing for one.
+                wrong = error
+                continue
             for m in made:
                 spans = {**numbers, **m.spans}
                 found.append(replace(m, spans={name: spans[name] for name in given.ranges}))
         if not found:
-            raise ShapeError(
+            raise wrong or ShapeError(
                 "ranges", "the model takes no extents of these ranges", saw=_listed(given.ranges)
             )
         return found
+
+    def _made(self, part: Opened, points: Points, most: int) -> list[Made]:
+        """The programs of a part with its smallest extents as numbers."""
+        if part.ranges:
+            return self._covering(part, points, most)
+        return [Made(*self.fixed(part.graph), {})]
 
     def fixed(self, graph: Graph) -> tuple[Gear, Program]:
         """The program for one set of shapes.

@@ -13,6 +13,7 @@ from treadle.engine.package.extents import Pattern, Range
 from treadle.engine.package.native_part import Gear
 from treadle.engine.package.phases import (
     NativeBranch,
+    NativeCount,
     NativeLoop,
     NativePhase,
     NativePhases,
@@ -21,7 +22,8 @@ from treadle.engine.package.phases import (
     Read,
 )
 
-RUN, UNLESS, GO, UNTIL, SET, COPY, ADD, READ, ALIAS, SWAP, ENTRY, SIZE, BEGIN, APPEND = range(14)
+RUN, UNLESS, GO, UNTIL, SET, COPY, ADD, READ = range(8)
+ALIAS, SWAP, ENTRY, SIZE, BEGIN, APPEND, COUNT = range(8, 15)
 """Kinds of rows, as `model.c` has them."""
 _MOST = 2**62
 
@@ -93,6 +95,8 @@ class Steps:
                 self._phase(step, numbers)
             elif isinstance(step, NativeBranch):
                 self._branch(step, numbers)
+            elif isinstance(step, NativeCount):
+                self._counted(step, numbers)
             else:
                 self._loop(step, numbers)
 
@@ -129,6 +133,12 @@ class Steps:
                 jump[2] = len(self.rows)
         behind[1] = len(self.rows)
         self._read(step.found, numbers)
+
+    def _counted(self, step: NativeCount, numbers: dict[str, int]) -> None:
+        self.items[step.first], self.axes[step.first] = self.items[step.number], 1
+        ((name, span),) = step.found.ranges.items()
+        numbers[name] = self._extent(name, span)
+        self._emit(COUNT, step.first, step.number, numbers[name])
 
     def _loop(self, step: NativeLoop, numbers: dict[str, int]) -> None:
         inside = dict(numbers)

@@ -18,6 +18,7 @@ from treadle.base.types import TensorType
 from treadle.graph.ir import Graph, Node, Value, regions_of, symbols_in
 from treadle.ops.check import CheckIndices
 from treadle.ops.collective import Collective
+from treadle.ops.constant import Constant
 from treadle.ops.control import FindingWhile
 from treadle.ops.custom import Custom, RuntimeBlob
 from treadle.ops.elementwise import Cast
@@ -126,8 +127,15 @@ def is_opaque(op: Op) -> bool:
     return isinstance(op, (Custom, RuntimeBlob)) or has_effect(op)
 
 
-def live_nodes(graph: Graph) -> set[Node]:
-    """The nodes with effects, and those that they or some output depend on."""
+def live_nodes(graph: Graph, *, deciding: bool = False) -> set[Node]:
+    """The nodes with effects, and those that they or some output depend on.
+
+    Args:
+        graph: the same.
+        deciding: those as well on which only extents depend, where data may decide some.
+    """
+    found = reversed(graph.nodes) if deciding else ()
+    deciders = {s.name: n for n in found for s in found_by(n)}
     live: set[Node] = set()
     waiting = [v.producer for v in graph.outputs]
     waiting += [n for n in graph.nodes if has_effect(n.op)]
@@ -136,6 +144,7 @@ def live_nodes(graph: Graph) -> set[Node]:
         if node is not None and node not in live:
             live.add(node)
             waiting += [v.producer for v in node.inputs]
+            waiting += [deciders.get(s.name) for s in mentioned_by(node)] if deciders else []
     return live
 
 
@@ -150,6 +159,16 @@ def found_by(node: Node) -> tuple[Symbol, ...]:
     given |= {s.name for s in symbols_in(tuple(node.op.attributes.values()))}
     made = (s for v in node.outputs for s in symbols_in(v.type) if s.name not in given)
     return tuple(dict.fromkeys(made))
+
+
+def mentioned_by(node: Node) -> tuple[Symbol, ...]:
+    """Extents in the types and attributes of a node, but for those that are found inside of it."""
+    types = tuple([v.type for v in (*node.inputs, *node.outputs)])
+    attributes = () if type(node.op) is Constant else tuple(node.op.attributes.values())
+    found = symbols_in((*types, *attributes))
+    inside = {name for region in regions_of(node.op) for name in found_in(region)}
+    inside.update(s.name for s in changing_in(node))
+    return tuple([s for s in found if s.name not in inside]) if inside else found
 
 
 def changing_in(node: Node) -> tuple[Symbol, ...]:

@@ -33,7 +33,7 @@ class DeadCode:
     def __call__(self, graph: Graph, /) -> Graph:
         """The graph without dead nodes."""
         graph = map_regions(graph, self)
-        live = live_nodes(graph)
+        live = live_nodes(graph, deciding=True)
         if len(live) == len(graph.nodes):
             return graph
         return graph.with_nodes((n for n in graph.nodes if n in live), graph.outputs)

@@ -188,16 +188,17 @@ def inference_graph(
         else:
             raise TypeError(f"{source!r} is not an input of a model")
         values[value] = made
-    live = live_nodes(old)
+    live = live_nodes(old, deciding=True)
     kept = [node for node in old.nodes if node in live]
-    for node, names in zip(kept, _names(kept), strict=True):
-        made_node = remake(node, node.op, tuple(values[v] for v in node.inputs))
-        made_node = with_types(
-            Node(node.op, made_node.inputs, node.loc, names, node.group),
-            tuple(v.type for v in made_node.outputs),
-        )
-        nodes.append(made_node)
-        values.update(zip(node.outputs, made_node.outputs, strict=True))
+    with recording_guards():  # Those of the capture stay.
+        for node, names in zip(kept, _names(kept), strict=True):
+            made_node = remake(node, node.op, tuple(values[v] for v in node.inputs))
+            made_node = with_types(
+                Node(node.op, made_node.inputs, node.loc, names, node.group),
+                tuple(v.type for v in made_node.outputs),
+            )
+            nodes.append(made_node)
+            values.update(zip(node.outputs, made_node.outputs, strict=True))
     outputs = tuple(values[old.outputs[i]] for i in wanted)
     given = tuple(inputs[i] for i in sorted(inputs))
     return Graph(name, given, tuple(nodes), outputs, old.guards)

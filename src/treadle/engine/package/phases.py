@@ -132,7 +132,22 @@ class NativeLoop:
         return self.first + len(self.inputs)
 
 
-NativeStep: TypeAlias = "NativePhase | NativeBranch | NativeLoop"
+@dataclass(frozen=True, slots=True)
+class NativeCount:
+    """Numbers from 0 on, as many as a value says.
+
+    Attributes:
+        number: the value.
+        found: how many there are; none where the value is negative.
+        first: the number of the result.
+    """
+
+    number: int
+    found: Read
+    first: int
+
+
+NativeStep: TypeAlias = "NativePhase | NativeBranch | NativeLoop | NativeCount"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +228,8 @@ def _entry(step: NativeStep) -> dict[str, Any]:
             "extents": list(step.extents),
             "spans": [[list(span) for span in spans] for spans in step.spans],
         }
+    if isinstance(step, NativeCount):
+        return {"count": step.number, "found": _read_entry(step.found)}
     results = [list(region.results) for region in regions_of(step)]
     if isinstance(step, NativeBranch):
         return {"branch": step.predicate, "results": results, "found": _read_entry(step.found)}
@@ -311,6 +328,8 @@ class _Reader:
                 made.append(self._branch(entry, scope, depth))
             elif "loop" in entry:
                 made.append(self._loop(entry, scope, depth))
+            elif "count" in entry:
+                made.append(self._counted(entry, scope))
             else:
                 made.append(self._phase(entry, scope))
         if self._at > end:
@@ -344,6 +363,15 @@ class _Reader:
         scope.find(found)
         scope.values.update(made)
         return phase
+
+    def _counted(self, entry: Any, scope: _Scope) -> NativeCount:
+        number = scope.value(entry["count"])
+        made = self._numbers(1)
+        scope.values.update(made)
+        found = _read(entry["found"], scope)
+        if found.places != ((made.start, 0),):
+            raise ValueError("a number has no extent")
+        return NativeCount(number, found, made.start)
 
     def _region(self, entry: Any, number: int, scope: _Scope, depth: int) -> NativeRegion:
         """Read a region of a branch or loop."""
@@ -421,6 +449,7 @@ def _text(value: Any) -> str:
 __all__ = [
     "MOST_PHASES",
     "NativeBranch",
+    "NativeCount",
     "NativeLoop",
     "NativePhase",
     "NativePhases",

@@ -18,7 +18,7 @@ from treadle.base.array import Array
 from treadle.base.dtype import DType
 from treadle.base.errors import LoadError, ShapeError
 from treadle.base.types import TensorType
-from treadle.engine.package.extents import Ranges, spelled
+from treadle.engine.package.extents import Range, Ranges, spelled
 from treadle.engine.package.native_part import Gear, NativePart
 from treadle.engine.package.native_run import (
     MOST_INSTANCES,
@@ -30,6 +30,7 @@ from treadle.engine.package.native_run import (
 )
 from treadle.engine.package.phases import (
     NativeBranch,
+    NativeCount,
     NativeLoop,
     NativePhase,
     NativePhases,
@@ -202,6 +203,40 @@ class _Loop:
         _read(step.found, values, extents)
 
 
+class _Count:
+    """Numbers from 0 on, ready to be made."""
+
+    def __init__(self, step: NativeCount) -> None:
+        self._step = step
+
+    def __call__(self, values: _Values, extents: _Extents) -> None:
+        """Make them; how many is looked at ahead."""
+        step = self._step
+        number = _there(values[step.number])
+        if number.shape or number.dtype.kind != "i":
+            raise LoadError("model", "its phases take other values", hint="compile it anew")
+        count = max(int(number), 0)
+        ((name, span),) = step.found.ranges.items()
+        extents[name] = _within(name, count, span)
+        values[step.first] = np.arange(count, dtype=number.dtype)
+
+
+def _within(name: str, extent: int, span: Range) -> int:
+    """An extent that a file is for.
+
+    Raises:
+        ShapeError: it is none.
+    """
+    low, high = span
+    if low <= extent <= high:
+        return extent
+    raise ShapeError(
+        "model",
+        f"{name} becomes {extent}, and its file is for {low} to {high}",
+        hint="load it with recompile=True and run it there, or let the loop end earlier",
+    )
+
+
 def _stacked(rows: Sequence[Array], dtype: DType, shape: Sequence[int]) -> Array:
     """Rows that the turns of a loop gave, one behind the other."""
     if any(row.dtype != dtype.numpy or list(row.shape) != shape for row in rows):
@@ -225,22 +260,12 @@ def _truth(value: Array) -> bool:
 
 
 def _read(read: Read, values: _Values, extents: _Extents) -> None:
-    """Enter extents that values have.
-
-    Raises:
-        ShapeError: one is not in its range.
-    """
-    for (name, (low, high)), (value, axis) in zip(read.ranges.items(), read.places, strict=True):
+    """Enter extents that values have, which are looked at."""
+    for (name, span), (value, axis) in zip(read.ranges.items(), read.places, strict=True):
         shape = _there(values[value]).shape
         if axis >= len(shape):
             raise LoadError("model", "its phases take other values", hint="compile it anew")
-        if not low <= shape[axis] <= high:
-            raise ShapeError(
-                "model",
-                f"{name} becomes {shape[axis]}, and its file is for {low} to {high}",
-                hint="load it with recompile=True and run it there, or let the loop end earlier",
-            )
-        extents[name] = shape[axis]
+        extents[name] = _within(name, shape[axis], span)
 
 
 class PhasedNativeRunner:
@@ -346,6 +371,9 @@ def _ready(steps: Sequence[NativeStep], phases: Iterator[_Phase]) -> list[_Run]:
     for step in steps:
         if isinstance(step, NativePhase):
             made.append(next(phases))
+            continue
+        if isinstance(step, NativeCount):
+            made.append(_Count(step))
             continue
         regions = [_Region(_ready(r.each, phases), r.results) for r in regions_of(step)]
         if isinstance(step, NativeBranch):

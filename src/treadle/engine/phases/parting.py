@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from treadle.base.extent import Symbol
 from treadle.base.guards import recording_guards
 from treadle.base.symbol import Dim, Relation, extent_of
 from treadle.base.symbol import symbols_of as symbols_of_extent
 from treadle.engine.phases.parts import parts_of
-from treadle.graph.analysis import changing_in, found_by, found_in, has_effect, nodes_in
+from treadle.graph.analysis import (
+    changing_in,
+    found_by,
+    found_in,
+    has_effect,
+    live_nodes,
+    mentioned_by,
+    nodes_in,
+)
 from treadle.graph.builder import GraphBuilder
 from treadle.graph.evaluate import specialize
 from treadle.graph.ir import Graph, Node, Value, lone_symbol, regions_of, symbols_in, symbols_of
 from treadle.ops.check import CheckIndices
-from treadle.ops.constant import Constant
 from treadle.ops.control import FindingWhile
 from treadle.ops.op import Op
 
@@ -130,7 +136,8 @@ class _Parting:
     ) -> None:
         self._graph, self._inside, self._changing = graph, inside, changing
         self._joined = joined
-        self._nodes = _needed(graph)
+        live = live_nodes(graph, deciding=True)
+        self._nodes = [n for n in graph.nodes if n in live]
         self._frozen = {v for v, yes in zip(graph.inputs, frozen, strict=False) if yes}
         self._level: dict[Value, int] = dict.fromkeys(graph.inputs, 0)
         self._known: dict[str, int] = {s.name: 0 for v in graph.inputs for s in symbols_in(v.type)}
@@ -295,7 +302,7 @@ class _Parting:
     def _needs(self, node: Node) -> frozenset[str]:
         """The extents that a node needs, without those that it finds."""
         own = {s.name for s in found_by(node)}
-        return frozenset(s.name for s in _mentioned(node)) - own
+        return frozenset(s.name for s in mentioned_by(node)) - own
 
     def _input_with(self, name: str) -> Value:
         return next(v for v in self._graph.inputs if name in {s.name for s in symbols_in(v.type)})
@@ -315,31 +322,6 @@ class _Parting:
 def _is_ordered(node: Node) -> bool:
     """Return whether a node has an effect that stays in order with others."""
     return has_effect(node.op) and not isinstance(node.op, CheckIndices)
-
-
-def _needed(graph: Graph) -> list[Node]:
-    """The nodes that something depends on, if only on the extents that they decide."""
-    wanted: set[Node] = set()
-    waiting: list[Node | None] = [n for n in graph.nodes if has_effect(n.op)]
-    waiting += [v.producer for v in graph.outputs]
-    deciding = {s.name: n for n in reversed(graph.nodes) for s in found_by(n)}
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in wanted:
-            wanted.add(node)
-            waiting += [v.producer for v in node.inputs]
-            waiting += [deciding.get(s.name) for s in _mentioned(node)]
-    return [n for n in graph.nodes if n in wanted]
-
-
-def _mentioned(node: Node) -> tuple[Symbol, ...]:
-    """Extents in the types and attributes of a node, but for those that are found inside of it."""
-    types = tuple([v.type for v in (*node.inputs, *node.outputs)])
-    attributes = () if type(node.op) is Constant else tuple(node.op.attributes.values())
-    found = symbols_in((*types, *attributes))
-    inside = {name for region in regions_of(node.op) for name in found_in(region)}
-    inside.update(s.name for s in changing_in(node))
-    return tuple([s for s in found if s.name not in inside]) if inside else found
 
 
 def _built(

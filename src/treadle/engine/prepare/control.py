@@ -103,7 +103,8 @@ class FoldControl:
         if isinstance(op, While):
             return isinstance(op.condition, Graph) and _truth(op.condition.outputs[0]) is False
         if isinstance(op, Scan):
-            return 1 <= op.length <= self.turns and isinstance(op.body, Graph)
+            is_short = isinstance(op.length, int) and 1 <= op.length <= self.turns
+            return is_short and isinstance(op.body, Graph)
         return False
 
 
