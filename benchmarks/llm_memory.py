@@ -1,10 +1,10 @@
 """Memory and loading of language models, from files with random weights.
 
 Each turn is a process of its own: it imports `treadle.llm`, loads a file, answers to 32 tokens,
-reads prompts of every width, answers 64 tokens behind one of 512, and says what was resident when.
-Programs come from the cache: a turn before the first is not counted. Times are the least ones of
-all turns, memory the largest. Aims: the first token 2 s per GB and 0.5 s behind the import, memory
-1.1 times the file and the cache.
+reads prompts of every width, answers 64 tokens behind one of 512, and says what was resident when:
+"idle" is behind all of that, "largest" while it went on. Programs come from the cache: a turn
+before the first is not counted. Times are the least ones of all turns, memory the largest. Aims:
+the first token 2 s per GB and 0.5 s behind the import, memory 1.1 times the file and the cache.
 
     python benchmarks/llm_memory.py [--folder build/llm] [--turns 3] [qwen2.5-0.5b:Q4_0 ...]
 
@@ -121,7 +121,7 @@ def main() -> None:
     print(f"{date.today()}, {processor()}, Python {platform.python_version()}, {', '.join(names)}")
     print(
         "\n| weights | file, MB | cache | loaded, s | first token | aim | imported, MB "
-        "| first token | all widths | largest | aim | all widths / aim | largest / aim |"
+        "| first token | idle | largest | aim | idle / aim | largest / aim |"
     )
     print("|---" * 13 + "|")
     for name in given.models:
