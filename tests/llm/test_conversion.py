@@ -77,7 +77,9 @@ def test_llama_3s_rotation_becomes_divisors(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["divisors"], wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("format", "most"), [("Q8_0", 0.01), ("Q5_1", 0.05), ("Q4_0", 0.1)])
+@pytest.mark.parametrize(
+    ("format", "most"), [("Q8_0", 0.01), ("Q5_1", 0.05), ("Q4_0", 0.1), ("IQ4_NL", 0.08)]
+)
 def test_quantizing_tells_what_it_costs(tmp_path: Path, format: str, most: float) -> None:
     source = MODELS["llama"]().write(tmp_path / "a.gguf", **TOKENS)
     report = quantize(source, tmp_path / "b.gguf", format)
@@ -103,6 +105,25 @@ def test_quantizing_tells_what_it_costs(tmp_path: Path, format: str, most: float
     assert row.worst == pytest.approx(np.abs(off).max())
     assert (row.was, row.becomes, row.before) == ("F32", format, up.nbytes)
     assert f"-> {format}" in str(report)
+
+
+SMALLER = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+SMALLER |= {"IQ4_XS": "IQ4_NL"}
+
+
+@pytest.mark.parametrize("format", SMALLER)
+def test_rows_that_are_no_super_blocks_become_smaller_ones(tmp_path: Path, format: str) -> None:
+    source = MODELS["llama"]().write(tmp_path / "a.gguf", **TOKENS)
+    report = quantize(source, tmp_path / "b.gguf", format)
+    forms = {row.name: row.becomes for row in report.tensors}
+    assert forms["blk.0.attn_norm.weight"] == "F32"
+    found = open_checkpoint(tmp_path / "b.gguf")
+    for name in found.names():
+        tensor = found.tensor(name)
+        if isinstance(tensor, BlockTensor) and "layers" in name:
+            wanted = format if tensor.shape[-1] % 256 == 0 else SMALLER[format]
+            assert tensor.format.name == wanted
+    assert set(forms.values()) & {format, SMALLER[format]}
 
 
 @pytest.mark.parametrize(("format", "dtype"), [("F16", np.float16), ("BF16", ml_dtypes.bfloat16)])
@@ -192,7 +213,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DTypeError, match=r"name a target that ends in \.gguf"):
         convert(path, tmp_path / "model", "Q8_0")
     with pytest.raises(DTypeError, match="blocks cannot be written so"):
-        quantize(path, tmp_path / "b.gguf", "Q4_K")
+        quantize(path, tmp_path / "b.gguf", "F16")
     convert(MODELS["bert"]().write(tmp_path / "b.gguf"), tmp_path / "bert")
     with pytest.raises(CheckpointError, match="not written as GGUF"):
         convert(tmp_path / "bert", tmp_path / "c.gguf")

@@ -9,6 +9,7 @@ themselves are untouched: debuggers, `logging` and `traceback` see every frame.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 from treadle.base.env import TRACEBACK
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-PASSING = frozenset((contextlib.__file__, functools.__file__))
+PASSING = frozenset((contextlib.__file__, dataclasses.__file__, functools.__file__))
 """Files of the standard library that stand between Treadle's frames on its behalf."""
 
 

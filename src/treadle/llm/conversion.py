@@ -27,7 +27,12 @@ from treadle.llm.files.gguf_writer import PlannedTensor, write_gguf
 from treadle.llm.files.opening import open_checkpoint
 from treadle.llm.text.exchange import as_file, as_tables
 
-WRITTEN = tuple(name for name, each in FORMATS.items() if each.encode is not None)
+WRITTEN = tuple(FORMATS)
+# What rows become that are not a whole number of super-blocks, as llama.cpp has it.
+_SMALLER = {
+    **dict.fromkeys(("Q2_K", "Q3_K", "IQ4_XS"), "IQ4_NL"),
+    **{"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
+}
 """Formats of blocks that are written."""
 _EDGES = ("token_embd", "output", "model.embed_tokens", "lm_head")
 """Tensors that get no fewer than 8 bits: errors in them reach every token."""
@@ -91,14 +96,16 @@ def convert(
     safetensors of plain numbers, `config.json` and `tokenizer.json`.
 
     Matrices take the format; the embedding and the head at least Q8_0; what has one axis and
-    routers of experts stay float32. Rows that are not a whole number of blocks become F16.
+    routers of experts stay float32. Rows that are no whole number of 256 elements become Q5_0 for
+    Q4_K, Q5_1 for Q5_K, Q8_0 for Q6_K and IQ4_NL for others; those that are none of 32 become F16.
 
     Args:
         source: a GGUF file or a directory of safetensors.
         target: a path that ends in `.gguf`, or a directory, which is made.
-        format: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or MXFP4; "" keeps what is there.
+        format: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q2_K to Q6_K or IQ4_XS;
+            "" keeps what is there.
         change: what is done to the checkpoint before, such as merging an adapter. Tensors that it
-            changes take the form that they had; Q8_0 where that form is not written.
+            changes take the form that they had.
 
     Returns:
         A row for each tensor with the error that it cost.
@@ -173,6 +180,8 @@ def _form(name: str, shape: tuple[int, ...], was: Form, format: str) -> Form:
     wanted = FORMATS[format]
     if wanted.bits < FORMATS["Q8_0"].bits and name.removesuffix(".weight") in _EDGES:
         wanted = FORMATS["Q8_0"]
+    if shape[-1] % wanted.elements and wanted.name in _SMALLER:
+        wanted = FORMATS[_SMALLER[wanted.name]]
     return wanted if shape[-1] % wanted.elements == 0 else NUMBERS["F16"]
 
 
@@ -187,13 +196,11 @@ def _changed(before: Mapping[str, Stored], after: Mapping[str, Stored]) -> dict[
 
 
 def _forms(before: Mapping[str, Stored], after: Mapping[str, Stored]) -> dict[str, Form]:
-    """Return the former forms of changed tensors; Q8_0 where that is not written."""
+    """Return the former forms of changed tensors."""
     found = {}
     for name in before.keys() & after.keys():
         if before[name] is not after[name]:
-            was = _form_of(before[name].make())
-            written = not isinstance(was, BlockFormat) or was.name in WRITTEN
-            found[name] = was if written else FORMATS["Q8_0"]
+            found[name] = _form_of(before[name].make())
     return found
 
 

@@ -1,5 +1,6 @@
 """Prompts and conversations from whoever writes Python in a hurry."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from tests.llm.saved import saved
 
 import treadle.llm as llm
-from treadle.base.errors import CheckpointError, DTypeError, IndexRangeError
+from treadle.base.errors import CheckpointError, DTypeError, IndexRangeError, NumericError
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +16,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> llm.LanguageModel:
     return llm.load(saved(tmp_path_factory.mktemp("llama")))
 
 
-@pytest.mark.parametrize("prompt", [[1.5, 2], ["12"], 7, None, [None], b"x".decode().split()])
+@pytest.mark.parametrize("prompt", [[1.5, 2], ["12"], 7, None, [None], b"x".decode().split(), b"x"])
 def test_a_prompt_that_is_neither_text_nor_tokens(model: llm.LanguageModel, prompt: Any) -> None:
     for ask in (model.generate, model.score):
         with pytest.raises(DTypeError, match="neither a text nor tokens"):
@@ -71,6 +72,32 @@ def test_calls_without_content_reach_the_template(
     calls = {"role": "assistant", "content": None, "tool_calls": [1, 2]}
     wanted = "None:2" if takes_none else ":2"
     assert model.conversation([calls]) == model.tokenizer.encode(wanted, special=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"logit_bias": {"a": 1}}, "numbers of tokens"),
+        ({"logit_bias": [1]}, "numbers of tokens"),
+        ({"logit_bias": {5: float("nan")}}, "logit_bias of 5 is a number"),
+        ({"logit_bias": {5: "1"}}, "logit_bias of 5 is a number"),
+        ({"seed": "a"}, "seed is 0 to"),
+        ({"temperature": None, "max_tokens": "4"}, "max_tokens is at least 1"),
+        ({"stop": 5}, "stop is a text or several"),
+        ({"stop": [5]}, "stop is a text or several"),
+        ({"stop": b"a"}, "stop is a text or several"),
+    ],
+)
+def test_options_of_other_kinds(model: llm.LanguageModel, options: Any, problem: str) -> None:
+    """They ended in TypeErrors of comparisons, and an answer under a bias of NaN was empty."""
+    with pytest.raises(NumericError, match=problem) as raised:
+        model.generate("a", **options)
+    assert "dataclasses" not in str(raised.value), "the line is the caller's"
+
+
+def test_a_bias_may_forbid(model: llm.LanguageModel) -> None:
+    others = dict.fromkeys({*range(model.model.vocabulary)} - {98}, -math.inf)
+    assert model.generate([97], max_tokens=2, logit_bias=others) == "bb"
 
 
 def test_a_bias_of_a_token_that_is_not_there(model: llm.LanguageModel) -> None:

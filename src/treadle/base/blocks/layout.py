@@ -16,7 +16,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float32]
 Fields: TypeAlias = NDArray[np.void]
 
-_PIECE = 4096  # blocks that are converted at once: their intermediates stay in the cache
+_PIECE = 2**17  # elements that are converted at once: their intermediates stay in the cache
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class BlockFormat:
         elements: of a block.
         layout: the fields of a block in the file's order, packed, little-endian.
         decode: from blocks [n] of the layout to float32 [n, elements].
-        encode: from float32 [n, elements] to blocks [n]; None where blocks are only read.
+        encode: from float32 [n, elements] to blocks [n].
     """
 
     name: str
@@ -37,7 +37,7 @@ class BlockFormat:
     elements: int
     layout: np.dtype[np.void]
     decode: Callable[[Fields], Floats]
-    encode: Callable[[Floats, np.dtype[np.void]], Fields] | None = None
+    encode: Callable[[Floats, np.dtype[np.void]], Fields]
 
     def __repr__(self) -> str:
         return self.name
@@ -84,34 +84,28 @@ class BlockFormat:
             )
         blocks = np.ascontiguousarray(data).reshape(-1).view(self.layout)
         numbers = np.empty((blocks.size, self.elements), np.float32)
+        step = _PIECE // self.elements
         # Scales come from files: they may be infinite, or no numbers at all.
         with np.errstate(all="ignore"):
-            for at in range(0, blocks.size, _PIECE):
-                numbers[at : at + _PIECE] = self.decode(blocks[at : at + _PIECE])
+            for at in range(0, blocks.size, step):
+                numbers[at : at + step] = self.decode(blocks[at : at + step])
         return numbers.reshape(*data.shape[:-1], data.shape[-1] // self.bytes * self.elements)
 
     def quantize(self, x: NDArray[Any]) -> Bytes:
         """Blocks of numbers: uint8 [..., n·bytes] of floats [..., n·elements].
 
         Raises:
-            DTypeError: the format is only read.
             ShapeError: a row is not a whole number of blocks.
             NumericError: a number is not finite, or a scale exceeds float16.
         """
-        if self.encode is None:
-            raise DTypeError(
-                self.name,
-                "blocks of this format are read, not written",
-                hint="quantize to Q8_0, Q5_1, Q5_0, Q4_1, Q4_0 or MXFP4",
-            )
         row = self.row_bytes(x.shape[-1])
         numbers = np.ascontiguousarray(x, np.float32).reshape(-1, self.elements)
-        blocks = np.empty(len(numbers), self.layout)
+        blocks, step = np.empty(len(numbers), self.layout), _PIECE // self.elements
         with np.errstate(all="ignore"):
-            for at in range(0, len(numbers), _PIECE):
-                piece = numbers[at : at + _PIECE]
+            for at in range(0, len(numbers), step):
+                piece = numbers[at : at + step]
                 self._check_finite(piece, "a number")
-                blocks[at : at + _PIECE] = self.encode(piece, self.layout)
+                blocks[at : at + step] = self.encode(piece, self.layout)
         for field in self.layout.names or ():
             if self.layout[field] == np.float16:
                 self._check_finite(blocks[field], "a block's scale in float16")

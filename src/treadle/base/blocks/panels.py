@@ -26,7 +26,8 @@ import numpy as np
 from treadle.base.array import Array
 from treadle.base.blocks.formats import FORMATS
 from treadle.base.blocks.layout import BlockTensor, Fields
-from treadle.base.blocks.small import FP4_DOUBLED, IQ4_VALUES
+from treadle.base.blocks.scales import IQ4_VALUES
+from treadle.base.blocks.small import FP4_DOUBLED
 from treadle.base.blocks.super_blocks import (
     low_and_high_scales,
     scales_and_minima,

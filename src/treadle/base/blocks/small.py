@@ -1,6 +1,7 @@
 """Formats of 32 elements to a block: a scale, perhaps a minimum, and 4, 5 or 8 bits an element.
 
-What is written is what the package `gguf` writes, to the bit; so is what is read.
+What is written is what the package `gguf` writes, to the bit, but for IQ4_NL, which it reads alone;
+so is what is read.
 """
 
 from __future__ import annotations
@@ -11,13 +12,10 @@ import numpy as np
 
 from treadle.base.blocks.bits import pack, unpack
 from treadle.base.blocks.layout import BlockFormat, Fields, Floats
+from treadle.base.blocks.scales import IQ4_VALUES, codes, halves, inverse, scale_of_values
 
 ELEMENTS = 32
 
-# Values of the 16 codes of IQ4, spaced as normally distributed weights are.
-IQ4_VALUES = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
-)
 # Values of the 16 codes of MXFP4, doubled: a sign, two bits of exponent, one of mantissa.
 FP4_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 
@@ -74,12 +72,6 @@ def _half_power(e: Any) -> Floats:
     return powers
 
 
-def _inverse(scale: Floats) -> Floats:
-    """`1 / scale`, and 0 where that is not a number: a block of zeros has no scale."""
-    inverse = np.float32(1) / scale
-    return np.where(np.isfinite(inverse), inverse, np.float32(0))
-
-
 def _levels(x: Floats, highest: int) -> Any:
     """Non-negative numbers that lie half a step high, cut to integers of at most `highest`."""
     return np.trunc(x).astype(np.uint8).clip(0, highest)
@@ -89,17 +81,18 @@ def _centred(x: Floats, levels: int) -> tuple[Floats, Any]:
     """Scale and levels where the element of largest magnitude becomes level 0."""
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
     d = extreme / np.float32(-levels // 2)
-    return d, _levels(x * _inverse(d) + np.float32(levels // 2 + 0.5), levels - 1)
+    return d, _levels(x * inverse(d) + np.float32(levels // 2 + 0.5), levels - 1)
 
 
 def _from_minimum(x: Floats, levels: int) -> tuple[Floats, Floats, Any]:
     """Scale, minimum and levels where the smallest element becomes 0, the largest the last."""
     low = x.min(axis=-1, keepdims=True)
     d = (x.max(axis=-1, keepdims=True) - low) / np.float32(levels - 1)
-    return d, low, _levels((x - low) * _inverse(d) + np.float32(0.5), levels - 1)
+    return d, low, _levels((x - low) * inverse(d) + np.float32(0.5), levels - 1)
 
 
-def _blocks(layout: np.dtype[np.void], **fields: Any) -> Fields:
+def filled(layout: np.dtype[np.void], **fields: Any) -> Fields:
+    """Blocks of a layout, from the values of its fields."""
     blocks = np.empty(len(next(iter(fields.values()))), layout)
     for name, values in fields.items():
         blocks[name] = values.reshape(blocks[name].shape)
@@ -109,34 +102,40 @@ def _blocks(layout: np.dtype[np.void], **fields: Any) -> Fields:
 def encode_q4_0(x: Floats, layout: np.dtype[np.void]) -> Fields:
     """Return the fields of blocks whose extreme becomes −8 of the scale's steps."""
     d, q = _centred(x, 16)
-    return _blocks(layout, d=d, q=pack(q, 4))
+    return filled(layout, d=d, q=pack(q, 4))
 
 
 def encode_q4_1(x: Floats, layout: np.dtype[np.void]) -> Fields:
     """15 steps from the minimum to the maximum."""
     d, m, q = _from_minimum(x, 16)
-    return _blocks(layout, d=d, m=m, q=pack(q, 4))
+    return filled(layout, d=d, m=m, q=pack(q, 4))
 
 
 def encode_q5_0(x: Floats, layout: np.dtype[np.void]) -> Fields:
     """Return the fields of blocks whose extreme becomes −16 of the scale's steps."""
     d, q = _centred(x, 32)
-    return _blocks(layout, d=d, h=pack(q >> 4, 1, groups=4), q=pack(q & 15, 4))
+    return filled(layout, d=d, h=pack(q >> 4, 1, groups=4), q=pack(q & 15, 4))
 
 
 def encode_q5_1(x: Floats, layout: np.dtype[np.void]) -> Fields:
     """31 steps from the minimum to the maximum."""
     d, m, q = _from_minimum(x, 32)
-    return _blocks(layout, d=d, m=m, h=pack(q >> 4, 1, groups=4), q=pack(q & 15, 4))
+    return filled(layout, d=d, m=m, h=pack(q >> 4, 1, groups=4), q=pack(q & 15, 4))
 
 
 def encode_q8_0(x: Floats, layout: np.dtype[np.void]) -> Fields:
     """Return fields of blocks whose largest magnitude becomes 127; halves go away from zero."""
     d = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
-    scaled = x * _inverse(d)
+    scaled = x * inverse(d)
     whole = np.floor(np.abs(scaled))
     q = np.sign(scaled) * (whole + np.floor(2 * (np.abs(scaled) - whole)))
-    return _blocks(layout, d=d, q=q.astype(np.int8))
+    return filled(layout, d=d, q=q.astype(np.int8))
+
+
+def encode_iq4_nl(x: Floats, layout: np.dtype[np.void]) -> Fields:
+    """Return fields of blocks whose scale is searched for."""
+    d = halves(scale_of_values(x))
+    return filled(layout, d=d, q=pack(codes(x * inverse(d)), 4))
 
 
 def encode_mxfp4(x: Floats, layout: np.dtype[np.void]) -> Fields:
@@ -146,7 +145,7 @@ def encode_mxfp4(x: Floats, layout: np.dtype[np.void]) -> Fields:
     e = np.where(largest > 0, power, np.float32(0)).clip(0, 254).astype(np.uint8)
     values = _half_power(e) * FP4_DOUBLED.astype(np.float32)
     q = np.abs(values[:, None, :] - x[:, :, None]).argmin(axis=-1)
-    return _blocks(layout, e=e, q=pack(q, 4))
+    return filled(layout, e=e, q=pack(q, 4))
 
 
 FORMATS = (
@@ -196,6 +195,7 @@ FORMATS = (
         ELEMENTS,
         np.dtype([("d", "<f2"), ("q", "u1", 16)]),
         decode_iq4_nl,
+        encode_iq4_nl,
     ),
     BlockFormat(
         "MXFP4",

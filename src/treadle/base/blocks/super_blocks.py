@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle.base.blocks import super_encoding
 from treadle.base.blocks.bits import unpack
 from treadle.base.blocks.layout import BlockFormat, Bytes, Fields, Floats
-from treadle.base.blocks.small import IQ4_VALUES, wide
+from treadle.base.blocks.scales import IQ4_VALUES
+from treadle.base.blocks.small import wide
 
 ELEMENTS = 256
 _NIBBLES, _SIXES = 0x0F0F0F0F, 0x3F3F3F3F
@@ -128,6 +130,7 @@ FORMATS = (
         ELEMENTS,
         np.dtype([("s", "u1", 16), ("q", "u1", 64), ("d", "<f2"), ("m", "<f2")]),
         decode_q2_k,
+        super_encoding.encode_q2_k,
     ),
     BlockFormat(
         "Q3_K",
@@ -135,6 +138,7 @@ FORMATS = (
         ELEMENTS,
         np.dtype([("mask", "u1", 32), ("q", "u1", 64), ("s", "u1", 12), ("d", "<f2")]),
         decode_q3_k,
+        super_encoding.encode_q3_k,
     ),
     BlockFormat(
         "Q4_K",
@@ -142,6 +146,7 @@ FORMATS = (
         ELEMENTS,
         np.dtype([("d", "<f2"), ("m", "<f2"), ("s", "u1", 12), ("q", "u1", 128)]),
         decode_q4_k,
+        super_encoding.encode_q4_k,
     ),
     BlockFormat(
         "Q5_K",
@@ -149,6 +154,7 @@ FORMATS = (
         ELEMENTS,
         np.dtype([("d", "<f2"), ("m", "<f2"), ("s", "u1", 12), ("h", "u1", 32), ("q", "u1", 128)]),
         decode_q5_k,
+        super_encoding.encode_q5_k,
     ),
     BlockFormat(
         "Q6_K",
@@ -156,6 +162,7 @@ FORMATS = (
         ELEMENTS,
         np.dtype([("l", "u1", 128), ("h", "u1", 64), ("s", "i1", 16), ("d", "<f2")]),
         decode_q6_k,
+        super_encoding.encode_q6_k,
     ),
     BlockFormat(
         "IQ4_XS",
@@ -163,5 +170,6 @@ FORMATS = (
         ELEMENTS,
         np.dtype([("d", "<f2"), ("h", "u1", 2), ("l", "u1", 4), ("q", "u1", 128)]),
         decode_iq4_xs,
+        super_encoding.encode_iq4_xs,
     ),
 )

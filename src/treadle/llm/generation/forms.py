@@ -66,7 +66,9 @@ class AnswerForm:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise _wrong("the form cannot be followed", self._matcher.get_error())
+            # Behind the first words the library prints what it stands at.
+            said = self._matcher.get_error().partition("<state>")[0]
+            raise _wrong("the form cannot be followed, or there is no text of it", said)
 
 
 class Forms:

@@ -246,6 +246,8 @@ class LanguageModel:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         try:
+            if isinstance(prompt, bytes | bytearray | memoryview):  # Not tokens, though numbers.
+                raise TypeError
             return [index(t) for t in prompt]
         except TypeError:
             hint = "give a text, or whole numbers"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, cast
 
 from treadle.base.errors import NumericError
 
@@ -70,11 +71,17 @@ class Options:
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
+            if value is not None and not _lies_in(value, low, high):
                 wanted = f"{low:g} to {high:g}" if math.isfinite(high) else f"at least {low:g}"
-                raise NumericError(
-                    "options", f"{name} is {wanted}", saw=repr(value), hint="give such a number"
-                )
+                raise _wrong(f"{name} is {wanted}", value, "give such a number")
+        stop, biases = cast(Any, self.stop), cast(Any, self.logit_bias)  # Of whoever calls.
+        if isinstance(stop, bytes) or not _all(stop, str):
+            raise _wrong("stop is a text or several", stop, "stop=['.', '!']")
+        if not isinstance(biases, Mapping) or not _all(biases, Integral):
+            raise _wrong("logit_bias has numbers of tokens", biases, "logit_bias={13: -5.0}")
+        for token, bias in self.logit_bias.items():
+            if not _lies_in(bias, -math.inf, math.inf) and bias != -math.inf:
+                raise _wrong(f"logit_bias of {token} is a number", bias, "-inf forbids a token")
         if not self.top_p or not self.typical_p or not self.repetition_penalty:
             hint = "1.0 switches each of them off"
             raise NumericError(
@@ -96,6 +103,18 @@ class Options:
         if isinstance(changes.get("stop"), str):
             changes["stop"] = (changes["stop"],)
         return replace(self, **changes)
+
+
+def _lies_in(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, Real) and math.isfinite(value) and low <= cast(Any, value) <= high
+
+
+def _all(given: Any, kind: type) -> bool:
+    return isinstance(given, Iterable) and all(isinstance(each, kind) for each in given)
+
+
+def _wrong(problem: str, value: object, hint: str) -> NumericError:
+    return NumericError("options", problem, saw=repr(value)[:60], hint=hint)
 
 
 _RANGES: dict[str, tuple[float, float]] = {

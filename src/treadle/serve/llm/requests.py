@@ -242,7 +242,8 @@ def _biases(content: Mapping[str, Any]) -> dict[int, float]:
     for key in value:
         if not (key.isascii() and key.isdigit() and len(key) < 10):
             raise Wrong(f"{shorten(key)} in logit_bias is not a token's number", "logit_bias")
-        found[int(key)] = float(number_of(value, key, -100, 100) or 0)
+        named = f"logit_bias.{key}"
+        found[int(key)] = float(number_of({named: value[key]}, named, -100, 100) or 0)
     return found
 
 
