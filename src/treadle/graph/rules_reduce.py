@@ -274,7 +274,29 @@ def _weight(x: Any) -> Any:
     return x.constant([[0.5, -1.0], [2.0, 0.25], [1.0, 3.0]], x.type.dtype)
 
 
+def _of_nothing(m: Found) -> Value | None:
+    axis = -2 if m.attribute("", "transpose_x") else -1
+    none = m["x"].type.shape[axis]
+    if not isinstance(none, int) or none:
+        return None
+    return m.apply(Broadcast(m.type.shape), m.constant(0.0))
+
+
+def _without_terms(op: Callable[..., MatrixProduct]) -> Rule:
+    """A product whose sums have no term, which kernels do not take."""
+    made = op()
+    return Rule(
+        f"{made.name}(x, y) of no terms => zeros",
+        P(type(made), ("x", "y")),
+        _of_nothing,
+        example=lambda x, y: made(x, y),
+        shapes=((2, 0), (0, 3)),
+        dtypes=("float32", "float64"),
+    )
+
+
 PRODUCTS = (
+    *(_without_terms(op) for op in (Matmul, WideMatmul)),
     Rule(
         "matmul(transpose(x), y) => matmul(x, y) with transpose_x",
         P(Matmul, (P(Transpose, ("x",), "inner"), "y")),
