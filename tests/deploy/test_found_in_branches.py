@@ -32,8 +32,10 @@ from treadle.deploy import (
     phases,
     write_library,
 )
+from treadle.engine.package import phases as package_phases
 from treadle.engine.package.models import Model, Runner, write_models
 from treadle.graph.builder import trace_body
+from treadle.jit.control import collecting_loop
 from treadle.ops.elementwise import Neg
 from treadle.ops.gather import Counted
 
@@ -117,7 +119,30 @@ def swapped(x: Any) -> tuple[Any, ...]:
     return tuple(jit.while_loop(lambda i, *_: i < 5, turn, start))
 
 
+def products(x: Any) -> tuple[Any, ...]:
+    """Sums over rows that a branch finds, and over those of a list that begins with none."""
+    y = jit.cond(x.sum() > 0, lambda: x[x[:, 0] > 0], lambda: x[:0] * 2)
+    _, z = jit.while_loop(
+        lambda i, s: i < 3,
+        lambda i, s: (i + 1, F.concat([s, s.T @ s, y[:1]])),
+        (mge.tensor(0), F.zeros((0, 4))),
+    )
+    return y.T @ y, F.clip(z, -9, 9), x[x[:, 0] > 9].T @ x[x[:, 0] > 9]
+
+
+def picked(x: Any) -> tuple[Any, ...]:
+    """Each turn takes one of the rows that a mask has selected, of which there may be none."""
+
+    def turn(s: Any, row: Any) -> Any:
+        return F.concat([s, row[row > 0]]), row.sum()
+
+    (last,), (sums,) = jit.scan(turn, (F.zeros((0,)),), (x[x[:, 0] > 0],))
+    return last, sums
+
+
 KINDS: dict[str, Function] = {
+    "products": products,
+    "picked": picked,
     "branched": branched,
     "within": within,
     "through": through,
@@ -367,6 +392,72 @@ def test_too_many_phases_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(phases, "MOST_PHASES", 5)
     with pytest.raises(CompileError, match="more than 5 phases"):
         compiled_file(KINDS["nested"], tmp_path)
+
+
+def test_branches_in_more_branches_than_files_have_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def within(depth: int, x: Any) -> Any:
+        mine = x[x[:, depth % 4] > 0]
+        return jit.cond(mine.sum() > 9, lambda: within(depth - 1, mine), lambda: x) if depth else x
+
+    for module in (phases, package_phases):
+        monkeypatch.setattr(module, "MOST_DEEP", 2)
+    x = rows(24, 4, 3)
+    offline = load_offline(compiled_file(lambda x: (within(2, x),), tmp_path))
+    holds(offline.run([x]).values(), eager(lambda x: (within(2, x),), x))
+    with pytest.raises(CompileError, match="cond, which is in more than 2 others") as told:
+        compiled_file(lambda x: (within(3, x),), tmp_path)
+    assert Path(__file__).name in str(told.value)
+
+
+def stacking(x: Any) -> tuple[Any, ...]:
+    """A loop as ONNX has them: data decide how many turns there are, and each gives a row."""
+
+    def turn(i: Any) -> Any:
+        return i + 1, x[0] * i
+
+    (last,), (made,) = collecting_loop(lambda i: i < x.sum(), turn, (F.zeros(()),))
+    return last, made
+
+
+def test_rows_of_a_loop_that_does_not_end_take_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first turn that the file is not for is refused, not the number of all of them."""
+    monkeypatch.setattr(phases, "MOST_GROWN", 100)
+    offline = load_offline(compiled_file(stacking, tmp_path))
+    x = np.zeros((24, 4), np.float32)
+    x[0, 0] = 7
+    last, made = offline.run([x]).values()
+    assert last == 7 and made[:, 0].tolist() == [7 * i for i in range(7)]
+    x[0, 0] = np.inf
+    with limited(60), pytest.raises(ShapeError, match=r"becomes 101, .*for 0 to 100"):
+        offline.run([x])
+
+
+@with_c
+def test_rows_of_a_library_loop_that_does_not_end_take_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phases, "MOST_GROWN", 100)
+    model = dumped(stacking, tmp_path / "m", x=rows(24, 4, 1))
+    net = ctypes.CDLL(str(write_library(model, tmp_path, "net").library))
+    net.net_error.restype, net.net_get_output.restype = ctypes.c_char_p, ctypes.c_void_p
+    one = ctypes.c_void_p()
+    assert net.net_create(ctypes.byref(one), 1, None) == 0
+    for value, fits in ((7, True), (np.inf, False), (3, True)):
+        x = np.zeros((24, 4), np.float32)
+        x[0, 0] = value
+        assert net.net_set_input(one, 0, ctypes.c_void_p(x.ctypes.data)) == 0
+        assert (net.net_run(one) == 0) == fits
+        if not fits:
+            assert re.search(rb"becomes 101, .* for 0 to 100", net.net_error())
+            continue
+        told = ctypes.cast(net.net_get_output(one, 1), ctypes.POINTER(ctypes.c_float))
+        made = np.ctypeslib.as_array(told, (value, 4))
+        assert made[:, 0].tolist() == [value * i for i in range(value)]
+    net.net_destroy(one)
 
 
 # -- damaged files -------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from treadle.engine.package.models import Model
 from treadle.engine.package.native_part import Gear
 from treadle.engine.package.native_run import extents
 from treadle.engine.package.phases import (
+    MOST_DEEP,
     MOST_PHASES,
     NativeBranch,
     NativeCount,
@@ -151,17 +152,19 @@ class _Scope:
         within: found extents are not larger than what they are found in.
         grown: extents that a loop has changed, and those that are found in such: there may be any
             number, so that they have two cells.
+        depth: of branches and loops around it.
     """
 
     places: dict[Value, int]
     spans: dict[str, Range]
     within: list[Relation] = field(default_factory=list)
     grown: set[str] = field(default_factory=set)
+    depth: int = 0
 
     def inside(self, more: Mapping[str, Range]) -> _Scope:
         """The beginning of a region, where more extents are known, which a loop changes."""
         spans, grown = {**self.spans, **more}, {*self.grown, *more}
-        return _Scope(dict(self.places), spans, [*self.within], grown)
+        return _Scope(dict(self.places), spans, [*self.within], grown, self.depth + 1)
 
     def find(self, found: Mapping[str, Range], is_grown: bool) -> None:
         """Enter extents."""
@@ -389,6 +392,8 @@ class _Cut:
             carried: how many of its results are a loop's next state.
         """
         known = self._known.inside(more)
+        if known.depth > MOST_DEEP:
+            raise self._refusal(node, f"which is in more than {MOST_DEEP} others")
         whole, beside = standalone(region, node, self._graph, self._known.places)
         graph = _with_own_outputs(whole, carried, is_state=True)
         known.places.update(zip(graph.inputs, (*given, *self.places(beside)), strict=True))

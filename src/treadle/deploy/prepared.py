@@ -12,11 +12,12 @@ import numpy as np
 from treadle.backends.native_code import Executable
 from treadle.backends.program import Address, Program, Step
 from treadle.base.array import Array
-from treadle.base.errors import CompileError
-from treadle.base.symbol import evaluate
+from treadle.base.errors import CompileError, IndexRangeError
+from treadle.base.symbol import evaluate, is_identical
 from treadle.engine.package.native_part import NativeStop
 from treadle.engine.plan import Plan, aligned, relocate
 from treadle.ops.check import CheckIndices
+from treadle.ops.gather import Index
 from treadle.runtime.host import address, memory
 
 WASM = "wasm"
@@ -56,7 +57,14 @@ def refuse(plan: Plan, what: str) -> None:
 
     Raises:
         CompileError: an op needs Python, or the program changes its inputs.
+        IndexRangeError: there is nothing where an index looks, so that no run could succeed.
     """
+    for task in plan.left:
+        if isinstance(task.op, Index):
+            x, *places = (type_ for _, type_ in task.inputs)
+            looked_at = [is_identical(x.shape[axis], 0) for axis in task.op.axes]
+            if any(looked_at) and not any(is_identical(d, 0) for t in places for d in t.shape):
+                raise IndexRangeError("index", "there are no elements", saw=f"x {x}")
     if plan.left:
         ops = ", ".join(sorted({task.op.name for task in plan.left}))
         raise CompileError(

@@ -162,6 +162,9 @@ class Steps:
             self._emit(ADD, position, -1)
         self._turn(step, inside, position)
         self._emit(ADD, turn, 1)
+        if step.condition is not None and step.turns is not None:  # Rows take memory in each turn.
+            self._emit(SIZE, step.stacked, 0, turn)
+            self._emit(READ, self._extent(*step.turns), step.stacked, 0)
         self._emit(GO, top)
         jump[place] = len(self.rows)
         for value in range(step.stacked, step.stacked + len(step.rows)):

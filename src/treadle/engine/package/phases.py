@@ -18,7 +18,7 @@ from treadle.engine.package.extents import Pattern, Range, listed, patterns_in, 
 
 MOST_PHASES = 256
 _MOST_VALUES = 1 << 16
-_MOST_DEEP = 32
+MOST_DEEP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,12 @@ class NativeLoop:
     def stacked(self) -> int:
         """The number of the first stacked result."""
         return self.first + len(self.inputs)
+
+    @property
+    def turns(self) -> tuple[str, Range] | None:
+        """The number of turns, found as the extent of what they stack; None where none is."""
+        names = zip(self.found.ranges.items(), self.found.places, strict=True)
+        return next((name for name, place in names if place == (self.stacked, 0)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +324,7 @@ class _Reader:
 
     def steps(self, end: Any, scope: _Scope, depth: int = 0) -> tuple[NativeStep, ...]:
         """Read the steps up to a number, in a scope, which knows of their results afterwards."""
-        if type(end) is not int or not self._at <= end <= len(self._entries) or depth > _MOST_DEEP:
+        if type(end) is not int or not self._at <= end <= len(self._entries) or depth > MOST_DEEP:
             raise ValueError("a branch or loop has other steps")
         made: list[NativeStep] = []
         while self._at < end:
@@ -417,7 +423,10 @@ class _Reader:
         scope.values.update(made)
         found = _read(entry["found"], scope)
         more = length, entry["backwards"], rows, found, made.start
-        return NativeLoop(inputs, carried, changing, condition, body, *more)
+        loop = NativeLoop(inputs, carried, changing, condition, body, *more)
+        if condition is not None and rows and loop.turns is None:
+            raise ValueError("a loop stacks any number of rows")
+        return loop
 
 
 def _read(entry: Any, scope: _Scope) -> Read:
@@ -447,6 +456,7 @@ def _text(value: Any) -> str:
 
 
 __all__ = [
+    "MOST_DEEP",
     "MOST_PHASES",
     "NativeBranch",
     "NativeCount",

@@ -196,11 +196,17 @@ class _Loop:
             values[first : first + count] = made[:count]
             if step.rows:
                 rows.append(made[count:])
+                self._check_turns(len(rows))
         rows = rows[::-1] if step.backwards else rows
         for i, (dtype, pattern) in enumerate(step.rows):
             shape = [extents[d] if isinstance(d, str) else d for d in pattern]
             values[step.stacked + i] = _stacked([row[i] for row in rows], dtype, shape)
         _read(step.found, values, extents)
+
+    def _check_turns(self, turns: int) -> None:
+        """Refuse more than the file is for, ahead of the memory that their rows would take."""
+        if (known := self._step.turns) is not None and turns > known[1][1]:
+            _within(known[0], turns, known[1])
 
 
 class _Count:
