@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,32 @@ def holds(found: Any, wanted: list[np.ndarray[Any, Any]]) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+def library_gives(
+    folder: Path,
+    program: str,
+    given: list[np.ndarray[Any, Any]],
+    wanted: Callable[[Any], list[np.ndarray[Any, Any]]],
+) -> None:
+    """The library in a folder, called by a C program for each input, gives what is wanted."""
+    (folder / "all.c").write_text(program, encoding="utf-8")
+    flags = ["-I", ".", "-L", ".", "-lnet", f"-Wl,-rpath,{folder}", "-o", "all"]
+    command = [*compiler_command(), "all.c", *flags, "-Wall", "-Wextra", "-Werror"]
+    subprocess.run(command, cwd=folder, check=True)
+    fed = b"".join(np.int64(len(x)).tobytes() + x.tobytes() for x in given)
+    done = subprocess.run([folder / "all"], input=fed, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told, at = done.stdout, 0
+    for x in given:
+        for want in wanted(x):
+            shape = np.frombuffer(told, np.int64, want.ndim, at)
+            assert tuple(shape) == want.shape
+            at += shape.nbytes
+            got = np.frombuffer(told, want.dtype, want.size, at).reshape(want.shape)
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+            at += want.nbytes
+    assert at == len(told)
+
+
 def made(kind: str, folder: Path) -> tuple[M.Module, Model, int]:
     mge.random.seed(0)
     of, width = KINDS[kind]
@@ -195,24 +222,7 @@ def test_equal_models_give_equal_files(tmp_path: Path) -> None:
 def test_a_library_tells_what_was_found(kind: str, is_wide: bool, tmp_path: Path) -> None:
     net, model, width = made(kind, tmp_path)
     write_library(model, tmp_path, "net", ranges={"x": [(0, 40), width]} if is_wide else None)
-    (tmp_path / "all.c").write_text(PROGRAM, encoding="utf-8")
-    flags = ["-I", ".", "-L", ".", "-lnet", f"-Wl,-rpath,{tmp_path}", "-o", "all"]
-    command = [*compiler_command(), "all.c", *flags, "-Wall", "-Wextra", "-Werror"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    given = cases(is_wide, width)
-    fed = b"".join(np.int64(len(x)).tobytes() + x.tobytes() for x in given)
-    done = subprocess.run([tmp_path / "all"], input=fed, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told, at = done.stdout, 0
-    for x in given:
-        for want in eager(net, x):
-            shape = np.frombuffer(told, np.int64, want.ndim, at)
-            assert tuple(shape) == want.shape
-            at += shape.nbytes
-            got = np.frombuffer(told, want.dtype, want.size, at).reshape(want.shape)
-            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-            at += want.nbytes
-    assert at == len(told)
+    library_gives(tmp_path, PROGRAM, cases(is_wide, width), lambda x: eager(net, x))
 
 
 def test_extents_that_the_model_does_not_take_are_refused(tmp_path: Path) -> None:

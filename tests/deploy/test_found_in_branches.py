@@ -4,7 +4,6 @@ import ctypes
 import json
 import re
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.damage.mutate import places
-from tests.deploy.test_data_decide import PROGRAM, eager, holds, lied, rows, with_c
+from tests.deploy.test_data_decide import PROGRAM, eager, holds, library_gives, lied, rows, with_c
 from tests.deploy.test_ranged import dumped
 from tests.native import test_growing_loops as growing
 
@@ -27,7 +26,6 @@ from treadle.base.errors import CheckpointError, CompileError, ShapeError, Tread
 from treadle.base.types import TensorType
 from treadle.deploy import (
     compile_offline,
-    compiler_command,
     load_offline,
     phases,
     write_library,
@@ -228,24 +226,7 @@ def test_a_library_takes_branches_and_loops(kind: str, is_wide: bool, tmp_path: 
     function = KINDS[kind]
     model = dumped(function, tmp_path / "m", x=rows(24, 4, 1))
     write_library(model, tmp_path, "net", ranges=ranges_of(is_wide))
-    (tmp_path / "all.c").write_text(ANY, encoding="utf-8")
-    flags = ["-I", ".", "-L", ".", "-lnet", f"-Wl,-rpath,{tmp_path}", "-o", "all"]
-    command = [*compiler_command(), "all.c", *flags, "-Wall", "-Wextra", "-Wno-unused", "-Werror"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    cases = given(is_wide)
-    fed = b"".join(np.int64(len(x)).tobytes() + x.tobytes() for x in cases)
-    done = subprocess.run([tmp_path / "all"], input=fed, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told, at = done.stdout, 0
-    for x in cases:
-        for want in eager(function, x):
-            shape = np.frombuffer(told, np.int64, want.ndim, at)
-            assert tuple(shape) == want.shape
-            at += shape.nbytes
-            got = np.frombuffer(told, want.dtype, want.size, at).reshape(want.shape)
-            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-            at += want.nbytes
-    assert at == len(told)
+    library_gives(tmp_path, ANY, given(is_wide), lambda x: eager(function, x))
 
 
 def counted(folder: Path) -> Path:

@@ -131,8 +131,8 @@ def live_nodes(graph: Graph, *, deciding: bool = False) -> set[Node]:
     """The nodes with effects, and those that they or some output depend on.
 
     Args:
-        graph: the same.
-        deciding: those as well on which only extents depend, where data may decide some.
+        graph: whose nodes are looked at.
+        deciding: whether nodes count on which only extents depend, where data may decide some.
     """
     found = reversed(graph.nodes) if deciding else ()
     deciders = {s.name: n for n in found for s in found_by(n)}
